@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from caravan.client import AsyncClient, Client
     from caravan.conversation import Conversation, State
     from caravan.executor import Executor, Inference
+    from caravan.media import Picture, Sound
 
 __all__ = [
     "LLM",
@@ -83,6 +84,7 @@ __all__ = [
     "ModelOptions",
     "NeedsInfer",
     "NeedsPrompt",
+    "Picture",
     "ReplyUnderWay",
     "RequestError",
     "RequestOutput",
@@ -92,6 +94,7 @@ __all__ = [
     "Server",
     "ServerError",
     "ServerOptions",
+    "Sound",
     "State",
     "StateError",
     "StructuredOutputsParams",
@@ -112,6 +115,8 @@ _LATER = {
     "Conversation": "caravan.conversation",
     "Executor": "caravan.executor",
     "Inference": "caravan.executor",
+    "Picture": "caravan.media",
+    "Sound": "caravan.media",
     "State": "caravan.conversation",
 }
 

@@ -17,6 +17,9 @@ from caravan_router.chat.exact_tokens import with_exact_tokens
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import TextTooLongError
+from caravan_router.core.media import MediaPrompt
+from caravan_router.core.media_tokens import MediaTokens
+from caravan_router.media.decoder import MediaDecoder
 from caravan_shard.backends.base import Backend, Vocabulary
 
 
@@ -32,6 +35,7 @@ class ChatPrompts:
         self._context = _Context(
             limits=LIMITS,
             templates=TemplateRenderer(),
+            decoding=MediaDecoder(),
             model=model,
             bounds=bounds_of(LIMITS, model),
             engine=_Texts(backend.vocabulary, model),
@@ -54,7 +58,7 @@ class ChatPrompts:
 
     def close(self) -> None:
         """End the loop and its processes. Closing it again does nothing."""
-        self._loop.close(self._context.templates.close)
+        self._loop.close(self._context.close)
 
 
 class _Texts:
@@ -76,6 +80,11 @@ class _Texts:
             self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
         )
 
+    async def tokenize_parts(
+        self, parts: MediaPrompt, *, add_special: bool = True, parse_special: bool = True
+    ) -> MediaTokens:
+        raise NotImplementedError("the messages of an executor are text: its model's facts tell of no media")
+
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         pieces = [self._vocabulary.piece(token) for token in token_ids]
         return TokenizedText(
@@ -89,6 +98,11 @@ class _Context:
 
     limits: Limits
     templates: TemplateRenderer
+    decoding: MediaDecoder
     model: ModelFacts
     bounds: Bounds
     engine: _Texts
+
+    async def close(self) -> None:
+        await self.templates.close()
+        await self.decoding.close()

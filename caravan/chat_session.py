@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from caravan.chat_call import CHAT_PARAMS, ChatCall, Message, SessionOptions, TurnOptions, chat_fields_of
+from caravan.chat_media import portable
 from caravan.errors import ReplyUnderWay, RequestError, StateError
 from caravan.model import Model
 from caravan.model_calls import ModelCalls
@@ -72,7 +73,7 @@ def new_session(messages: Sequence[Message], options: SessionOptions) -> SavedSe
     """Return a session that begins with ``messages``, after a system message if there is one. Raises TypeError."""
     settings = copy.deepcopy(chat_fields_of(options, SessionOptions))
     first = [{"role": "system", "content": options["system"]}] if options.get("system") else []
-    begun = copy.deepcopy((*first, *messages))
+    begun = copy.deepcopy((*first, *portable(messages)))
     return SavedSession(messages=begun, settings=settings, adapter=options.get("adapter", ""))
 
 
@@ -143,7 +144,7 @@ class AsyncChatSession:
         self._check()
         if params is not None and (params.n != 1 or params.logprobs is not None):
             raise RequestError("a session has one reply without log probabilities: `n` must be 1, and `logprobs` None")
-        new = [{"role": "user", "content": given}] if isinstance(given, str) else copy.deepcopy(list(given))
+        new = [{"role": "user", "content": given}] if isinstance(given, str) else copy.deepcopy(portable(given))
         if not new or new[-1].get("role") == "assistant":
             raise RequestError("there must be a message to answer, which is not the assistant's")
         self._current = turn = _Turn(self, (*self._state.messages, *new), params or CHAT_PARAMS)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,12 @@ from caravan.errors import (
 )
 from caravan.executor_generation import Stop, ending_of, generation
 from caravan.executor_sampling import choose
+from caravan.media import PromptMedia, media_of
 from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
 from caravan.token import Token
 from caravan_router.core.common_length import common_length
+from caravan_router.core.prompt_media import is_cell, text_ids
 from caravan_router.text.detokenize import display_text
 from caravan_shard.sampling.logprobs import token_logprobs
 
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
 CustomSampler = Callable[[NDArray[np.float32]], int]
 Sampler = SamplingParams | CustomSampler
 
-Promptable = str | int | Token | Sequence[int | Token]
+_Item = str | int | Token | PromptMedia
+Promptable = _Item | Sequence[_Item]
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -53,6 +56,13 @@ class State(Enum):
     PENDING = "pending"
     READY = "ready"
     ENDED = "ended"
+
+
+def _items(prompt: Promptable) -> Iterable[_Item]:
+    if isinstance(prompt, str | int | np.integer | Token):
+        return [prompt]
+    media = media_of(prompt)
+    return cast("Sequence[_Item]", prompt) if media is None else [media]
 
 
 class Conversation(Closing):
@@ -89,7 +99,7 @@ class Conversation(Closing):
 
     @property
     def tokens(self) -> list[int]:
-        """All token ids, those that wait included."""
+        """All token ids, those that wait included. Each cell of a picture or sound has a number above all ids."""
         return list(self._tokens)
 
     @property
@@ -101,25 +111,22 @@ class Conversation(Closing):
     def text(self) -> str:
         """The text of all tokens, without control tokens."""
         self._check()
-        pieces = map(self._executor.backend.vocabulary.piece, self._tokens)
+        pieces = map(self._executor.backend.vocabulary.piece, text_ids(self._tokens))
         return b"".join(piece.data for piece in pieces if not piece.special).decode("utf-8", "replace")
 
     def prompt(self, prompt: Promptable, *, all_logits: bool = False) -> None:
-        """Append a text, a token or token ids, which the next `Executor.infer` computes.
+        """Append a text, a token, a picture, a sound, or several of them, which the next `Executor.infer` computes.
 
-        Before a first text comes what the model puts before every text. ``all_logits``: keep the logits after each of
-        these tokens, not after the last one only. An empty list asks for the logits of a conversation that was cut
-        back. Raises AlreadyPrompted, TooLong, RequestError.
+        A picture is one of Pillow's or a `Picture`. Before a first text or picture comes what the model puts before
+        every text. ``all_logits``: keep the logits after each of these tokens, not after the last one only. An empty
+        list asks for the logits of a conversation that was cut back. Raises AlreadyPrompted, TooLong, RequestError.
         """
         self._check_unprompted()
-        if isinstance(prompt, str):
-            tokenize = self._executor.backend.vocabulary.tokenize
-            tokens = tokenize(prompt, add_special=not self._tokens, parse_special=True)
-            outputs = [False] * len(tokens)
-        else:
-            items: Iterable[int | Token] = [prompt] if isinstance(prompt, int | np.integer | Token) else prompt
-            pairs = [(item.id, True) if isinstance(item, Token) else (index(item), False) for item in items]
-            tokens, outputs = [token for token, _ in pairs], [sampled for _, sampled in pairs]
+        tokens, outputs = list[int](), list[bool]()
+        for item in _items(prompt):
+            new = self._tokens_of(item, is_first=not (self._tokens or tokens))
+            tokens += new
+            outputs += [isinstance(item, Token)] * len(new)
         self._check_ids(tokens)
         if not tokens and (self._logits is not None or not self._tokens):
             raise RequestError("the prompt has no token")
@@ -129,6 +136,18 @@ class Conversation(Closing):
         self._tokens += tokens
         self._outputs += outputs
         self._wait()
+
+    def _tokens_of(self, item: _Item, *, is_first: bool) -> list[int]:
+        """Return the tokens of one part of a prompt. ``is_first``: nothing is before it."""
+        tokenize = self._executor.backend.vocabulary.tokenize
+        if isinstance(item, str):
+            return tokenize(item, add_special=is_first, parse_special=True)
+        if isinstance(item, Token):
+            return [item.id]
+        if (media := media_of(item)) is not None:
+            begin = tokenize("", add_special=True, parse_special=True) if is_first else []
+            return begin + self._executor.media.tokens_of(media)
+        return [index(cast("int", item))]
 
     def prompt_messages(
         self, messages: Messages, *, add_generation_prompt: bool | None = None, **options: Unpack[PromptOptions]
@@ -213,12 +232,17 @@ class Conversation(Closing):
         self.note_held(self.held)
 
     def rewind(self, count: int) -> None:
-        """Remove the last ``count`` tokens. Raises NeedsInfer, and ValueError if there are fewer."""
+        """Remove the last ``count`` tokens.
+
+        Raises NeedsInfer, ValueError if there are fewer, and RequestError if that leaves part of a picture that the
+        model reads as a whole only.
+        """
         self._check_computed()
         if not 0 <= count <= len(self._tokens):
             raise ValueError(f"there are {len(self._tokens)} tokens. Given: {count}")
         if count:
             length = len(self._tokens) - count
+            self._executor.media.check(self._tokens[:length])
             del self._tokens[length:], self._outputs[length:]
             self._executor.trim(self, length)
             self._logits = None
@@ -363,8 +387,9 @@ class Conversation(Closing):
     def _check_ids(self, tokens: Sequence[int]) -> None:
         size = self._executor.backend.facts.vocabulary_size
         for token in tokens:
-            if not 0 <= token < size:
+            if not 0 <= token < size and not is_cell(token):
                 raise RequestError(f"token ids must be >= 0 and < {size}. Given: {token}")
+        self._executor.media.check(tokens)
 
     def _check_length(self, length: int) -> None:
         most = self._executor.backend.capacity.current.cells_per_sequence

@@ -1,10 +1,12 @@
 """Where a conversation can be cut back though the model has recurrent state, which stands for all tokens so far."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from caravan_router.scheduling.shard.checkpoints import thinned
 from caravan_shard.arrays import State
 from caravan_shard.backends.base import Backend, CellSlice
+from caravan_shard.media.spans import CellSpan, spans_before
 
 _ANY_SIZE = 1 << 62
 
@@ -30,8 +32,11 @@ class CutPlaces:
             for gone in thinned(sorted(self._states), ()):
                 del self._states[gone]
 
-    def cut(self, backend: Backend, sequence_id: int, length: int) -> int:
-        """Cut the sequence back to a state within its first ``length`` tokens. Return where; 0 if nothing is held."""
+    def cut(self, backend: Backend, sequence_id: int, length: int, spans: Sequence[CellSpan] = ()) -> int:
+        """Cut the sequence back to a state within its first ``length`` tokens. Return where; 0 if nothing is held.
+
+        ``spans``: the media among these tokens that must not be cut.
+        """
         self.forget_behind(length)
         place = max(self._states, default=0)
         cells = backend.save(sequence_id, 0, place, _ANY_SIZE, releasing=False) if place else None
@@ -42,7 +47,7 @@ class CutPlaces:
             CellSlice(state=cells, first=0, start=0, end=place),
             CellSlice(state=self._states[place], first=place, start=place, end=place),
         ]
-        return place if backend.restore(sequence_id, slices) else 0
+        return place if backend.restore(sequence_id, slices, None, spans_before(spans, place)) else 0
 
     def forget_behind(self, length: int) -> None:
         """Forget the states of more than ``length`` tokens."""

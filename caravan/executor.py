@@ -1,5 +1,6 @@
 """A model whose conversations are stepped by hand, on the shard's backend."""
 
+import itertools
 import threading
 import weakref
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ import numpy as np
 
 from caravan.closing import Closing
 from caravan.conversation import Conversation
-from caravan.errors import ClosedError, GenerationError, ModelError, StateError, WrongThreadError
+from caravan.errors import ClosedError, GenerationError, ModelError, RequestError, StateError, WrongThreadError
+from caravan.executor_media import ExecutorMedia
 from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
 from caravan.saved_state import NO_BYTES, SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
 from caravan_proto.flags import from_values
@@ -81,6 +83,7 @@ class Executor(Closing):
         if not self.backend.capacity.generates:
             self.backend.close()
             raise ModelError(f"{self.backend.facts.name} only embeds texts: open it with LLM, and call embed or score")
+        self.media = ExecutorMedia(self.backend)
         self._max_tokenize_bytes = config.max_tokenize_bytes
         self._chat_prompts: ChatPrompts | None = None
         self._closing = ExitStack()
@@ -181,7 +184,7 @@ class Executor(Closing):
                 starved.append(conversation)
                 continue
             silent = max(0, conversation.first_output - conversation.held)
-            count = min(len(tokens), room, silent + 1 + more_outputs)
+            count = self.media.chunk(tokens, min(len(tokens), room, silent + 1 + more_outputs), room)
             if count == 0:
                 others.append(conversation)
                 continue
@@ -199,11 +202,16 @@ class Executor(Closing):
                 part.conversation.sequence_id = self._free_ids.pop(0)
         ordered = sorted(parts, key=_sequence_id)
         flags = [np.arange(part.count) >= part.count - part.outputs for part in ordered]
+        tokens = [part.conversation.waiting[: part.count] for part in ordered]
+        starts = itertools.accumulate(map(len, tokens), initial=0)
         batch = TokenBatch(
-            np.concatenate([np.array(part.conversation.waiting[: part.count], np.int32) for part in ordered]),
+            np.concatenate([self.media.ids(chunk) for chunk in tokens]),
             np.concatenate([_positions(part) for part in ordered]),
             np.concatenate([np.full(part.count, part.conversation.sequence_id, np.int32) for part in ordered]),
             np.concatenate(flags).astype(np.int8),
+            media=[
+                rows for chunk, start in zip(tokens, starts, strict=False) for rows in self.media.rows(chunk, start)
+            ],
         )
         outcome = self.backend.decode(batch)
         if outcome is DecodeOutcome.OK:
@@ -237,6 +245,12 @@ class Executor(Closing):
         known = (self.backend.facts.fingerprint, self.vocabulary_size)
         if (batch.model_fingerprint, batch.vocabulary_size) != known:
             raise StateError("the saved conversation belongs to another model")
+        if batch.media and batch.media_fingerprint != self.media.fingerprint:
+            raise StateError("the saved conversation has pictures or sounds of another projector")
+        try:
+            batch = batch.with_cells(self.media.numbers_of(batch.media))
+        except RequestError as error:
+            raise StateError(str(error)) from None
         longest = self.backend.capacity.current.cells_per_sequence
         for saved in batch.conversations:
             if len(saved.tokens) > longest:
@@ -249,7 +263,8 @@ class Executor(Closing):
             if is_usable and slices and self._free_ids:
                 source_id = conversations[saved.source].sequence_id if saved.shared else None
                 shared = None if source_id is None else PrefixCopy(source_id=source_id, length=saved.shared)
-                if self.backend.restore(self._free_ids[0], slices, shared):
+                spans = self.media.spans(saved.tokens[: saved.held])
+                if self.backend.restore(self._free_ids[0], slices, shared, spans):
                     conversation.sequence_id, conversation.held = self._free_ids.pop(0), saved.held
             conversation.note_held(conversation.held)
             conversations.append(conversation)
@@ -299,7 +314,8 @@ class Executor(Closing):
             return
         length = min(length, conversation.held)
         if self.backend.length(sequence_id) > length and not self.backend.trim(sequence_id, length):
-            length = conversation.cut_places.cut(self.backend, sequence_id, length)
+            spans = self.media.spans(conversation.tokens[:length])
+            length = conversation.cut_places.cut(self.backend, sequence_id, length, spans)
         conversation.cut_places.forget_behind(length)
         conversation.note_held(length)
         if not length:
@@ -311,6 +327,7 @@ class Executor(Closing):
         self.check()
         self.trim(conversation, 0)
         del self._conversations[conversation]
+        self.media.keep(other.tokens for other in self._conversations)
 
     def save_all(self, conversations: Sequence[Conversation], path: str | Path | None) -> bytes:
         """Return the bytes of ``conversations``, and write them to ``path`` if it is given."""
@@ -324,6 +341,9 @@ class Executor(Closing):
                 cells_fingerprint=self.backend.state_fingerprint,
                 vocabulary_size=self.vocabulary_size,
                 conversations=saved,
+                media=(media := self.media.used_in(one.tokens for one in saved)),
+                media_fingerprint=self.media.fingerprint,
+                cells=self.media.numbers_of(media),
             )
         )
         if path is not None:

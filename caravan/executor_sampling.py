@@ -10,6 +10,7 @@ from caravan.sampling_params import SamplingParams
 from caravan_proto.messages.sampling import SamplingParams as Sampling
 from caravan_router.api.errors import ValidationError
 from caravan_router.api.openai.sampling import biases_of, check_sampling, samplings_of
+from caravan_router.core.prompt_media import FIRST_CELL_NUMBER, text_ids
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend
 from caravan_shard.sampling.biases import make_biases
@@ -35,8 +36,11 @@ def choose(
         end = start
         while end < len(tokens) and outputs[end] == outputs[start]:
             end += 1
+        known = tokens[start:end]
+        if max(known) >= FIRST_CELL_NUMBER:
+            known = text_ids(known)
         for penalty in penalties:
-            penalty.add(tokens[start:end], output=outputs[start])
+            penalty.add(known, output=outputs[start])
         start = end
     processed = _processed(logits, params, [token for token, output in zip(tokens, outputs, strict=True) if output])
     choice = Choice(parameters, len(tokens), penalties, processed=processed, biases=make_biases(parameters.biases))

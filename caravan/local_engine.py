@@ -14,6 +14,7 @@ from caravan_router.config import RouterConfig
 from caravan_router.engine.discovery import Address
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link_config import LinkConfig
+from caravan_router.media.decoder import MediaDecoder
 from caravan_router.metrics.recorder import Metrics
 from caravan_shard.backends.base import StartupError
 from caravan_shard.config import ShardConfig
@@ -38,6 +39,7 @@ class LocalEngine:
     shard: LoadedShard
     fleet: Fleet
     templates: TemplateRenderer
+    decoder: MediaDecoder
     servers: set[Served]
     closing: AsyncExitStack
 
@@ -55,8 +57,9 @@ class LocalEngine:
             raise errors.ModelError(str(error)) from None
         async with AsyncExitStack() as closing:
             closing.push_async_callback(loaded.stop)
-            templates, servers = TemplateRenderer(), set[Served]()
+            templates, decoder, servers = TemplateRenderer(), MediaDecoder(), set[Served]()
             closing.push_async_callback(templates.close)
+            closing.push_async_callback(decoder.close)
             link = LinkConfig(
                 router_id="this-process",
                 lease_ttl_s=_NEVER_S,
@@ -73,7 +76,7 @@ class LocalEngine:
                 # What the shard keeps of ended sequences is saved to files. In memory it would end with the shard.
                 closing.push_async_callback(fleet.settle, _SETTLE_S)
             await fleet.wait_until_ready()
-            return cls(loaded, fleet, templates, servers, closing.pop_all())
+            return cls(loaded, fleet, templates, decoder, servers, closing.pop_all())
 
     async def close(self) -> None:
         """End the servers and all that runs, and free the model."""

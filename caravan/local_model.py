@@ -40,6 +40,7 @@ from caravan.valid_requests import (
     valid_completions,
 )
 from caravan_proto.flags import from_values
+from caravan_proto.limits import MOST_ROLLBACK_TOKENS
 from caravan_router.api.generation.bounds import bounds_of
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.models import ServedModel
@@ -56,6 +57,7 @@ from caravan_router.api.openai.scoring.scores import Texts, scores_of
 from caravan_router.auth.key import NO_KEY
 from caravan_router.config import RouterConfig
 from caravan_router.core.ahead import each
+from caravan_router.core.prompt_media import text_ids
 from caravan_router.core.trace import NO_TRACE
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.text.assembler import Piece
@@ -75,6 +77,8 @@ class LocalModel:
     def __init__(self, model: str | Path, options: Mapping[str, Any]) -> None:
         """Raises TypeError or ValueError if an option is unknown or wrong."""
         of_model, of_engine = split_options(model, options)
+        if of_engine.get("speculate"):
+            of_model.setdefault("rollback_tokens", min(of_engine["speculate"], MOST_ROLLBACK_TOKENS))
         self._shard_config = from_values(ShardConfig, of_model)
         self._engine_options = of_engine
         self._router_config = from_values(RouterConfig, of_engine)
@@ -110,6 +114,7 @@ class LocalModel:
             sender=Sender(key=NO_KEY, headers={}),
             limits=self._limits,
             templates=opened.templates,
+            decoding=opened.decoder,
             served=ServedModel(engine, self._metrics.of(facts.name)),
             model=facts,
             adapter=adapter,
@@ -351,7 +356,7 @@ class LocalModel:
         return RequestOutput(
             request_id=self._next_id(),
             prompt=prompt if isinstance(prompt, str) else None,
-            prompt_token_ids=list(request.prompt),
+            prompt_token_ids=list(request.prompt) if request.specs[0].media is None else text_ids(request.prompt),
             outputs=outputs,
             finished=True,
             num_cached_tokens=runs[0].cached_tokens,

@@ -9,9 +9,12 @@ from typing import TypeVar
 
 from caravan_proto.messages.commands import Command, Decode
 from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.media import EncodedMedia, PromptPart, TokenizedParts
 from caravan_proto.messages.model import ShardClaim, ShardStatus, TokenizedText
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved
 from caravan_proto.wire import as_it_arrives, decode_note
+from caravan_router.core.media import Media
+from caravan_router.engine.media_parts import content_of, shape_of
 from caravan_router.engine.shard_calls import Reply, ShardRpcError
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.engine.step_columns import (
@@ -153,6 +156,18 @@ class LocalShard:
         """Return the pieces of ``token_ids``."""
         return _accepted(await self._calls.detokenize(token_ids))
 
+    async def tokenize_parts(self, parts: Sequence[PromptPart]) -> TokenizedParts:
+        """Return the cells of a prompt of texts and media."""
+        self.tokenizing += 1
+        try:
+            return _accepted(await self._calls.tokenize_parts(parts))
+        finally:
+            self.tokenizing -= 1
+
+    async def encode_media(self, media: Media) -> EncodedMedia:
+        """Encode a medium, unless the shard has its embeddings."""
+        return _accepted(await self._calls.encode_media(shape_of(media), content_of(media)))
+
     async def compile_constraint(self, constraint: Constraint) -> str | None:
         """Compile ``constraint``; return what is wrong with it, or None."""
         problem = _accepted(await self._calls.compile_constraint(constraint))
@@ -192,6 +207,7 @@ def _stepped(result: StepResult, shard: str, command_id: int) -> Stepped:
         if evaluations is None
         else tuple(zip(evaluations.sequence_ids, alternatives_of(_rounded(evaluations)), strict=True)),
         feedback=feedback_of(rows),
+        missing_media=tuple(result.missing_media),
     )
 
 

@@ -12,14 +12,15 @@ class ModelOptions(TypedDict, total=False):
 
     ``parallel``: most sequences held at a time. ``ctx_size``: KV cells of all sequences together, 0 for the context
     that the model was trained with. ``embeddings``: make `LLM.embed` and `LLM.score` possible. ``speculate``: most
-    draft tokens of a sequence in one step; ``model_draft`` is of no use without. ``lora``: adapters, each
-    [NAME=]PATH[:SCALE].
+    draft tokens of a sequence in one step; ``model_draft`` is of no use without, and ``rollback_tokens`` are as many, 8
+    at most, unless they are given. ``lora``: adapters, each [NAME=]PATH[:SCALE].
     """
 
     model_draft: str
     gpu_layers_draft: int
     parallel: int
     ctx_size: int
+    rollback_tokens: int
     kv_layout: str
     batch_size: int
     ubatch_size: int
@@ -42,6 +43,12 @@ class ModelOptions(TypedDict, total=False):
     mmap: bool
     mlock: bool
     numa: str
+    mmproj: str
+    mmproj_auto: bool
+    image_min_tokens: int
+    image_max_tokens: int
+    media_threads: int
+    media_cache: int
     rope_scaling: str
     rope_scale: float
     rope_freq_base: float
@@ -90,6 +97,7 @@ class ServerOptions(TypedDict, total=False):
     max_input_tokens: int
     max_total_tokens: int
     payload_limit: int
+    max_media: int
     max_request_new_tokens: int
     max_connections: int
     header_timeout_s: float

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from caravan.chat_media import portable
 from caravan.errors import RequestError
 from caravan.prompts import PlainPrompt
 from caravan.sampling_params import SamplingParams
@@ -32,7 +33,7 @@ def chat_fields(
     if params.prompt_logprobs is not None:
         raise RequestError("`prompt_logprobs` needs a prompt, not messages")
     fields = sampling_fields(params) | {
-        "messages": list(messages),
+        "messages": portable(messages),
         "max_tokens": params.max_tokens,
         "logprobs": None if params.logprobs is None else True,
         "top_logprobs": params.logprobs or None,

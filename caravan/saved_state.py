@@ -2,8 +2,8 @@
 
 A line with the format's name; the length of the header (4 bytes, little-endian); the header as JSON; for each
 conversation its tokens (int32), which of them were sampled (a byte each), its logits (float32), its cells and its
-recurrent state; and the SHA-256 of all that. The checksum finds damage, not malice: load only files of one's own,
-since llama.cpp reads the cells.
+recurrent state; the pixels and samples of pictures and sounds, whose cells are negative tokens; and the SHA-256 of all
+that. The checksum finds damage, not malice: load only files of one's own, since llama.cpp reads the cells.
 
 The cells of tokens with which several conversations start are saved once, with the first of these conversations.
 """
@@ -19,6 +19,7 @@ import numpy as np
 
 from caravan.errors import StateError
 from caravan_router.core.common_length import common_length
+from caravan_router.core.media import SAMPLE_BYTES, Media, Picture, Sound
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import CellSlice
 
@@ -61,6 +62,24 @@ class SavedBatch:
     cells_fingerprint: str
     vocabulary_size: int
     conversations: Sequence[SavedConversation]
+    # The pictures and sounds, the fingerprint of their projector, and the numbers of all of their cells. In what
+    # `decode` returns, a token of -1 is the first of these cells, and so on, which `with_cells` replaces.
+    media: Sequence[Media] = ()
+    media_fingerprint: str = ""
+    cells: Sequence[int] = ()
+
+    def with_cells(self, cells: Sequence[int]) -> "SavedBatch":
+        """Return the batch with these numbers of cells in its tokens. Raises StateError."""
+        if not self.media:
+            return self
+        lowest = min((token for one in self.conversations for token in one.tokens), default=0)
+        if -lowest > len(cells):
+            raise StateError("the saved conversation has more of its pictures and sounds than there is")
+        conversations = [
+            replace(one, tokens=[token if token >= 0 else cells[-1 - token] for token in one.tokens])
+            for one in self.conversations
+        ]
+        return replace(self, conversations=conversations, cells=cells)
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -77,12 +96,23 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     state: _Count = 0
 
 
-class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Medium(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A picture has a size in pixels, a sound a rate and the number of its samples."""
+
+    width: _Count = 0
+    height: _Count = 0
+    sample_rate: _Count = 0
+    samples: _Count = 0
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     model: str
     model_fingerprint: str
     cells_fingerprint: str
     vocabulary_size: _Count
     conversations: tuple[_Entry, ...]
+    media: tuple[_Medium, ...] = ()
+    media_fingerprint: str = ""
 
 
 def find_shared(tokens: list[int], earlier: Sequence[SavedConversation]) -> tuple[int, int]:
@@ -136,12 +166,17 @@ def encode(batch: SavedBatch) -> bytes:
             cells_fingerprint=batch.cells_fingerprint,
             vocabulary_size=batch.vocabulary_size,
             conversations=entries,
+            media=tuple(map(_medium, batch.media)),
+            media_fingerprint=batch.media_fingerprint if batch.media else "",
         )
     )
+    places = {number: -1 - place for place, number in enumerate(batch.cells)}
     parts: list[bytes | memoryview] = [_MAGIC, _LENGTH.pack(len(header)), header]
     for one in batch.conversations:
-        parts += [np.array(one.tokens, "<i4").tobytes(), bytes(one.outputs), one.logits.tobytes()]
+        tokens = [places.get(token, token) for token in one.tokens] if places else one.tokens
+        parts += [np.array(tokens, "<i4").tobytes(), bytes(one.outputs), one.logits.tobytes()]
         parts += [one.cells.data, one.state.data]
+    parts += [medium.rgb if isinstance(medium, Picture) else medium.samples for medium in batch.media]
     checksum = hashlib.sha256()
     for part in parts:
         checksum.update(part)
@@ -190,11 +225,12 @@ def _batch(parts: _Parts) -> SavedBatch:
     conversations: list[SavedConversation] = []
     for entry in header.conversations:
         _check(entry, conversations)
-        conversation = _conversation(entry, parts, header.vocabulary_size)
+        conversation = _conversation(entry, parts, header.vocabulary_size, has_media=bool(header.media))
         shared = entry.shared
         if shared and conversation.tokens[:shared] != conversations[entry.source].tokens[:shared]:
             raise _WrongError("a conversation shares cells of other tokens")
         conversations.append(conversation)
+    media = tuple(_content(medium, parts) for medium in header.media)
     parts.finish()
     return SavedBatch(
         model=header.model,
@@ -202,12 +238,26 @@ def _batch(parts: _Parts) -> SavedBatch:
         cells_fingerprint=header.cells_fingerprint,
         vocabulary_size=header.vocabulary_size,
         conversations=conversations,
+        media=media,
+        media_fingerprint=header.media_fingerprint,
     )
 
 
-def _conversation(entry: _Entry, parts: _Parts, vocabulary_size: int) -> SavedConversation:
+def _medium(medium: Media) -> _Medium:
+    if isinstance(medium, Picture):
+        return _Medium(width=medium.width, height=medium.height)
+    return _Medium(sample_rate=medium.sample_rate, samples=medium.count)
+
+
+def _content(medium: _Medium, parts: _Parts) -> Media:
+    if medium.samples:
+        return Sound.of(medium.sample_rate, bytes(parts.take(SAMPLE_BYTES * medium.samples)))
+    return Picture.of(medium.width, medium.height, bytes(parts.take(3 * medium.width * medium.height)))
+
+
+def _conversation(entry: _Entry, parts: _Parts, vocabulary_size: int, *, has_media: bool) -> SavedConversation:
     tokens = np.frombuffer(parts.take(4 * entry.tokens), "<i4")
-    if np.any((tokens < 0) | (tokens >= vocabulary_size)):
+    if np.any(tokens >= vocabulary_size) or (np.any(tokens < 0) and not has_media):
         raise _WrongError("a token is not in the vocabulary")
     outputs = list(map(bool, parts.take(entry.tokens)))
     logits = np.frombuffer(parts.take(4 * entry.rows * vocabulary_size), np.float32)

@@ -26,7 +26,7 @@ PIP = [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
 STAMP = VENV / ".installed"
 NEEDED_PIP = "pip>=25.1"  # dependency groups
 # RPC lets a shard keep layers on other hosts. It is two source files, 2 % of the build's time.
-CMAKE_FLAGS = f"-DLLAVA_BUILD=OFF -DGGML_RPC=ON {os.environ.get('CMAKE_ARGS', '')}".strip()
+CMAKE_FLAGS = f"-DGGML_RPC=ON {os.environ.get('CMAKE_ARGS', '')}".strip()
 
 
 def say(text: str) -> None:

@@ -3,6 +3,10 @@
 # libllama-common is more than half of the build, and the Python package neither installs nor loads it.
 set(LLAMA_BUILD_COMMON OFF)
 
+# libmtmd, which turns pictures and sound into embeddings, starts ffprobe for bytes that it does not know, unless it is
+# told that there is no video.
+set(MTMD_VIDEO OFF CACHE BOOL "" FORCE)
+
 # Puts our own code into each of ggml's backends for CPUs, which are compiled for the processors that they run on:
 # row_by_row.c, between the code that runs a graph and the products, and the functions for rows of logits, which nothing of
 # ggml calls.

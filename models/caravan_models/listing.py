@@ -86,7 +86,17 @@ def is_projector(path: str) -> bool:
     return "mmproj" in path.rpartition("/")[2].lower()
 
 
-def _is_model(path: str) -> bool:
+def title_of(path: str) -> str:
+    """Return the name of a model's file without its quantisation and its number among the files of the model."""
+    stem = path.rpartition("/")[2].removesuffix(".gguf")
+    split = _SPLIT.search(stem)
+    stem = stem[: split.start()] if split else stem
+    tags = list(_TAG.finditer(stem))
+    return stem[: tags[-1].start()] if tags else stem
+
+
+def is_model(path: str) -> bool:
+    """Whether the file's name is that of a model."""
     name = path.rpartition("/")[2].lower()
     return name.endswith(".gguf") and not is_projector(path) and "imatrix" not in name
 
@@ -156,7 +166,7 @@ def _groups(files: Iterable[RepositoryFile]) -> list[_Group]:
     """Return the models of a repository, each with its parts."""
     groups: dict[tuple[str, str, int], _Group] = {}
     for file in sorted(files, key=lambda file: file.path):
-        if not _is_model(file.path):
+        if not is_model(file.path):
             continue
         folder, _, name = file.path.rpartition("/")
         stem = name[: -len(".gguf")]

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from caravan_models.errors import FetchError
 from caravan_models.fetched import FetchedModel
-from caravan_models.listing import RepositoryFile, choose
+from caravan_models.listing import RepositoryFile, choose, is_model, title_of
 from caravan_models.reference import HubModel, NamedFile
 
 
@@ -24,3 +25,21 @@ def local_model(path: Path) -> FetchedModel:
         size=sum(file.size for file in found.all),
         digest="",
     )
+
+
+def local_projector(path: Path) -> Path | None:
+    """Return the projector beside a model; None without one. Raises OSError.
+
+    Beside files of other models, it must have the name of the model, but for its quantisation, in its own name.
+    """
+    names = [one.name for one in path.parent.glob("*.gguf") if one.is_file()]
+    title = title_of(path.name).lower()
+    if any(is_model(name) and title_of(name).lower() != title for name in names):
+        names = [name for name in names if title in name.lower()]
+    files = [RepositoryFile(name, 0, "") for name in names]
+    try:
+        found = choose(HubModel(str(path.parent), NamedFile(path.name)), files).projector
+    except FetchError:
+        # Whoever opens the model says what is wrong with its file.
+        return None
+    return None if found is None else path.parent / found.path

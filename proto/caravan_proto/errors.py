@@ -20,6 +20,7 @@ class ShardError(Enum):
     TOO_MANY_TOKENS = ("TOO_MANY_TOKENS", grpc.StatusCode.OUT_OF_RANGE)
     SEQUENCE_TOO_LONG = ("SEQUENCE_TOO_LONG", grpc.StatusCode.OUT_OF_RANGE)
     TEXT_TOO_LONG = ("TEXT_TOO_LONG", grpc.StatusCode.OUT_OF_RANGE)
+    MEDIA_TOO_LARGE = ("MEDIA_TOO_LARGE", grpc.StatusCode.OUT_OF_RANGE)
     STALE_EPOCH = ("STALE_EPOCH", grpc.StatusCode.FAILED_PRECONDITION)
     HELD = ("HELD", grpc.StatusCode.FAILED_PRECONDITION)
     NOT_LEASED = ("NOT_LEASED", grpc.StatusCode.FAILED_PRECONDITION)

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from caravan_proto.codec import Codec, Columns, Named, Nanoseconds, Pairs, Switch
+from caravan_proto.codec import Codec, Columns, MalformedError, Named, Nanoseconds, Pairs, Switch
 from caravan_proto.messages.commands import (
     Chunk,
     Command,
@@ -26,6 +26,16 @@ from caravan_proto.messages.commands import (
 )
 from caravan_proto.messages.constraint import Constraint, ConstraintKind, Thought
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Limits, SavedBytes, Saving
+from caravan_proto.messages.media import (
+    EncodedMedia,
+    MediaFacts,
+    MediaKind,
+    MediaShape,
+    MediaSpan,
+    PromptPart,
+    TextPart,
+    TokenizedParts,
+)
 from caravan_proto.messages.model import (
     FillTokens,
     Info,
@@ -130,16 +140,24 @@ LAYOUT_LIMITS = Codec(
 SAVED_BYTES = Codec(SavedBytes, shard_pb2.SavedBytes)
 LIMITS = Codec(Limits, shard_pb2.Limits, inner=[LAYOUT_LIMITS, SAVED_BYTES])
 FILL_TOKENS = Codec(FillTokens, shard_pb2.FillTokens)
+MEDIA_FACTS = Codec(MediaFacts, shard_pb2.MediaFacts)
 MODEL = Codec(
     ModelFile,
     shard_pb2.ModelInfo,
     named={"eos_token_ids": "eog_token_ids", "fill": "fill_tokens", "metadata": _Metadata()},
-    inner=[FILL_TOKENS],
+    inner=[FILL_TOKENS, MEDIA_FACTS],
 )
 NUMERICS = Codec(Numerics, shard_pb2.Numerics)
 INFO = Codec(Info, shard_pb2.InfoResponse, inner=[MODEL, LIMITS, NUMERICS])
 STATUS = Codec(ShardStatus, shard_pb2.WatchResponse, named={"claim": _Claim()})
 TOKENIZED_TEXT = Codec(TokenizedText, shard_pb2.TokenizeResponse)
+MEDIA_SPAN = Codec(MediaSpan, types_pb2.MediaSpan)
+MEDIA_SHAPE = Codec(
+    MediaShape, shard_pb2.MediaShape, named={"kind": Named("kind", shard_pb2.MediaShape, MediaKind, None)}
+)
+TEXT_PART = Codec(TextPart, shard_pb2.TextPart)
+TOKENIZED_PARTS = Codec(TokenizedParts, shard_pb2.TokenizePartsResponse, inner=[MEDIA_SPAN])
+ENCODED_MEDIA = Codec(EncodedMedia, shard_pb2.EncodeMediaResponse, named={"seconds": Nanoseconds("encode_ns")})
 
 HEADER = Codec(
     Header,
@@ -156,12 +174,12 @@ PARAMETERS = Codec(
     named={"prediction": "predicted_token_ids"},
     inner=[SAMPLING, CONSTRAINT, THOUGHT],
 )
-CHUNK = Codec(Chunk, types_pb2.PrefillChunk, named={"setup": "parameters"}, inner=[PARAMETERS, COPY])
-ROW = Codec(Row, shard_pb2.EvaluateRow, inner=[COPY])
+CHUNK = Codec(Chunk, types_pb2.PrefillChunk, named={"setup": "parameters"}, inner=[PARAMETERS, COPY, MEDIA_SPAN])
+ROW = Codec(Row, shard_pb2.EvaluateRow, inner=[COPY, MEDIA_SPAN])
 NOTE = Codec(RunNote, shard_pb2.RunNote, named={"tokens": _TokenArray()})
 SAVE_ENTRY = Codec(SaveEntry, shard_pb2.SaveEntry, named={"cuts": Columns("cuts", "keys"), "note": _Note()})
 RUN_SLICE = Codec(RunSlice, shard_pb2.RunSlice)
-LOAD_ENTRY = Codec(LoadEntry, shard_pb2.LoadEntry, inner=[RUN_SLICE, COPY])
+LOAD_ENTRY = Codec(LoadEntry, shard_pb2.LoadEntry, inner=[RUN_SLICE, COPY, MEDIA_SPAN])
 _OWN = ("shard", "command_id")
 
 PREFILL = Codec(
@@ -207,6 +225,32 @@ def encode_command(command: Command, epoch: int) -> Any:
     request = _COMMANDS[type(command)].encode(command)
     request.header.epoch = epoch
     return request
+
+
+def encode_parts(parts: Sequence[PromptPart]) -> shard_pb2.TokenizePartsRequest:
+    """Return the request to tokenize a prompt of these parts."""
+    request = shard_pb2.TokenizePartsRequest()
+    for part in parts:
+        match part:
+            case TextPart():
+                request.parts.add(text=TEXT_PART.encode(part))
+            case MediaShape():
+                request.parts.add(media=MEDIA_SHAPE.encode(part))
+    return request
+
+
+def decode_parts(request: shard_pb2.TokenizePartsRequest) -> list[PromptPart]:
+    """Return what `encode_parts` encoded. Raises MalformedError."""
+    parts: list[PromptPart] = []
+    for part in request.parts:
+        match part.WhichOneof("kind"):
+            case "text":
+                parts.append(TEXT_PART.decode(part.text))
+            case "media":
+                parts.append(MEDIA_SHAPE.decode(part.media))
+            case _:
+                raise MalformedError("a part of a prompt is a text or a medium")
+    return parts
 
 
 def as_it_arrives(command: Command) -> Command:

@@ -61,7 +61,12 @@ class RouterConfig:
         None, "most tokens of a prompt (default: what one sequence holds on every shard)", low=1
     )
     max_total_tokens: int | None = flag(None, "most tokens of prompt and output together (default: likewise)", low=2)
-    payload_limit: int = flag(2_000_000, "most bytes of a request body, decompressed", low=1)
+    payload_limit: int | None = flag(
+        None,
+        "most bytes of a request body, decompressed (default: 2000000, or 32 MiB where a model sees or hears)",
+        low=1,
+    )
+    max_media: int = flag(8, "most pictures and sounds in one request", low=0)
     max_request_new_tokens: int | None = flag(
         None,
         "most new tokens of one request, all candidates together (default: max-best-of times those of one candidate)",
@@ -294,6 +299,7 @@ class RouterConfig:
             max_request_new_tokens=self.max_request_new_tokens,
             max_draft_tokens=self.speculate,
             payload_limit=self.payload_limit,
+            max_media=self.max_media,
             max_connections=self.max_connections,
             header_timeout_s=self.header_timeout_s,
             body_timeout_s=self.body_timeout_s,

@@ -11,6 +11,7 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_proto.tls import TlsFiles
 from caravan_shard.adapter_file import AdapterFile, parse_adapter
 from caravan_shard.cores import usable_cores
+from caravan_shard.media_flags import MediaFlags
 from caravan_shard.model_flags import ModelFlags
 from caravan_shard.placement_flags import PlacementFlags
 from caravan_shard.rope_flags import RopeFlags
@@ -25,7 +26,7 @@ _ALIAS_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardConfig(RopeFlags, PlacementFlags, ModelFlags):
+class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
     """The flags of ``caravan-shard``. Raises ValueError if two fields contradict each other."""
 
     flash_attn: str = flag(
@@ -144,6 +145,7 @@ class ShardConfig(RopeFlags, PlacementFlags, ModelFlags):
             raise ValueError(f"cache-type-v {self.cache_type_v} needs flash attention: pass -fa on")
         self._check_placement()
         self._check_rope()
+        self._check_media()
         if self.gpu_layers_draft is not None and not self.model_draft:
             raise ValueError("gpu-layers-draft needs --model-draft")
         if not (self.alias.isprintable() and self.alias == self.alias.strip() and len(self.alias) <= _ALIAS_LENGTH):
@@ -208,6 +210,8 @@ class ShardConfig(RopeFlags, PlacementFlags, ModelFlags):
             ctx_size=cells,
             kv_layout=KvLayout.UNIFIED.value,
             exact=False,
+            # It is cut back by more than a step of its own has.
+            rollback_tokens=0,
             gpu_layers=(-1 if self.uses_gpus else 0) if layers is None else layers,
             device=self.device if devices is None else ",".join(devices) or "none",
             rpc="",
@@ -218,6 +222,8 @@ class ShardConfig(RopeFlags, PlacementFlags, ModelFlags):
             override_tensor=(),
             embeddings=False,
             lora=(),
+            mmproj="",
+            mmproj_auto=False,
         )
 
     def layouts(self, cells: int) -> list[KvLayout]:

@@ -31,6 +31,14 @@ class ModelFlags:
         high=2**30,
     )
     parallel: int = flag(8, "most sequences held at a time", "-np", low=1, high=MAX_SEQUENCES)
+    rollback_tokens: int = flag(
+        0,
+        "most draft tokens of a sequence in one step of a model with recurrent layers, which llama.cpp takes back if "
+        "they are wrong, for some architectures; each takes as much memory as the recurrent states of all sequences; "
+        "caravan serve takes as many as --speculate, 8 at most",
+        low=0,
+        high=64,
+    )
     kv_layout: str = flag(
         "auto",
         "split: ctx-size / parallel cells for each sequence; unified: one pool of cells, prefixes are shared; "

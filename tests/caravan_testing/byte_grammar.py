@@ -1,10 +1,13 @@
-"""Asks llguidance whether a grammar accepts a text, with a vocabulary of single bytes."""
+"""Asks llguidance whether a grammar accepts a text, with a vocabulary of single bytes and control tokens."""
 
+import re
+from collections.abc import Sequence
 from random import Random
 
 import llguidance
 
 _EOS = 256
+FIRST_CONTROL = _EOS + 1
 # Where no more bytes may follow, the grammar is not in free text.
 _FEW = 64
 # How often a text ends where it may.
@@ -13,10 +16,15 @@ _ENDS = 0.5
 _LETTERS = frozenset(b" abcxyz019.,:;<>(){}[]|/=_-+'\"\\\n\t")
 
 
-def accepts(grammar: str, text: str) -> bool:
-    """Whether ``grammar`` accepts exactly ``text``, with a vocabulary of single bytes."""
-    matcher = _matcher(grammar)
-    data = list(text.encode())
+def accepts(grammar: str, text: str, controls: Sequence[str] = ()) -> bool:
+    """Whether ``grammar`` accepts exactly ``text``, in which ``controls`` are tokens, from FIRST_CONTROL on."""
+    matcher = _matcher(grammar, controls)
+    pieces = re.split(f"({'|'.join(map(re.escape, controls))})", text) if controls else [text]
+    data = [
+        token
+        for piece in pieces
+        for token in ([FIRST_CONTROL + controls.index(piece)] if piece in controls else piece.encode())
+    ]
     return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
 
 
@@ -39,8 +47,8 @@ def drawn(grammar: str, random: Random, most: int) -> str:
     return data.decode()
 
 
-def _matcher(grammar: str) -> llguidance.LLMatcher:
-    tokens = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
+def _matcher(grammar: str, controls: Sequence[str] = ()) -> llguidance.LLMatcher:
+    tokens = [*(bytes([byte]) for byte in range(256)), b"<eos>", *(control.encode() for control in controls)]
     wrapper = llguidance.TokenizerWrapper(_Bytes(tokens))
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer(wrapper), grammar)
     assert not matcher.is_error(), matcher.get_error()
@@ -50,9 +58,9 @@ def _matcher(grammar: str) -> llguidance.LLMatcher:
 class _Bytes:
     def __init__(self, tokens: list[bytes]) -> None:
         self.tokens = tokens
-        self.eos_token_id = len(tokens) - 1
+        self.eos_token_id = _EOS
         self.bos_token_id = None
-        self.special_token_ids = [self.eos_token_id]
+        self.special_token_ids = [*range(_EOS, len(tokens))]
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text if isinstance(text, bytes) else text.encode())

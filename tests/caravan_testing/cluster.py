@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from caravan_router.scheduling import invariants
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, DecodeHook, ToyBackend
+from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
 from caravan_shard.config import ShardConfig
+from caravan_shard.media.store import MediaStore
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer
@@ -34,6 +36,9 @@ from caravan_testing.http_server import sample_of
 from caravan_testing.toy_draft import ToyDraftModel
 from caravan_testing.toy_oracle import expected_output
 from caravan_testing.waiting import eventually
+
+# Replaced where the tests of text run as tests of pictures.
+default_encoder: Callable[[], ToyEncoder] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +48,8 @@ class ClusterConfig:
     ``wrong_every``: shards have a draft model that is wrong in every so many of its steps, never if 0; None for none.
     ``listed``: the router has the addresses from a file (see `Cluster.list_shards`), not from its flags.
     ``run_files``: shards also keep saved runs in files, and find them when they are started again.
-    ``numerics``: a fingerprint of how each shard computes; without, all compute alike.
+    ``numerics``: a fingerprint of how each shard computes; without, all compute alike. ``make_encoder``: how each gets
+    its encoder; None for shards that read text only.
     """
 
     shards: int = 1
@@ -66,6 +72,7 @@ class ClusterConfig:
     hook: DecodeHook | None = None
     wrong_every: int | None = None
     drain_timeout_s: float = 0.5
+    make_encoder: Callable[[], ToyEncoder] | None = None
     expected: tuple[str, ...] = ()
     tracing: Tracing | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -154,6 +161,7 @@ class Cluster:
         config = self.config
         if only_embeds:
             config = replace(config, cells=0, max_sequences=0, max_batch_tokens=0, embedding_size=EMBEDDING_SIZE)
+        make_encoder = config.make_encoder or default_encoder
         self.backends[address] = ToyBackend(
             cells=config.cells,
             max_sequences=config.max_sequences,
@@ -167,6 +175,7 @@ class Cluster:
             step_s=config.step_s,
             token_s=config.token_s,
             hook=config.hook,
+            media=None if make_encoder is None else make_encoder(),
         )
         if config.chat_template is not None:
             backend = self.backends[address]
@@ -210,6 +219,10 @@ class Cluster:
         async with asyncio.timeout(60):
             await server.drain()
         await self.stop_shard(address)
+
+    def embeddings(self, address: str) -> MediaStore:
+        """Return the embeddings of media that a shard has."""
+        return self.servers[address]._shard.engine.media
 
     def saved_runs(self, address: str) -> set[bytes]:
         """Return the keys of the runs that the shard has saved."""

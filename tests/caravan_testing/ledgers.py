@@ -18,6 +18,7 @@ from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.prefix_reuse import find_match
 from caravan_router.scheduling.shard.resident import Resident
+from caravan_testing.model_media import ENCODER
 from caravan_testing.requests import request
 
 
@@ -38,6 +39,7 @@ def limits_of(
         max_batch_tokens=max_batch_tokens,
         memory_bytes=memory_bytes,
         max_prompt_logprob_tokens=max_prompt_logprob_tokens,
+        encoder=ENCODER,
     )
 
 

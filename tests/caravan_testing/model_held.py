@@ -8,6 +8,7 @@ from caravan_proto.messages.commands import Chunk, PrefixCopy, Row, SequencePara
 from caravan_proto.messages.limits import LayoutLimits
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_router.scheduling.events import ShardLimits
+from caravan_testing.model_media import is_border, is_whole, tokens_of
 
 
 @dataclass
@@ -42,6 +43,8 @@ class HeldCells:
         self.limits = limits
         self.sequences: dict[int, Held] = {}
         self._numbers = itertools.count()
+        # Whether no span of media may be cut.
+        self.atomic = False
 
     @property
     def layout(self) -> LayoutLimits:
@@ -70,10 +73,18 @@ class HeldCells:
         assert 1 <= copy.length <= len(source.cells), f"{copy.length} of {len(source.cells)} cells"
         assert may_cut or not self.layout.whole_only or copy.length == len(source.cells)
         assert source.setup.adapter == setup.adapter, "cells of another adapter"
+        assert not self.atomic or is_border(source.tokens, copy.length), "copied part of a medium"
         cells = source.cells[: copy.length]
         if copy.source_id != own_id and not self.layout.shares_cells:
             cells = self.new(len(cells))
         return Held(setup, source.tokens[: copy.length], cells)
+
+    def check_spans(self, part: Chunk | Row) -> None:
+        """Fail if ``part`` has part of a medium that may not be cut."""
+        tokens = tokens_of(part)
+        for span in part.media if self.atomic else ():
+            assert span.first == 0, "the rest of a medium"
+            assert is_whole(tokens[span.offset : span.end]), "the beginning of a medium"
 
     def cut_back(self, starts: Iterable[Chunk | Row], taken_over: set[int]) -> None:
         """Cut the sequences back that a failed step was to take over: that cannot be undone."""

@@ -3,6 +3,7 @@
 from caravan_proto.messages.commands import Chunk, Row
 from caravan_router.core.tokens import PromptToken
 from caravan_testing.model_held import Held, HeldCells, ended_parameters
+from caravan_testing.model_media import tokens_of
 from caravan_testing.model_outputs import NO_LOGPROB, prompt_logprobs_of
 
 
@@ -10,6 +11,7 @@ def check_chunk(cells: HeldCells, chunk: Chunk, taken_over: set[int]) -> None:
     """Fail if a chunk may not come now. ``taken_over``: the ids whose sequences this step ends and begins anew."""
     assert chunk.sequence_id < cells.limits.max_sequences
     assert chunk.token_ids, "an empty chunk"
+    cells.check_spans(chunk)
     if chunk.setup is None:
         held = cells.sequences[chunk.sequence_id]
         assert chunk.start == len(held.tokens)
@@ -53,7 +55,7 @@ def logprobs_of_chunk(cells: HeldCells, chunk: Chunk) -> tuple[int, tuple[Prompt
     """Return the id of a chunk's sequence, and the logprobs of the chunk's tokens."""
     assert len(chunk.token_ids) <= cells.limits.max_prompt_logprob_tokens
     held = cells.sequences[chunk.sequence_id]
-    prompt = [*held.tokens, *chunk.token_ids][: held.setup.prompt_length]
+    prompt = [*held.tokens, *tokens_of(chunk)][: held.setup.prompt_length]
     logprobs = prompt_logprobs_of(prompt, held.setup.adapter)
     found = logprobs[chunk.start : chunk.start + len(chunk.token_ids)]
     return chunk.sequence_id, found if chunk.copy is None else (NO_LOGPROB, *found[1:])

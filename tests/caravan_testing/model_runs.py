@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from caravan_proto.messages.commands import Load, LoadEntry, Save, SequenceParameters
 from caravan_proto.messages.limits import Saving
 from caravan_proto.messages.results import Loaded, Saved
+from caravan_router.core.prompt_media import is_cell
 from caravan_router.scheduling.events import SavedRun
 from caravan_testing.model_held import Held, HeldCells, ended_parameters
+from caravan_testing.model_media import is_border, tokens_of
 
 STATE_BYTES = 3
 
@@ -69,7 +71,11 @@ class Runs:
                 assert 0 <= entry.start < places[0], f"cuts {places} from {entry.start}"
             assert places == sorted(set(places))
             assert end <= len(held.cells), f"saved up to {end} of {len(held.cells)}"
-            assert list(entry.own_note.tokens) == held.tokens[entry.start : end]
+            known = list(entry.own_note.tokens)
+            assert known == (
+                [] if any(map(is_cell, held.tokens[entry.start : end])) else held.tokens[entry.start : end]
+            )
+            assert not self._cells.atomic or is_border(held.tokens, entry.start)
             key = entry.cuts[-1][1]
             size = 0
             is_there = key in self.by_key
@@ -100,7 +106,7 @@ class Runs:
             assert entry.sequence_id not in self._cells.sequences, f"sequence {entry.sequence_id} exists"
             assert entry.sequence_id < self._cells.limits.max_sequences
             shared = self._shared(entry)
-            tokens = [*shared.tokens, *entry.token_ids]
+            tokens = [*shared.tokens, *tokens_of(entry)]
             at = len(shared.tokens)
             setup = None
             with_state = self._cells.layout.saving is Saving.WITH_STATE
@@ -117,6 +123,7 @@ class Runs:
                 assert run.saved.start <= piece.start <= piece.end <= run.saved.cuts[-1][0]
                 assert (run.saved.start == run.saved.cuts[-1][0]) == is_state
                 assert tokens[: piece.end] == run.tokens[: piece.end]
+                assert not self._cells.atomic or is_border(run.tokens, piece.end)
                 assert run.setup.adapter == entry.adapter, "cells of another adapter"
                 setup = run.setup
             assert at == len(tokens) <= self._cells.layout.cells_per_sequence

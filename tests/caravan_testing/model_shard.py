@@ -1,16 +1,18 @@
 """A shard as the contract describes it, without model, process or clock. It holds the scheduler to the rules."""
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from caravan_proto.messages.commands import (
+    Chunk,
     Command,
     Decode,
     Evaluate,
     FilterBatch,
     Load,
     Prefill,
+    Row,
     Save,
     SetLayout,
 )
@@ -19,6 +21,7 @@ from caravan_proto.messages.results import DraftCount, DraftSource, FinishReason
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.scheduling.events import CommandEnded, Event, ShardLimits, Stepped
 from caravan_testing.model_held import Held, HeldCells
+from caravan_testing.model_media import tokens_of
 from caravan_testing.model_outputs import VOCABULARY_SIZE, next_logprobs, next_token
 from caravan_testing.model_prompts import check_chunk, logprobs_of_chunk, new_of_chunk, new_of_row
 from caravan_testing.model_runs import Run, Runs
@@ -55,6 +58,10 @@ class ModelShard:
         self.break_next_load = False
         self.lose_next_moved = False
         self.refuse_next_layout = False
+        # Media of which the embeddings are there, least recently used first; at most so many.
+        self.encoded: OrderedDict[bytes, None] = OrderedDict()
+        self.most_encoded = 100
+        self._missing: tuple[bytes, ...] = ()
         self._step_seconds = step_seconds
         self._steps_of_current = 0
 
@@ -73,6 +80,15 @@ class ModelShard:
     @property
     def runs(self) -> dict[bytes, Run]:
         return self._runs.by_key
+
+    @property
+    def atomic(self) -> bool:
+        """Whether no span of media may be cut."""
+        return self._cells.atomic
+
+    @atomic.setter
+    def atomic(self, value: bool) -> None:
+        self._cells.atomic = value
 
     @property
     def used_cells(self) -> int:
@@ -139,6 +155,7 @@ class ModelShard:
         drafts: tuple[tuple[int, DraftCount], ...] = (),
     ) -> Stepped:
         outcome, self.fail_next_step = self.fail_next_step or StepOutcome.OK, None
+        missing, self._missing = self._missing, ()
         assert self.used_cells <= self.layout.cells, f"{self.used_cells} cells of {self.layout.cells}"
         return Stepped(
             shard=self.name,
@@ -148,7 +165,26 @@ class ModelShard:
             seconds=self._step_seconds(load),
             prompt_logprobs=prompt_logprobs,
             drafts=drafts,
+            missing_media=missing,
         )
+
+    def encode(self, media_id: bytes) -> None:
+        """Keep the embeddings of a medium, in place of those that were used least recently if there are too many."""
+        self.encoded[media_id] = None
+        self.encoded.move_to_end(media_id)
+        while len(self.encoded) > self.most_encoded:
+            self.encoded.popitem(last=False)
+
+    def _lacks_media(self, parts: Sequence[Chunk] | Sequence[Row]) -> bool:
+        """Whether the step fails because media of ``parts`` are not encoded."""
+        wanted = dict.fromkeys(span.media_id for part in parts for span in part.media)
+        self._missing = tuple(media_id for media_id in wanted if media_id not in self.encoded)
+        if self._missing and self.fail_next_step is None:
+            self.fail_next_step = StepOutcome.MEDIA_MISSING
+        for media_id in wanted:
+            if media_id in self.encoded:
+                self.encoded.move_to_end(media_id)
+        return bool(self._missing)
 
     def _fails(self, held: Mapping[int, Held], tokens: int) -> bool:
         """Whether the step fails, if only because ``tokens`` more have no room beside ``held``."""
@@ -174,7 +210,7 @@ class ModelShard:
             chunk.sequence_id: new_of_chunk(self._cells, chunk) for chunk in command.chunks if chunk.setup is not None
         }
         riders = sum(not self.held[key].ended for key in command.ride)
-        if self._fails(self.held | new, load.prompt_tokens + riders):
+        if self._lacks_media(command.chunks) or self._fails(self.held | new, load.prompt_tokens + riders):
             self._cells.cut_back(command.chunks, taken_over)
             return self._stepped(command, [], load)
         self.held.update(new)
@@ -187,7 +223,7 @@ class ModelShard:
         rows = [row for sequence_id in command.ride if (row := self._step(sequence_id)) is not None]
         for chunk in command.chunks:
             held = self.held[chunk.sequence_id]
-            held.tokens.extend(chunk.token_ids)
+            held.tokens.extend(tokens_of(chunk))
             held.cells.extend(self._cells.new(len(chunk.token_ids)))
             assert len(held.cells) <= self.layout.cells_per_sequence
             if chunk.last:
@@ -206,7 +242,7 @@ class ModelShard:
             for row in command.rows
             if row.takes_over or row.sequence_id not in self.held
         }
-        if self._fails(self.held | new, load.prompt_tokens):
+        if self._lacks_media(command.rows) or self._fails(self.held | new, load.prompt_tokens):
             self._cells.cut_back(command.rows, taken_over)
             return self._stepped(command, [], load)
         self.held.update(new)
@@ -216,8 +252,9 @@ class ModelShard:
             held = self.held[row.sequence_id]
             assert held.ended, "the row of a sequence that has not ended is kept"
             assert row.token_ids
+            self._cells.check_spans(row)
             assert row.start == len(held.cells) == len(held.tokens)
-            held.tokens.extend(row.token_ids)
+            held.tokens.extend(tokens_of(row))
             held.cells.extend(self._cells.new(len(row.token_ids)))
             assert len(held.cells) <= self.layout.cells_per_sequence
             if row.top_n_tokens:
@@ -263,6 +300,7 @@ class ModelShard:
                     min(
                         left,
                         held.setup.max_draft_tokens,
+                        self.layout.rollback_tokens if self.layout.whole_only else left,
                         held.setup.max_length - len(held.tokens) - 1,
                         command.max_steps - self._steps_of_current - 1,
                         self.layout.cells_per_sequence - len(held.cells) - 1,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling.sequence import Request
@@ -21,6 +22,7 @@ def request(
     namespace: str = "",
     adapter: str = "",
     prompt_logprobs: bool = False,
+    media: PromptMedia | None = None,
     arrived_s: float = 0.0,
     max_draft_tokens: int = 0,
     end_by_s: float = math.inf,
@@ -28,6 +30,7 @@ def request(
     """Return a request with default sampling."""
     spec = GenerationSpec(
         prompt=tuple(prompt),
+        media=media,
         sampling=SamplingParams(),
         stopping=StoppingParams(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos),
         priority=priority,

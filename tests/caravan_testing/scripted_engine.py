@@ -6,11 +6,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from dataclasses import dataclass, field, replace
 
 from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.media import MediaFacts, MediaSpan, TokenizedParts
 from caravan_proto.messages.model import FillTokens, TokenizedText
 from caravan_proto.messages.results import DraftCount, FinishReason
 from caravan_router.core.engine import ANY_SENDER, ModelFacts, StreamTimes, TextSender
 from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
 from caravan_router.core.generation import GenerationSpec, GenerationState
+from caravan_router.core.media import MediaPrompt
+from caravan_router.core.media_tokens import MediaTokens, media_tokens_of
 from caravan_router.core.model_names import ModelNames
 from caravan_router.core.prefixes import CachedPrefix, PinRefusal, PrefixReport, ShardPrefixes
 from caravan_router.core.shards import ShardReport, ShardStanding, ShardState
@@ -39,8 +42,22 @@ MODEL = ModelFacts(
 FILL = FillTokens(prefix=990, suffix=991, middle=992, begin=BOS)
 FILL_MODEL = replace(MODEL, fill=FILL)
 
+# Cells of each picture and sound of a prompt.
+MEDIA_CELLS = 4
+MEDIA = MediaFacts(
+    images=True,
+    audio=True,
+    atomic=False,
+    max_cells=64,
+    fingerprint=b"projector",
+    audio_sample_rate=16_000,
+    max_bytes=1 << 24,
+)
+
 CHAT_MODEL = replace(MODEL, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
 """A model whose template joins the contents of the messages."""
+SEEING_MODEL = replace(CHAT_MODEL, media=MEDIA)
+"""A model with that template that sees and hears."""
 
 
 def word(
@@ -255,6 +272,30 @@ class ScriptedEngine:
         if add_special:
             ids, pieces, specials = [BOS, *ids], [b"<s>", *pieces], [True, *specials]
         return TokenizedText(tuple(ids), tuple(pieces), tuple(specials))
+
+    async def tokenize_parts(
+        self, parts: MediaPrompt, *, add_special: bool = True, parse_special: bool = True
+    ) -> MediaTokens:
+        """Return `MEDIA_CELLS` cells for each picture and sound, between the tokens of the texts."""
+        assert self.model.media is not None, "it neither sees nor hears"
+        assert isinstance(parts[0], str), "a text has the begin token"
+        ids: list[int] = []
+        pieces: list[bytes] = []
+        specials: list[bool] = []
+        spans: list[MediaSpan] = []
+        for number, part in enumerate(parts):
+            if isinstance(part, str):
+                text = await self.tokenize(part, add_special=add_special and number == 0, parse_special=parse_special)
+                ids += text.token_ids
+                pieces += text.pieces
+                specials += text.specials
+            else:
+                spans.append(MediaSpan(offset=len(ids), media_id=part.id, count=MEDIA_CELLS, positions=MEDIA_CELLS))
+                ids += [0] * MEDIA_CELLS
+                pieces += [b""] * MEDIA_CELLS
+                specials += [True] * MEDIA_CELLS
+        tokenized = TokenizedParts(tuple(ids), tuple(pieces), tuple(specials), tuple(spans))
+        return media_tokens_of(tokenized, (part for part in parts if not isinstance(part, str)), self.model.media)
 
     async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
         first, second = await self.tokenize(query), await self.tokenize(document)

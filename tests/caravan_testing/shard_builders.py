@@ -235,6 +235,12 @@ class EngineDriver:
             steps -= results[-1].most_tokens
         return results
 
+    def decode_once(self, sequence_ids: Sequence[int], budget: DraftBudget) -> StepResult:
+        """Run one step, with drafts within ``budget``."""
+        result = self.engine.decode_step(sequence_ids, perf_counter_ns(), budget)
+        assert result is not None
+        return self._collect(result)
+
     def checked_free_cells(self) -> int:
         """Return the number of free cells. The engine and the toy cache must agree on it."""
         free = self.engine.free_cells

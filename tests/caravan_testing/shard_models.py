@@ -13,26 +13,43 @@ import pytest
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
+from caravan_testing.shard_tiny_delta_net import write_tiny_qwen3next, write_tiny_qwen35
 from caravan_testing.shard_tiny_hybrid import write_tiny_hybrid
+from caravan_testing.shard_tiny_lfm2 import write_tiny_lfm2
+from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 from caravan_testing.shard_tiny_mrope import write_tiny_mrope
+from caravan_testing.shard_tiny_window import write_tiny_window
 
 ROOT = Path(__file__).parents[2]
 DEMO_MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ROOT / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
 # Most of its layers attend to a window of 512 tokens.
 WINDOW_MODEL = ROOT / ".cache/models/gemma-3-270m-q4_k_m.gguf"
-# Its positions have three dimensions. Written when a test needs it.
+# Written when a test needs it, as all those below are.
+PLAIN_MODEL = ROOT / ".cache/models/tiny-llama.gguf"
+# Its positions have three dimensions.
 POSITIONS_MODEL = ROOT / ".cache/models/tiny-qwen2vl.gguf"
-# Half of the layers of the first are recurrent, and all of the second. Written when a test needs them.
+# Half of the layers attend to a window of 64 tokens.
+SMALL_WINDOW_MODEL = ROOT / ".cache/models/tiny-gemma3.gguf"
+# Half of the layers of the first four are recurrent, and all of the last.
 HYBRID_MODEL = ROOT / ".cache/models/tiny-granitehybrid.gguf"
+DELTA_MODEL = ROOT / ".cache/models/tiny-qwen3next.gguf"
+# Its positions have three dimensions, too, and the last tokens of this one and the next can be taken back.
+DELTA_POSITIONS_MODEL = ROOT / ".cache/models/tiny-qwen35.gguf"
+CONVOLUTION_MODEL = ROOT / ".cache/models/tiny-lfm2.gguf"
 RECURRENT_MODEL = ROOT / ".cache/models/tiny-mamba.gguf"
 # Batch shapes and places in the cache change the rounding. Logits of two tokens that are closer than this count as
 # equal. Seen: below 0.1 on the demo model; 1.9 on the other, where a prompt's last token was computed alone instead of
 # with the rest.
-TIE_LOGITS = {DEMO_MODEL: 0.25, WINDOW_MODEL: 2.0, POSITIONS_MODEL: 0.01}
+TIE_LOGITS = {DEMO_MODEL: 0.25, WINDOW_MODEL: 2.0, POSITIONS_MODEL: 0.01, CONVOLUTION_MODEL: 0.01}
 _WRITERS: dict[Path, Callable[[Path], Path]] = {
     POSITIONS_MODEL: write_tiny_mrope,
+    PLAIN_MODEL: lambda path: write_tiny_llama(path, Shape(context=4096)),
+    SMALL_WINDOW_MODEL: lambda path: write_tiny_window(path, DEMO_MODEL),
     HYBRID_MODEL: lambda path: write_tiny_hybrid(path, DEMO_MODEL),
+    DELTA_MODEL: lambda path: write_tiny_qwen3next(path, DEMO_MODEL),
+    DELTA_POSITIONS_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL),
+    CONVOLUTION_MODEL: lambda path: write_tiny_lfm2(path, DEMO_MODEL),
     RECURRENT_MODEL: lambda path: write_tiny_mamba(path, DEMO_MODEL),
 }
 
@@ -60,6 +77,7 @@ class ModelDriver(EngineDriver):
         config = ShardConfig(**{"model": str(model), "parallel": 4, "threads": 1, "flash_attn": "on", **flags})
         self.backend: Any
         super().__init__(LlamaCppBackend(config))
+        self.model = model
         self.tie_logits = TIE_LOGITS.get(model, 0.0)
 
     def tokens(self, text: str) -> list[int]:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFWriter
-from numpy.typing import NDArray
 
 from caravan_testing.copied_tokenizer import copy_tokenizer
+from caravan_testing.tiny_weights import RandomWeights, Weights, write_weights
 
 _EMBEDDING, _LAYERS, _HEADS, _KV_HEADS, _FEED_FORWARD, _CONTEXT = 64, 4, 4, 2, 128, 8192
 _INNER, _STATE, _CONVOLUTION, _GROUPS, _STATE_HEADS = 128, 16, 4, 1, 4
@@ -30,12 +30,7 @@ def write_tiny_hybrid(path: Path, tokenizer_of: Path) -> Path:
     writer.add_ssm_group_count(_GROUPS)
     writer.add_ssm_time_step_rank(_STATE_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    for name, tensor in _tensors(copy_tokenizer(tokenizer_of, writer)).items():
-        writer.add_tensor(name, tensor.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_weights(writer, _tensors(copy_tokenizer(tokenizer_of, writer)))
     return path
 
 
@@ -43,13 +38,8 @@ def _is_recurrent(layer: int) -> bool:
     return layer % 2 == 0
 
 
-def _tensors(tokens: int) -> dict[str, NDArray[np.float64]]:
-    random = np.random.default_rng(13)
-
-    def drawn(*shape: int, scale: float = 1.0) -> NDArray[np.float64]:
-        numbers: NDArray[np.float64] = scale * random.standard_normal(shape) / np.sqrt(shape[-1])
-        return numbers
-
+def _tensors(tokens: int) -> dict[str, Weights]:
+    drawn = RandomWeights(13)
     tensors = {
         # The same matrix makes the logits.
         "token_embd.weight": drawn(tokens, _EMBEDDING, scale=8.0),

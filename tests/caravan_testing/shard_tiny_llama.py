@@ -19,19 +19,21 @@ from numpy.typing import NDArray
 
 from caravan_testing.shard_tiny_mamba import TOKENS, TYPES
 
+CONTEXT, EPSILON = 512, 1e-5
+
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of dimensions, layers, heads, and dimensions inside of a layer."""
+    """Numbers of dimensions, layers, heads, dimensions inside of a layer, and tokens that it was made for."""
 
     embedding: int = 64
     layers: int = 2
     heads: int = 4
     inner: int = 128
+    context: int = CONTEXT
 
 
 _TINY = Shape()
-CONTEXT, EPSILON = 512, 1e-5
 # Among the likely tokens, so that some outputs end early.
 END_TOKEN_IDS = (2, *range(60, 84))
 
@@ -39,7 +41,7 @@ END_TOKEN_IDS = (2, *range(60, 84))
 def write_tiny_llama(path: Path, shape: Shape = _TINY) -> Path:
     """Write a GGUF with a vocabulary of bytes, the same one every time. It has half a megabyte if nothing is given."""
     writer = GGUFWriter(path, "llama")
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.embedding)
     writer.add_feed_forward_length(shape.inner)
     writer.add_head_count(shape.heads)

@@ -7,6 +7,7 @@ from gguf import GGUFWriter, TokenType
 from numpy.typing import NDArray
 
 from caravan_testing.copied_tokenizer import copy_tokenizer
+from caravan_testing.tiny_weights import write_weights
 
 EMBEDDING, LAYERS = 64, 2
 INNER, STATE, CONVOLUTION, TIME_STEP_RANK = 128, 16, 4, 4
@@ -35,12 +36,7 @@ def write_tiny_mamba(path: Path, tokenizer_of: Path | None = None) -> Path:
         writer.add_token_list(TOKENS)
         writer.add_token_scores([0.0] * tokens)
         writer.add_token_types(TYPES)
-    for name, tensor in _tensors(np.random.default_rng(5), tokens).items():
-        writer.add_tensor(name, tensor.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_weights(writer, _tensors(np.random.default_rng(5), tokens))
     return path
 
 

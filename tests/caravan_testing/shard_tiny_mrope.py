@@ -7,6 +7,7 @@ from gguf import GGUFWriter
 from numpy.typing import NDArray
 
 from caravan_testing.shard_tiny_mamba import TOKENS, TYPES
+from caravan_testing.tiny_weights import write_weights
 
 _EMBEDDING, _LAYERS, _HEADS, _INNER, _CONTEXT = 64, 2, 4, 128, 4096
 # How many pairs of a head's dimensions turn with the time, the height and the width.
@@ -28,12 +29,7 @@ def write_tiny_mrope(path: Path) -> Path:
     writer.add_token_list(TOKENS)
     writer.add_token_scores([0.0] * len(TOKENS))
     writer.add_token_types(TYPES)
-    for name, tensor in _tensors().items():
-        writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_weights(writer, _tensors())
     return path
 
 

@@ -9,6 +9,7 @@ from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load,
 from caravan_proto.messages.results import Loaded
 from caravan_router.core.generation import BeamSearch, GenerationSpec
 from caravan_router.core.prefixes import PinRefusal, ShardPrefixes
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling import invariants
 from caravan_router.scheduling.actions import (
@@ -16,6 +17,7 @@ from caravan_router.scheduling.actions import (
     Deliver,
     Drafted,
     Drained,
+    Encode,
     Fail,
     FailureReason,
     Fetch,
@@ -30,6 +32,8 @@ from caravan_router.scheduling.actions import (
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import (
     Cancelled,
+    Encoded,
+    EncodeOutcome,
     Event,
     Fetched,
     FlushRequested,
@@ -92,6 +96,7 @@ class Simulation:
         self.pin_answers: dict[int, PinRefusal | None] = {}
         self.actions: list[Action] = []
         self.transfers: dict[int, Fetch] = {}
+        self.encodings: dict[int, Encode] = {}
         self.drained: list[str] = []
         self.now = 0.0
         self._ids = itertools.count(1)
@@ -139,6 +144,9 @@ class Simulation:
                 self.flushed[action.flush_id] = action.evicted
             case Fetch():
                 self.transfers[action.transfer_id] = action
+            case Encode():
+                assert action.shard in self.shards
+                self.encodings[action.encode_id] = action
             case Drained():
                 assert not self.scheduler.shards[action.shard].stays.residents
                 assert not self.shards[action.shard].commands
@@ -173,6 +181,7 @@ class Simulation:
     def lose(self, name: str) -> None:
         del self.shards[name]
         self.drained = [drained for drained in self.drained if drained != name]
+        self.encodings = {key: one for key, one in self.encodings.items() if one.shard != name}
         self.handle(ShardLost(name))
         for fetch in list(self.transfers.values()):
             if name in (fetch.source, fetch.target):
@@ -191,6 +200,14 @@ class Simulation:
             fetched.append(is_possible and target.adopt(source.runs.get(key)))  # type: ignore[union-attr]
         self.handle(Fetched(transfer_id=transfer_id, fetched=tuple(fetched), seconds=0.02))
 
+    def finish_encoding(self, shard: str, outcome: EncodeOutcome = EncodeOutcome.DONE) -> None:
+        """Encode what ``shard`` was asked for first."""
+        encode = next(one for one in self.encodings.values() if one.shard == shard)
+        del self.encodings[encode.encode_id]
+        if outcome is EncodeOutcome.DONE:
+            self.shards[shard].encode(encode.media.id)
+        self.handle(Encoded(encode_id=encode.encode_id, outcome=outcome, seconds=0.1))
+
     def submit(
         self,
         prompt: tuple[int, ...],
@@ -202,6 +219,7 @@ class Simulation:
         namespace: str = "",
         adapter: str = "",
         prompt_logprobs: bool = False,
+        media: PromptMedia | None = None,
         max_draft_tokens: int = 0,
         end_by_s: float = math.inf,
     ) -> int:
@@ -216,6 +234,7 @@ class Simulation:
             namespace=namespace,
             adapter=adapter,
             prompt_logprobs=prompt_logprobs,
+            media=media,
             arrived_s=self.now,
             max_draft_tokens=max_draft_tokens,
             end_by_s=end_by_s,
@@ -299,12 +318,14 @@ class Simulation:
         """Run steps of all shards until no command and no transfer is left. Shards that have drained end."""
         for _ in range(max_steps):
             busy = [name for name, shard in self.shards.items() if shard.commands]
-            if not (busy or self.transfers or self.drained):
+            if not (busy or self.transfers or self.encodings or self.drained):
                 return
             for name in busy:
                 self.advance(name)
             for transfer_id in list(self.transfers):
                 self.finish_transfer(transfer_id)
+            for name in {one.shard for one in self.encodings.values()}:
+                self.finish_encoding(name)
             for name in list(self.drained):
                 self.lose(name)
         raise AssertionError(f"not at rest after {max_steps} steps")

@@ -110,6 +110,12 @@ _M3_VALUES = (
 _DSML = f"<{_BAR}DSML{_BAR}"
 _DSML_END = f"</{_BAR}DSML{_BAR}"
 
+_MUSE = (
+    'to={{ c.name }}<|message|><atem:function_calls>\n<atem:invoke name="{{ c.name }}">\n'
+    + _tags('<atem:parameter name="', '">', "</atem:parameter>\n")
+    + "</atem:invoke>\n</atem:function_calls>"
+)
+
 FAMILIES = (
     Family("Qwen 2.5 and Hermes", "\n" + _each("<tool_call>\n" + _OBJECT + "\n</tool_call>", "\\n")),
     Family("SmolLM 3", _each("<tool_call>\n" + _OBJECT + "\n</tool_call>", "\\n"), "Answer <tool_call>"),
@@ -304,4 +310,10 @@ FAMILIES = (
         )
         + "<|calls|>",
     ),
+    Family(
+        "Muse Glimmer",
+        _each(_MUSE, "<|eom|><|start|>assistant "),
+        "<|start|>assistant to=self<|message|><atem:invoke name=",
+    ),
+    Family("Functionary 3.2", _each(">>>{{ c.name }}{{ '\\n' }}" + _JSON), "to:recipient==all >>>"),
 )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from caravan_proto import wire
 from caravan_proto.codec import Codec, MalformedError
-from caravan_proto.messages import commands, constraint, limits, model, results, sampling
+from caravan_proto.messages import commands, constraint, limits, media, model, results, sampling
 from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
@@ -53,7 +53,7 @@ _BY_FIELD: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (RunNote, "tokens"): st.lists(st.integers(0, 2**31 - 1), max_size=3).map(partial(array, "i")),
     **{
         (kind, "seconds"): st.integers(0, 10**12).map(lambda nanoseconds: nanoseconds / 1e9)
-        for kind in (results.Saved, results.Loaded, results.LayoutSet)
+        for kind in (results.Saved, results.Loaded, results.LayoutSet, media.EncodedMedia)
     },
 }
 
@@ -106,7 +106,7 @@ def test_a_note_arrives_as_it_was_sent(note: RunNote) -> None:
 def test_every_message_has_a_codec() -> None:
     defined = {
         kind
-        for module in (commands, constraint, limits, model, results, sampling)
+        for module in (commands, constraint, limits, media, model, results, sampling)
         for _, kind in inspect.getmembers(module, inspect.isclass)
         if kind.__module__ == module.__name__ and not issubclass(kind, Enum)
     }

@@ -50,7 +50,11 @@ class Shard:
         backend = self.driver.backend
         length = backend.length(sequence_id)
         state = backend.save(sequence_id, 0, length, 1 << 40, releasing=False)
-        caches = [cache.cut(0, length) for cache in backend._state_format.parse(state)]
+        if self.driver.model == POSITIONS_MODEL:
+            # As llama.cpp itself writes it: cells have more than a position where positions have several dimensions.
+            state = backend._memory._whole_state(sequence_id)
+        caches = [cache.cut(0, length) for cache in backend._memory.form.parse(state)]
+        assert all(cache.extras[1:].any(axis=1).all() for cache in caches if self.driver.model == POSITIONS_MODEL)
         return [part.tobytes() for cache in caches for part in (*cache.rows, cache.extras)]
 
     def logits(self, sequence_id: int, tokens: list[int]) -> Floats:

@@ -23,7 +23,14 @@ from caravan_testing.shard_builders import (
     state_entry,
     with_state,
 )
-from caravan_testing.shard_models import HYBRID_MODEL, ModelDriver, fetched
+from caravan_testing.shard_models import (
+    CONVOLUTION_MODEL,
+    DELTA_MODEL,
+    DELTA_POSITIONS_MODEL,
+    HYBRID_MODEL,
+    ModelDriver,
+    fetched,
+)
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
 pytestmark = pytest.mark.model
@@ -33,6 +40,13 @@ OPTIONS: dict[str, Any] = {"max_new": NEW_TOKENS, "ignore_eos": True}
 
 
 KINDS = [(name, layout) for name in ("mamba", "granitehybrid") for layout in KvLayout]
+KINDS += [("qwen3next", KvLayout.UNIFIED), ("qwen35", KvLayout.SPLIT), ("lfm2", KvLayout.UNIFIED)]
+_FETCHED = {
+    "granitehybrid": HYBRID_MODEL,
+    "qwen3next": DELTA_MODEL,
+    "qwen35": DELTA_POSITIONS_MODEL,
+    "lfm2": CONVOLUTION_MODEL,
+}
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1].value}")
@@ -42,7 +56,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if name == "mamba":
         model = write_tiny_mamba(tmp_path_factory.mktemp("model") / "tiny-mamba.gguf")
     else:
-        model = fetched(HYBRID_MODEL)
+        model = fetched(_FETCHED[name])
     driver = ModelDriver(model, ctx_size=1024, kv_layout=layout.value)
     assert driver.backend.facts.architecture == name
     yield driver
@@ -148,7 +162,7 @@ def test_what_is_saved_grows_with_what_is_new(driver: ModelDriver) -> None:
         driver.prefill(chunk)
         save(driver, 2, tokens[:place], start)
         start = place
-    form = driver.backend._state_format
+    form = driver.backend._memory.form
     streams = driver.backend._memory._streams
     cells = [form.cells_bytes(streams, end - first) for first, end in pairwise([0, *places])]
     assert driver.engine.runs.used.memory - before == sum(cells) + 3 * form.block_bytes

@@ -15,7 +15,13 @@ STATE_BYTES, MOST_BYTES = 20, 600
 # Conversations that have some first tokens in common.
 FORKS = [[7] * 40 + [number] * 160 for number in range(3)]
 FORKS.append([7] * 100 + [9] * 100)
-KEYS = [PrefixKeys("", lambda start, stop, tokens=tokens: tokens[start:stop]) for tokens in FORKS]
+
+
+def keys_of(tokens: list[int]) -> PrefixKeys:
+    return PrefixKeys("", lambda start, stop: tokens[start:stop])
+
+
+KEYS = [keys_of(tokens) for tokens in FORKS]
 
 SAVE = st.tuples(st.just("save"), st.integers(0, 3), st.integers(16, 200))
 DROP = st.tuples(st.just("drop"), st.integers(0, 3), st.integers(16, 200))
@@ -55,7 +61,7 @@ def test_what_is_found_is_there_and_nothing_is_kept_for_nothing(steps: list[tupl
                 found = runs.find(keys, length)
                 if found != NO_PREFIX:
                     runs.use(found, loads=1)
-            case "flush":
+            case _:
                 while (found := runs.find(keys, length)) != NO_PREFIX:
                     runs.drop(keys.at(found.length))
         check(runs)

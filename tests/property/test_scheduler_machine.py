@@ -17,10 +17,11 @@ from caravan_router.core.generation import BeamSearch, EarlyStopping
 from caravan_router.core.tenant import Tenant
 from caravan_router.recording.recorder import Recorder
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits, Unpinned
+from caravan_router.scheduling.events import EncodeOutcome, ShardLimits, Unpinned
 from caravan_router.scheduling.prefix_keys import PrefixKeys
 from caravan_router.scheduling.shard.remembered import prefixes_of, tokens_of
 from caravan_testing.examples import examples
+from caravan_testing.model_media import ENCODER, in_pictures
 from caravan_testing.recorded import differences, recorded
 from caravan_testing.simulation import Simulation
 
@@ -28,7 +29,15 @@ pytestmark = pytest.mark.examples
 
 
 def _limits(
-    ids: int, per_sequence: int, layouts: str, batch: int, saving: Saving, memory: int, disk: int, fingerprint: str
+    ids: int,
+    per_sequence: int,
+    layouts: str,
+    batch: int,
+    saving: Saving,
+    memory: int,
+    disk: int,
+    fingerprint: str,
+    rollback: int = 0,
 ) -> ShardLimits:
     """Return few cells and ids: contention is the rule."""
     whole_only = saving is Saving.WITH_STATE
@@ -38,10 +47,15 @@ def _limits(
             cells_per_sequence=per_sequence,
             layout=KvLayout.SPLIT,
             whole_only=whole_only,
+            rollback_tokens=rollback,
             saving=saving,
         ),
         "unified": LayoutLimits(
-            cells=per_sequence, cells_per_sequence=per_sequence, whole_only=whole_only, saving=saving
+            cells=per_sequence,
+            cells_per_sequence=per_sequence,
+            whole_only=whole_only,
+            rollback_tokens=rollback,
+            saving=saving,
         ),
     }
     if layouts == "auto":
@@ -54,9 +68,10 @@ def _limits(
         memory_bytes=memory,
         disk_bytes=disk,
         max_prompt_logprob_tokens=16,
-        max_draft_tokens=0 if whole_only else 16,
+        max_draft_tokens=0 if whole_only and not rollback else 16,
         run_fingerprint="" if saving is Saving.NOTHING else fingerprint,
         end_tokens=frozenset({2}),
+        encoder=ENCODER,
     )
 
 
@@ -82,6 +97,19 @@ _SAVING_LIMITS = st.builds(
     memory=st.sampled_from([150, 1000]),
     disk=st.sampled_from([0, 100]),
     fingerprint=st.sampled_from(["", "x"]),
+)
+# Shards that save whole sequences only, where prompts pause at ends of messages: after token 2.
+_CHECKPOINT_LIMITS = st.builds(
+    _limits,
+    ids=st.integers(1, 4),
+    per_sequence=st.integers(60, 160),
+    layouts=st.sampled_from(["split", "unified", "unified"]),
+    batch=st.integers(20, 64),
+    saving=st.just(Saving.WITH_STATE),
+    memory=st.sampled_from([150, 1000]),
+    disk=st.sampled_from([0, 100]),
+    fingerprint=st.sampled_from(["", "x"]),
+    rollback=st.sampled_from([0, 3]),
 )
 # Two tokens, and few beginnings: prefixes in common are the rule.
 _PROMPTS = (
@@ -120,6 +148,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         max_cells=st.sampled_from([None, 40]),
         aging_s=st.sampled_from([math.inf, 0.5]),
+        atomic=st.booleans(),
+        picture_cells=st.sampled_from([5, 8, 19]),
         limits=st.runner().flatmap(lambda machine: st.lists(machine.shard_limits, min_size=1, max_size=3)),
     )
     def begin(
@@ -134,6 +164,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching: bool,
         max_cells: int | None,
         aging_s: float,
+        atomic: bool,
+        picture_cells: int,
         limits: list[ShardLimits],
     ) -> None:
         config = SchedulerConfig(
@@ -156,9 +188,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.recording = Path(self.folder.name) / "recording"
         self.recorder = Recorder(self.recording)
         self.simulation.scheduler = recorded(self.simulation.scheduler, config, self.recorder)
+        self.atomic, self.picture_cells = atomic, picture_cells
         self.limits = dict(zip(_NAMES, limits, strict=False))
         for name in self.limits:
-            self.simulation.join(name, self.limits[name])
+            self._join(name)
+
+    def _join(self, name: str) -> None:
+        self.simulation.join(name, self.limits[name])
+        self.simulation.shards[name].atomic = self.atomic
+
+    def _prompt(self, tokens: list[int], kind: dict[str, Any]) -> dict[str, Any]:
+        """Return the prompt, with pictures if its ``kind`` has them, and the other fields of ``kind``."""
+        if "pictures" not in kind:
+            return {"prompt": tuple(tokens), **kind}
+        prompt, media = in_pictures(tokens, self.picture_cells, atomic=self.atomic)
+        return {"prompt": prompt, "media": media, **{name: value for name, value in kind.items() if name != "pictures"}}
 
     @rule(
         prompt=_PROMPTS,
@@ -168,7 +212,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from([Tenant(name="x"), Tenant(name="y", weight=2.0)]),
         copies=st.sampled_from([1, 1, 1, 3]),
         kind=st.sampled_from(
-            [{}, {}, {"namespace": "salt"}, {"adapter": "x"}, {"adapter": "y"}, {"prompt_logprobs": True}]
+            [
+                {},
+                {"pictures": True},
+                {"pictures": True, "namespace": "salt"},
+                {"namespace": "salt"},
+                {"adapter": "x"},
+                {"adapter": "y"},
+                {"prompt_logprobs": True},
+                {"prompt_logprobs": True, "pictures": True},
+            ]
         ),
         max_draft_tokens=st.sampled_from([0, 0, 2, 8]),
         lasts_s=_LASTING,
@@ -187,14 +240,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         for _ in range(copies):
             self.simulation.submit(
-                tuple(prompt),
-                new,
+                max_new_tokens=new,
                 ignore_eos=not eos,
                 priority=priority,
                 tenant=tenant,
                 max_draft_tokens=max_draft_tokens,
                 end_by_s=self.simulation.now + lasts_s,
-                **kind,
+                **self._prompt(prompt, kind),
             )
 
     @rule(
@@ -205,7 +257,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         width=st.integers(1, 4),
         penalty=st.sampled_from([0.0, 1.0, 2.0]),
         early=st.sampled_from(EarlyStopping),
-        kind=st.sampled_from([{}, {}, {"namespace": "salt"}, {"adapter": "x"}]),
+        kind=st.sampled_from([{}, {"pictures": True}, {"namespace": "salt"}, {"adapter": "x"}]),
         lasts_s=_LASTING,
     )
     def submit_beams(
@@ -222,27 +274,31 @@ class SchedulerMachine(RuleBasedStateMachine):
     ) -> None:
         ends = frozenset(range(0, 97, 7))
         search = BeamSearch(width=width, index=0, length_penalty=penalty, early_stopping=early, eos_token_ids=ends)
-        fields = {"ignore_eos": not eos, "priority": priority, "end_by_s": self.simulation.now + lasts_s, **kind}
-        self.simulation.submit_beams(tuple(prompt), new, search, **fields)
+        fields: dict[str, Any] = {
+            "ignore_eos": not eos,
+            "priority": priority,
+            "end_by_s": self.simulation.now + lasts_s,
+        }
+        self.simulation.submit_beams(max_new_tokens=new, search=search, **fields, **self._prompt(prompt, kind))
 
     @rule(
         token=st.integers(1, 6),
         length=st.sampled_from([16, 20, 37]),
         tails=st.lists(_TAILS, min_size=2, max_size=4),
         new=st.integers(1, 12),
-        kind=st.sampled_from([{}, {}, {"adapter": "x"}, {"prompt_logprobs": True}]),
+        kind=st.sampled_from([{}, {"pictures": True}, {"adapter": "x"}, {"prompt_logprobs": True, "pictures": True}]),
         saved=st.sampled_from([True, True, False]),
     )
     def submit_again(
         self, token: int, length: int, tails: list[list[int]], new: int, kind: dict[str, Any], saved: bool
     ) -> None:
         """Submit requests that begin alike, and again when they have ended, and maybe when what they held is saved."""
-        prompts = [(token,) * length + tuple(tail) for tail in tails]
+        prompts = [self._prompt([*[token] * length, *tail], kind) for tail in tails]
         for prompt in prompts:
-            self.simulation.submit(prompt, new, **kind)
+            self.simulation.submit(max_new_tokens=new, **prompt)
         self.rest() if saved else self.simulation.run()
         for prompt in prompts:
-            self.simulation.submit(prompt, new, **kind)
+            self.simulation.submit(max_new_tokens=new, **prompt)
 
     @precondition(lambda self: self.simulation.requests)
     @rule(data=st.data(), tail=st.lists(st.integers(1, 2), min_size=1, max_size=4), new=st.integers(1, 8))
@@ -250,7 +306,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Submit a request that begins with the prompt of another, which may still run, and its output so far."""
         one = self.simulation.requests[data.draw(st.sampled_from(sorted(self.simulation.requests)))]
         known = (*one.spec.prompt, *self.simulation.received[one.request_id])
-        self.simulation.submit((*known, *tail), new, namespace=one.spec.namespace, adapter=one.spec.adapter)
+        spec = one.spec
+        self.simulation.submit((*known, *tail), new, namespace=spec.namespace, adapter=spec.adapter, media=spec.media)
 
     @precondition(lambda self: self.simulation.requests)
     @rule(data=st.data())
@@ -289,7 +346,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def join(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(set(self.limits) - set(self.simulation.shards))))
-        self.simulation.join(name, self.limits[name])
+        self._join(name)
 
     @precondition(lambda self: self.simulation.shards)
     @rule(data=st.data())
@@ -300,6 +357,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.booleans())
     def finish_transfer(self, data: st.DataObject, fails: bool) -> None:
         self.simulation.finish_transfer(data.draw(st.sampled_from(sorted(self.simulation.transfers))), fails=fails)
+
+    @precondition(lambda self: self.simulation.encodings)
+    @rule(data=st.data(), outcome=st.sampled_from([EncodeOutcome.DONE, EncodeOutcome.DONE, *EncodeOutcome]))
+    def finish_encoding(self, data: st.DataObject, outcome: EncodeOutcome) -> None:
+        busy = {one.shard for one in self.simulation.encodings.values()}
+        self.simulation.finish_encoding(data.draw(st.sampled_from(sorted(busy))), outcome)
+
+    @precondition(lambda self: self.simulation.shards)
+    @rule(data=st.data())
+    def forget_media(self, data: st.DataObject) -> None:
+        self.simulation.shards[data.draw(st.sampled_from(sorted(self.simulation.shards)))].encoded.clear()
 
     @rule(names=st.sets(st.sampled_from(_NAMES)))
     def flush(self, names: set[str]) -> None:
@@ -354,7 +422,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if state.drain.has_begun:
                 self.simulation.lose(name)
         for name in set(self.limits) - set(self.simulation.shards):
-            self.simulation.join(name, self.limits[name])
+            self._join(name)
         self.simulation.run()
         self.simulation.check_at_rest()
         self.recorder.close()
@@ -376,3 +444,26 @@ class SavingSchedulerMachine(SchedulerMachine):
 
 TestSavingSchedulerMachine = SavingSchedulerMachine.TestCase
 TestSavingSchedulerMachine.settings = settings(max_examples=examples(100), stateful_step_count=40)
+
+
+class CheckpointSchedulerMachine(SchedulerMachine):
+    """Sequences cannot be cut back, and continue from where prompts paused."""
+
+    shard_limits = _CHECKPOINT_LIMITS
+    keeps_all = True
+
+    @rule(
+        messages=st.lists(st.sampled_from([16, 17, 20, 31]), min_size=1, max_size=4),
+        tails=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+        new=st.integers(1, 6),
+    )
+    def converse(self, messages: list[int], tails: list[int], new: int) -> None:
+        """Submit several questions behind the same messages, one after another, and the first one again."""
+        history = tuple(token for length in messages for token in (*[1] * (length - 1), 2))
+        for tail in (*tails, tails[0]):
+            self.simulation.submit((*history, *[3] * tail), new)
+            self.rest()
+
+
+TestCheckpointSchedulerMachine = CheckpointSchedulerMachine.TestCase
+TestCheckpointSchedulerMachine.settings = settings(max_examples=examples(100), stateful_step_count=40)

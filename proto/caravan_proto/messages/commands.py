@@ -9,6 +9,7 @@ from enum import Enum
 
 from caravan_proto.messages.constraint import Constraint, Thought
 from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.media import MediaSpan
 from caravan_proto.messages.sampling import SamplingParams
 
 
@@ -80,7 +81,7 @@ class SequenceParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A run of known tokens to compute, from position ``start`` on.
+    """A run of known tokens to compute, from position ``start`` on. Under ``media``, the tokens are 0.
 
     ``setup`` is set on the first chunk of a sequence's stay, which may have a ``copy``, and ``last`` on the chunk after
     which a token is sampled.
@@ -92,6 +93,7 @@ class Chunk:
     last: bool
     setup: SequenceParameters | None = None
     copy: PrefixCopy | None = None
+    media: Sequence[MediaSpan] = ()
 
     @property
     def takes_over(self) -> bool:
@@ -141,7 +143,7 @@ class Row:
 
     ``outputs``: None if it is one that the shard does not know. ``top_n_tokens``: how many of the likeliest next tokens
     are returned after each output, and ``score_token_ids`` those whose log probabilities are. ``keep_length``: cut the
-    sequence back to this length afterwards; 0 releases it, None keeps all tokens.
+    sequence back to this length afterwards; 0 releases it, None keeps all tokens. Under ``media``, the tokens are 0.
     """
 
     sequence_id: int
@@ -153,6 +155,7 @@ class Row:
     score_token_ids: Sequence[int] = ()
     keep_length: int | None = None
     copy: PrefixCopy | None = None
+    media: Sequence[MediaSpan] = ()
 
     @property
     def end(self) -> int:
@@ -267,7 +270,8 @@ class LoadEntry:
 
     Where there is recurrent state, the last slice is that at the end.
 
-    ``copy``: it holds these tokens before them, in the same cells as the other sequence.
+    ``copy``: it holds these tokens before them, in the same cells as the other sequence. Under ``media``, the tokens
+    are 0.
     """
 
     sequence_id: int
@@ -275,6 +279,7 @@ class LoadEntry:
     slices: Sequence[RunSlice]
     adapter: str = ""
     copy: PrefixCopy | None = None
+    media: Sequence[MediaSpan] = ()
 
     @property
     def start(self) -> int:

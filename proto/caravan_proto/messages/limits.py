@@ -30,14 +30,21 @@ class Saving(Enum):
 class LayoutLimits:
     """What depends on the layout of a shard's KV cache.
 
-    ``whole_only``: a sequence can only be copied as it is, never cut back (recurrent memory).
+    ``whole_only``: a sequence can only be copied as it is, never cut back (recurrent memory), but for the last
+    ``rollback_tokens`` of a step that has computed more of it, right after that step.
     """
 
     layout: KvLayout = KvLayout.UNIFIED
     cells: int
     cells_per_sequence: int
     whole_only: bool = False
+    rollback_tokens: int = 0
     saving: Saving = Saving.NOTHING
+
+    @property
+    def can_have_drafts(self) -> bool:
+        """Whether a sequence can be cut back to the draft tokens of a step that are right."""
+        return not self.whole_only or self.rollback_tokens > 0
 
     @property
     def shares_cells(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from caravan_proto.messages.limits import Limits
+from caravan_proto.messages.media import MediaFacts
 
 MetadataValue = str | int | bool
 
@@ -33,7 +34,7 @@ class ModelFile:
     for the same text, "" if unknown. ``trained_context``: in tokens. ``tool_template``: that for
     prompts with tools, if the model has one beside ``chat_template``. ``eos_token_ids``: tokens that end an output.
     ``draft_model``: the name of the draft model, "" without one. ``fill``: None if the vocabulary lacks a token that
-    filling in needs.
+    filling in needs. ``media``: None if prompts have text only.
 
     The rest describes the file for people and tools. ``weight_bytes`` is the size of all weights, ``device_bytes`` of
     those in the memory of accelerators. ``quantization`` is the type of most weights. ``modified_s``: when the file was
@@ -53,6 +54,7 @@ class ModelFile:
     draft_model: str = ""
     eos_token_ids: frozenset[int] = frozenset()
     fill: FillTokens | None = None
+    media: MediaFacts | None = None
     architecture: str = ""
     parameter_count: int = 0
     weight_bytes: int = 0

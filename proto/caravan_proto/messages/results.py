@@ -26,6 +26,8 @@ class StepOutcome(Enum):
     OK = "ok"
     NO_KV = "no_kv"
     ABORTED = "aborted"
+    # Embeddings of media are not on the shard.
+    MEDIA_MISSING = "media_missing"
 
 
 class DraftSource(Enum):

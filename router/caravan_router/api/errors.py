@@ -14,6 +14,7 @@ from caravan_router.core.errors import (
     NoShardError,
     QueueTimeoutError,
     TextTooLongError,
+    TooMuchMediaError,
 )
 from caravan_router.metrics.recorder import Failure
 
@@ -74,13 +75,22 @@ class MalformedBodyError(RequestError):
         super().__init__(f"The request body is not valid JSON: {reason}")
 
 
+class MalformedFormError(RequestError):
+    """The body is not a valid form."""
+
+    kind = ErrorKind(400, "validation", _CLIENT)
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The request body is not a valid form: {reason}")
+
+
 class UnsupportedMediaError(RequestError):
-    """The content type is not JSON."""
+    """The content type is not JSON, or not that of a form."""
 
     kind = ErrorKind(415, "validation", _CLIENT)
 
-    def __init__(self, content_type: str) -> None:
-        super().__init__(f"Expected a request with `Content-Type: application/json`. Given: {content_type}")
+    def __init__(self, content_type: str, expected: str = "application/json") -> None:
+        super().__init__(f"Expected a request with `Content-Type: {expected}`. Given: {content_type[:80]}")
 
 
 class UnsupportedCodingError(RequestError):
@@ -394,8 +404,10 @@ class UnhealthyError(RequestError):
 
 _STORE = "Responses and conversations cannot be read or written, for example because the disk is full"
 _REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
+_MEDIA = "The pictures and sounds of all open requests together take too much memory"
 _OTHERS: dict[type[Exception], ErrorKind] = {
     TextTooLongError: ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION),
+    TooMuchMediaError: ErrorKind(429, "overloaded", _RATE, Failure.VALIDATION, RETRY_AFTER_S, _MEDIA),
     QueueTimeoutError: ErrorKind(429, "overloaded", _RATE, Failure.QUEUE_TIMEOUT, RETRY_AFTER_S),
     DeadlineError: ErrorKind(504, "deadline_exceeded", _SERVER, Failure.DEADLINE),
     StoreError: ErrorKind(503, "store_unavailable", _SERVER, None, RETRY_AFTER_S, _STORE),
@@ -429,6 +441,8 @@ def message_of(error: Exception) -> str:
             if error.told:
                 return error.told
             return f"No shard of the model {error.model} is up" if error.model else "No shard is up"
+        case TooMuchMediaError():
+            return f"Model is overloaded: {error}"
         case QueueTimeoutError():
             return f"Model is overloaded: {error}"
         case DeadlineError():

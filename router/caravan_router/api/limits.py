@@ -32,14 +32,16 @@ class Limits:
     """Bytes in UTF-8 of a JSON schema, regular expression, grammar or list of choices."""
     max_tools: int = 128
     """Tools per request, as in OpenAI's API."""
+    max_media: int = 8
+    """Pictures and sounds per request."""
     max_cache_salt_bytes: int = 256
     """Bytes of a ``cache_salt`` in UTF-8."""
     max_request_new_tokens: int | None = None
     """New tokens of all prompts and candidates of a request. None: ``max_best_of`` times the limit of one."""
     max_draft_tokens: int = 0
     """Draft tokens of a sequence in one step, by default and at most. 0: no speculation."""
-    payload_limit: int = 2_000_000
-    """Bytes of a request's body after decompression."""
+    payload_limit: int | None = None
+    """Bytes of a request's body after decompression. None: 2,000,000, or 32 MiB where a model sees or hears."""
     max_connections: int = 1000
     """Open connections, idle ones included. Further ones are answered 503 and closed."""
     header_timeout_s: float = 20.0

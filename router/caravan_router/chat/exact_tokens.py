@@ -9,25 +9,38 @@ from dataclasses import dataclass
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.core.common_length import common_length
 from caravan_router.core.engine import TextEngine
+from caravan_router.core.prompt_media import is_cell, text_ids
 
 
 async def with_exact_tokens(engine: TextEngine, exact: tuple[int, ...], rendered: TokenizedText) -> tuple[int, ...]:
     """Return the tokens of ``rendered`` with those of ``exact`` in their place, as far as both stand for the same text.
 
-    ``exact`` may be any ids, also a client's: control tokens count as the same only where ``rendered`` has them too.
-    Raises NoShardError.
+    ``exact`` may be any ids, also a client's: control tokens, and cells of media, count as the same only where
+    ``rendered`` has them too. Raises NoShardError.
     """
     same = common_length(exact, rendered.token_ids)
     # The rest of `exact` may be another text, of any length.
     rest = exact[same : same + 2 * (len(rendered.token_ids) - same)]
-    if not rest or not all(0 <= token_id < engine.model.vocabulary_size for token_id in rest):
+    size = engine.model.vocabulary_size
+    if not rest or not all(0 <= token_id < size or is_cell(token_id) for token_id in rest):
         return rendered.token_ids
-    earlier = _Reader(await engine.queries.detokenize(rest), 0)
+    earlier = _Reader(await _detokenized(engine, rest), 0)
     later = _Reader(rendered, same)
     while earlier.more and later.more:
         if not earlier.read_like(later):
             break
     return (*exact[:same], *rest[: earlier.agreed], *rendered.token_ids[later.agreed :])
+
+
+async def _detokenized(engine: TextEngine, token_ids: tuple[int, ...]) -> TokenizedText:
+    """Return the pieces of ``token_ids``; cells of media have none, and count as control tokens."""
+    text = tuple(text_ids(token_ids))
+    found = await engine.queries.detokenize(text)
+    if len(text) == len(token_ids):
+        return found
+    tokens = zip(found.pieces, found.specials, strict=True)
+    columns = [(b"", True) if is_cell(token_id) else next(tokens) for token_id in token_ids]
+    return TokenizedText(token_ids, tuple(piece for piece, _ in columns), tuple(special for _, special in columns))
 
 
 @dataclass(slots=True)

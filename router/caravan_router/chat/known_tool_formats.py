@@ -6,7 +6,7 @@ The format of any other model is derived from its template, see `tool_derivation
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caravan_router.chat.tool_format import HOLE, Style, Tags, ToolFormat, is_tag
+from caravan_router.chat.tool_format import HOLE, NAME, Style, Tags, ToolFormat, is_tag
 
 
 def _of_deepseek(words: str) -> str:
@@ -84,6 +84,18 @@ GIGACHAT_3 = ToolFormat(opening="function call<|role_sep|>\n", single=True)
 OLMO_3 = ToolFormat(
     styles=(Style.PYTHON,), section_opening="<function_calls>", section_closing="</function_calls>", between="\n"
 )
+# Functionary 3.2, whose messages, also those for the user, begin with the name of a recipient.
+FUNCTIONARY_3_2 = ToolFormat(styles=(Style.JSON,), opening=">>>", name_closing="\n", prompted=True, text_name="all")
+# Muse Glimmer, which names the recipient of every message.
+MUSE = ToolFormat(
+    styles=(Style.TAGS,),
+    opening=f'to={NAME}<|message|><atem:function_calls>\n<atem:invoke name="',
+    closing="</atem:invoke>\n</atem:function_calls>",
+    between="<|eom|><|start|>assistant ",
+    also_closed=("<|eom|>", "<|start|>assistant"),
+    name_closing='">\n',
+    tags=Tags(key_opening='<atem:parameter name="', key_closing='">', value_closing="</atem:parameter>\n"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +123,8 @@ KNOWN: Sequence[Known] = (
     Known(OLMO_3, (("<function_calls>",),)),
     Known(GRANITE_3, (("<|tool_call|>", "<|start_of_role|>"), ("tools",))),
     Known(QWEN_3_CODER, (("<tool_call>",), ("<function=",), ("tools",))),
+    Known(FUNCTIONARY_3_2, (("recipient==all",), (">>>",))),
+    Known(MUSE, (("<atem:invoke name=",),)),
     Known(HERMES, (("<tool_call>",), ("tools",))),
 )
 

@@ -7,10 +7,13 @@ from typing import Any
 
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.chat.control_text import draw_mark, marks_for, strings_of
+from caravan_router.chat.media_marks import with_media
 from caravan_router.chat.template_errors import TemplateError
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.chat.thought_prompt import ThoughtPlan
 from caravan_router.core.engine import ModelFacts, TextEngine
+from caravan_router.core.media import Media
+from caravan_router.core.prompt_media import PromptMedia
 
 _NO_TEMPLATE = (
     "the model has no chat template: serve a GGUF file with `tokenizer.chat_template`, "
@@ -26,7 +29,8 @@ class Conversation:
 
     ``options`` are further variables of the template. With ``continued``, the model continues the last message instead
     of answering it. ``generation_prompt`` asks the template to open the assistant's turn. ``thought``: how the reply
-    thinks; None if the model does not think.
+    thinks; None if the model does not think. ``media``: pictures and sounds, by the marks that stand for them in the
+    messages.
     """
 
     messages: Sequence[Json]
@@ -35,14 +39,16 @@ class Conversation:
     continued: bool = False
     generation_prompt: bool = True
     thought: ThoughtPlan | None = None
+    media: Mapping[str, Media] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt as the template rendered it, and its tokens."""
+    """The prompt as the template rendered it, but for its ``media``, and its tokens, cells of media included."""
 
     text: str
     tokens: TokenizedText
+    media: PromptMedia | None = None
 
 
 class TooManyControlTextsError(Exception):
@@ -86,7 +92,7 @@ async def prompt_of(
         source,
         {
             **conversation.options,
-            "messages": messages,
+            "messages": await renderer.content_forms.of(source, messages),
             "tools": marks.put_into(list(tools)) if tools else None,
             "documents": None,
             "bos_token": model.bos_text,
@@ -106,6 +112,10 @@ async def prompt_of(
         raise TooManyControlTextsError(MAX_CONTROL_TEXTS, len(parts) - 1)
     # If the template writes the begin token itself, the tokenizer must not add another.
     add_special = not (model.bos_text and text.startswith(model.bos_text))
+    if conversation.media:
+        mixed = with_media(parts, conversation.media)
+        whole = await engine.queries.tokenize_parts(mixed, add_special=add_special)
+        return ChatPrompt("".join(part for part in mixed if isinstance(part, str)), whole.tokens, whole.media)
     tokenized = await asyncio.gather(
         *(
             engine.queries.tokenize(part, add_special=add_special and number == 0)

@@ -1,19 +1,14 @@
 """``python -m caravan_router.chat.template_process``: renders chat templates, one after another, until its input ends.
 
 Templates come with models, which come from anywhere. The sandbox keeps a template from running Python code, but not
-from computing ``'x' * 10**9`` or looping forever. It therefore runs in a process with limited memory, which the kernel
-kills when the time is up: no code of the template can prevent that.
+from computing ``'x' * 10**9`` or looping forever. It therefore runs in a guarded process.
 """
-
-import resource
-import signal
-import sys
-from typing import BinaryIO
 
 import msgspec
 
 from caravan_router.chat.template_environment import compiled
-from caravan_router.chat.template_messages import LENGTH_BYTES, RenderReply, RenderRequest, framed
+from caravan_router.chat.template_messages import RenderReply, RenderRequest
+from caravan_router.guarded_process import limit_process, serve
 
 # Limit of the address space, which includes Python and jinja2 (about 60 MB).
 MEMORY_BYTES = 512 << 20
@@ -41,20 +36,6 @@ def render(request: RenderRequest) -> RenderReply:
     return RenderReply(text="".join(pieces))
 
 
-def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests until ``requests`` ends."""
-    while len(head := requests.read(LENGTH_BYTES)) == LENGTH_BYTES:
-        request = _DECODER.decode(requests.read(int.from_bytes(head, "big")))
-        # The signal has its default action: the kernel kills the process.
-        signal.setitimer(signal.ITIMER_REAL, request.time_limit_s)
-        reply = framed(render(request))
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        replies.write(reply)
-        replies.flush()
-
-
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    limit_process(MEMORY_BYTES)
+    serve(lambda request: msgspec.json.encode(render(_DECODER.decode(request))))

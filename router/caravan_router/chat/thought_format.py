@@ -90,10 +90,21 @@ KIMI_K3 = replace(
     ending="<|close|>think<|sep|><|open|>response<|sep|>",
 )
 
+# Muse Glimmer, whose output is a list of messages, each to a recipient.
+MUSE = ThoughtFormat(
+    opening="to=self<|message|>",
+    closing="<|eom|>",
+    shown_by=("to=self<|message|>",),
+    ending="<|eom|><|start|>assistant to=user<|message|>",
+    answer_openings=("to=user<|message|>", "<atem:function_calls>"),
+    frames=("<|start|>assistant", "to=user<|message|>", "<|eom|>"),
+    recurs=True,
+)
+
 # The first match counts: the template of a format with tags of its own may contain the tags of a later one, too.
 FORMATS = (
-    HARMONY, MISTRAL_THINK, SEED, GRANITE_SENTENCES, COMMAND, APERTUS, GEMMA_4, EXAONE, KIMI, KIMI_K3, GRANITE_TAGS,
-    HUNYUAN, THINK,
+    HARMONY, MUSE, MISTRAL_THINK, SEED, GRANITE_SENTENCES, COMMAND, APERTUS, GEMMA_4, EXAONE, KIMI, KIMI_K3,
+    GRANITE_TAGS, HUNYUAN, THINK,
 )  # fmt: skip
 
 

@@ -11,6 +11,9 @@ HOLE = "\ufdd2"
 # Stands in a delimiter for the name of the argument before it.
 KEY = "\ufdd3"
 
+# Stands in what opens a call for the name of its function, which follows once more.
+NAME = "\ufdd5"
+
 # Stands before a tag that is a control token: no text that a model copies from a message contains it.
 CONTROL = "\ufdd4"
 
@@ -65,6 +68,7 @@ class ToolFormat:
     values; ``ids_first``: they precede the name. ``compact``: JSON is written without spaces.
     ``name_closing``: text between a name and its arguments, in the styles JSON and TAGS.
     ``tags``: delimiters of arguments, in the style TAGS. ``quote``: delimiter of strings, in the style BRACES.
+    ``prompted``: prompts end with what opens the first call. ``text_name``: what stands in place of a name before text.
     ``others``: further control tokens that may be inside a call.
     """
 
@@ -85,6 +89,8 @@ class ToolFormat:
     name_closing: str = ""
     tags: Tags | None = None
     quote: str = ""
+    prompted: bool = False
+    text_name: str = ""
     others: tuple[str, ...] = ()
 
     @property
@@ -100,7 +106,7 @@ class ToolFormat:
     @property
     def opening_units(self) -> tuple[str, ...]:
         """The units that precede a call, in their order."""
-        return (*units(self.section_opening), *units(self.opening))
+        return (*units(self.section_opening), *units(self.opening.replace(NAME, HOLE)))
 
     @property
     def closing_units(self) -> tuple[str, ...]:
@@ -112,7 +118,8 @@ class ToolFormat:
         """Texts behind which a call may begin: the first unit, and every further tag, as models leave tags out."""
         first, *others = self.opening_units or ("",)
         # Text that a model copies opens no call where a control token has to.
-        tags = [unit for unit in others if unit[0] == CONTROL or (is_tag(unit) and first[:1] != CONTROL)]
+        controlled = any(unit[:1] == CONTROL for unit in (first, *others))
+        tags = [unit for unit in others if unit[0] == CONTROL or (is_tag(unit) and not controlled)]
         return tuple(dict.fromkeys(unit for unit in (first, *tags, *self.also_opened) if unit))
 
     @property

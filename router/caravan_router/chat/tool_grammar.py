@@ -1,6 +1,6 @@
 """Builds the grammar, in llguidance's Lark, that an output must match when it must call a tool."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, assert_never
 
 import msgspec
@@ -8,9 +8,9 @@ import msgspec
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_router.chat.argument_types import Schema
 from caravan_router.chat.closed_schema import NO_PARAMETERS, closed, json_layout, without_definitions
-from caravan_router.chat.grammar_terms import Terms, json_term, quoted, terms_for
+from caravan_router.chat.grammar_terms import Terms, json_term, literal_regex, quoted, terms_for
 from caravan_router.chat.nested_arguments import ITEM
-from caravan_router.chat.tool_format import KEY, Style, Tags, ToolFormat
+from caravan_router.chat.tool_format import HOLE, KEY, NAME, Style, Tags, ToolFormat, is_tag
 from caravan_router.chat.value_grammar import UnsupportedSchemaError, Values, properties_of, required_of
 from caravan_router.core.engine import Engine
 
@@ -30,25 +30,59 @@ async def tool_constraint(
     *,
     several: bool,
     answer: str | None = None,
+    beside: Collection[str] | None = None,
 ) -> Constraint:
     """Return the constraint for one call to one of ``functions``, which maps names to the schemas of their parameters.
 
     With ``several`` it allows more calls if the format can express them. ``answer``: a JSON schema; JSON that matches
-    it may be written in place of calls. Raises NoShardError, UnsupportedSchemaError.
+    it may be written in place of calls. ``beside``: any text may precede calls, or stand in place of them, also with
+    these tags in it; the format must be one that `opens_calls`. Raises NoShardError, UnsupportedSchemaError.
     """
-    terms = await terms_for(engine, tool_format.delimiters)
+    terms = await terms_for(engine, (*tool_format.delimiters, *(beside or ())))
     rules: list[str] = []
     for number, (name, parameters) in enumerate(functions.items()):
         body = _body(tool_format, terms, rules, name, closed(parameters or NO_PARAMETERS))
-        call = _joined(terms.text(tool_format.opening), body, terms.text(tool_format.closing))
-        rules.append(f"call_{number}: {call}")
-    rules.append(f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}")
+        before = terms.text(tool_format.opening.replace(NAME, name)) if NAME in tool_format.opening else ""
+        rules.append(f"call_{number}: {_joined(before, body, terms.text(tool_format.closing))}")
+    rules.append(f"opened: {' | '.join(f'call_{number}' for number in range(len(functions)))}")
+    common = "" if NAME in tool_format.opening else terms.text(tool_format.opening)
+    rules.append(f"call: {_joined(common, 'opened')}")
     more = f"({_joined(terms.text(tool_format.between), 'call')})*" if several and not tool_format.single else ""
-    section = (terms.text(tool_format.section_opening), "call", more, terms.text(tool_format.section_closing))
+    behind = (more, terms.text(tool_format.section_closing))
+    section = (terms.text(tool_format.section_opening), "opened" if tool_format.prompted else "call", *behind)
     start = [f"start: {_joined(*section)}"]
+    if beside is not None:
+        start = _beside_text(terms, tool_format, behind, beside)
     if answer is not None:
         start = ["start: calls | answer", f"calls: {_joined(*section)}", f"answer: {json_term(_answer_schema(answer))}"]
     return Constraint(ConstraintKind.LARK, "\n".join([*start, *rules]))
+
+
+def opens_calls(tool_format: ToolFormat) -> bool:
+    """Whether a tag opens calls, so that a grammar can tell where they begin within a text."""
+    first = next(iter(tool_format.opening_units), "")
+    return is_tag(first) and HOLE not in first and not tool_format.also_opened
+
+
+def _beside_text(terms: Terms, tool_format: ToolFormat, behind: Sequence[str], allowed: Collection[str]) -> list[str]:
+    """Return rules for a text, which may have the tags ``allowed``, and for calls: ``behind`` follows the first one."""
+    first, *others = tool_format.triggers
+    opening = (tool_format.section_opening or tool_format.opening).lstrip()
+    calls = ("call" if tool_format.section_opening else "opened", *behind)
+    section = _joined(terms.text(opening.removeprefix(first)), *calls)
+    tags = [terms.text(tag) for tag in sorted(allowed) if terms.is_control(tag)]
+    start = f"start: (TEXT? ({' | '.join(tags)}))* " if tags else "start: "
+    # A regular expression matches no control token.
+    plain = [literal_regex(other) for other in others if not terms.is_control(other)]
+    text = f"/(?s:.+)/ & ~/(?s:.*)({'|'.join(plain)})(?s:.*)/" if plain else "/(?s:.+)/"
+    if terms.is_control(first):
+        return [f"{start}TEXT? (section)?", f"section: {terms.text(first)} {section}", f"TEXT: {text}"]
+    return [
+        f"{start}(section | TEXT)?",
+        f"section: head {section}",
+        f"head[suffix={quoted(first)}]: {text.replace('.+', '.*', 1)}",
+        f"TEXT: {text}",
+    ]
 
 
 def _answer_schema(source: str) -> Json:

@@ -8,7 +8,7 @@ from caravan_router.chat.call_reader import CallReader, Progress
 from caravan_router.chat.call_text import SPACE, CallText, Reading, overlap
 from caravan_router.chat.literal_reader import LiteralReader
 from caravan_router.chat.tag_reader import TagReader
-from caravan_router.chat.tool_format import CONTROL, HOLE, Style, ToolFormat, units
+from caravan_router.chat.tool_format import CONTROL, HOLE, NAME, Style, ToolFormat, units
 
 # Characters around and between the calls of a list.
 _LIST = "[],;"
@@ -97,7 +97,7 @@ class ToolParser:
         return taken
 
     def _read(self) -> Reading:
-        if self._format.unopened and (yield from self._call(())):
+        if (self._format.unopened or self._format.prompted) and (yield from self._call(())):
             yield from self._more_calls()
         while not self.done:
             marker = yield from self._to_marker()
@@ -113,7 +113,7 @@ class ToolParser:
             self._text.at = len(marker)
             if (yield from self._call(rest)):
                 yield from self._more_calls()
-            else:
+            elif self._text.at:
                 # What follows the marker may still begin a call.
                 self._pass(len(marker))
 
@@ -174,7 +174,7 @@ class ToolParser:
 
     def _more_calls(self) -> Reading:
         """Read the calls that follow one without a marker of their own, and what closes them."""
-        text, opening = self._text, units(self._format.opening)
+        text, opening = self._text, units(self._format.opening.replace(NAME, HOLE))
         while not self.done:
             character = yield from text.skip()
             if not character:
@@ -246,6 +246,10 @@ class ToolParser:
         """Read a call that begins with its name."""
         text, known = self._text, self._format
         name = yield from text.run(_NAME_ENDS, _MAX_NAME)
+        if known.text_name and name == known.text_name and (yield from text.accept(known.name_closing)):
+            text.drop(text.at)
+            text.at = 0
+            return
         name = name if name in self._functions else name.removeprefix(_NAMESPACE)
         if name not in self._functions:
             return

@@ -2,7 +2,6 @@
 
 import logging
 import sqlite3
-from array import array
 from collections.abc import Container, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -12,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from caravan_router.conversations.kept_media import referenced, with_files, without_files
+from caravan_router.conversations.kept_tokens import packed, unpacked
 from caravan_router.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
-from caravan_router.conversations.tables import ADD_NODE, CHAIN, STATEMENTS, VERSION
+from caravan_router.conversations.tables import ADD_FILE, ADD_NODE, CHAIN, NAME_FILE, READ_FILE, VERSIONS
 from caravan_router.core.common_length import common_length
 
 # Bytes that a row takes beside its contents, roughly.
@@ -75,12 +76,12 @@ class Database:
         with self._connection:
             run("BEGIN IMMEDIATE")
             ((version,),) = run("PRAGMA user_version")
-            if version == 0:
-                for statement in STATEMENTS:
+            if version < len(VERSIONS):
+                for statement in chain.from_iterable(VERSIONS[version:]):
                     run(statement)
-                run(f"PRAGMA user_version = {VERSION}")
-        if version not in (0, VERSION):
-            raise StateFileError(f"its version is {version}, not {VERSION}")
+                run(f"PRAGMA user_version = {len(VERSIONS)}")
+        if version > len(VERSIONS):
+            raise StateFileError(f"its version is {version}, not {len(VERSIONS)}")
 
     def close(self) -> None:
         """Close the file."""
@@ -167,11 +168,19 @@ class Database:
             return Chain()
         rows = self._rows(owner, position)
         size, nodes = 0, []
-        for node_id, parent, parent_items, upto, packed, inputs, response, *_ in rows:
-            items = _ITEMS.decode(packed)
-            size += len(packed) if upto == len(items) else len(_encode(items[:upto]))
+        files: dict[bytes, str] = {}
+        for node_id, parent, parent_items, upto, data, inputs, response, *_ in rows:
+            items = _ITEMS.decode(data)
+            size += len(data) if upto == len(items) else len(_encode(items[:upto]))
+            items = items[:upto]
+            for digest in referenced(items):
+                if digest not in files:
+                    ((files[digest],),) = self._connection.execute(READ_FILE, (owner, digest))
+                size += len(files[digest])
             before = Position(node=parent or "", items=parent_items)
-            nodes.append(Node(id=node_id, parent=before, items=items[:upto], inputs=inputs, response=response))
+            nodes.append(
+                Node(id=node_id, parent=before, items=with_files(items, files), inputs=inputs, response=response)
+            )
         return Chain(position=position, nodes=nodes, size=size, tokens=_tokens_of(rows))
 
     def _rows(self, owner: str, position: Position) -> list[tuple[Any, ...]]:
@@ -190,8 +199,9 @@ class Database:
             before = _tokens_of(self._rows(owner, node.parent))
             if before is not None and before.fingerprint == fingerprint:
                 shared = common_length(before.token_ids, node.tokens.token_ids)
-            added = _packed(node.tokens.token_ids[shared:])
-        items = _encode(node.items)
+            added = packed(node.tokens.token_ids[shared:])
+        slim, files = without_files(node.items)
+        items = _encode(slim)
         row = {
             "id": node.id,
             "owner": owner,
@@ -209,6 +219,9 @@ class Database:
             "used": now,
         }
         self._connection.execute(ADD_NODE, row)
+        for digest, content in files.items():
+            self._connection.execute(ADD_FILE, (owner, digest, content, len(content) + _ROW_BYTES))
+            self._connection.execute(NAME_FILE, (node.id, owner, digest))
         return True
 
     def _write_head(self, owner: str, transaction: Transaction, now: float) -> bool:
@@ -310,14 +323,14 @@ def _tolerating() -> Iterator[None]:
 
 def _tokens_of(rows: Sequence[tuple[Any, ...]]) -> ExactTokens | None:
     """Return the tokens of the last node of a chain that has some, from the rows of `CHAIN`."""
-    parts: list[array[int]] = []
+    parts: list[Sequence[int]] = []
     # The tokens of a node that its successors share; None for all.
     wanted = None
     fingerprint = ""
     for *_, name, shared, added in reversed(rows):
         if not name:
             continue
-        own = array("I", added)
+        own = unpacked(added)
         if wanted is None:
             fingerprint, wanted = name, shared + len(own)
         parts.append(own[: max(0, wanted - shared)])
@@ -327,7 +340,3 @@ def _tokens_of(rows: Sequence[tuple[Any, ...]]) -> ExactTokens | None:
     if not fingerprint:
         return None
     return ExactTokens(fingerprint=fingerprint, token_ids=tuple(chain.from_iterable(reversed(parts))))
-
-
-def _packed(token_ids: Sequence[int]) -> bytes:
-    return array("I", token_ids).tobytes()

@@ -1,12 +1,10 @@
 """The tables of the store.
 
 Triggers count, in the transaction that changes them, the references to each node (its children and the heads that
-point at it) and the bytes that each owner holds.
+point at it) and to each file of a picture or a sound, and the bytes that each owner holds.
 """
 
-VERSION = 1
-
-STATEMENTS = (
+_NODES = (
     """
     CREATE TABLE nodes (
         id TEXT PRIMARY KEY,
@@ -77,6 +75,56 @@ STATEMENTS = (
     """,
 )
 
+_FILES = (
+    """
+    CREATE TABLE files (
+        owner TEXT NOT NULL,
+        digest BLOB NOT NULL,
+        content TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        refs INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (owner, digest)
+    )
+    """,
+    """
+    CREATE TABLE node_files (
+        node TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        digest BLOB NOT NULL,
+        PRIMARY KEY (node, digest)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TRIGGER file_added AFTER INSERT ON files BEGIN
+        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT DO UPDATE SET bytes = bytes + NEW.size;
+    END
+    """,
+    """
+    CREATE TRIGGER file_removed AFTER DELETE ON files BEGIN
+        UPDATE usage SET bytes = bytes - OLD.size WHERE owner = OLD.owner;
+    END
+    """,
+    """
+    CREATE TRIGGER file_named AFTER INSERT ON node_files BEGIN
+        UPDATE files SET refs = refs + 1 WHERE owner = NEW.owner AND digest = NEW.digest;
+    END
+    """,
+    """
+    CREATE TRIGGER file_named_no_more AFTER DELETE ON node_files BEGIN
+        UPDATE files SET refs = refs - 1 WHERE owner = OLD.owner AND digest = OLD.digest;
+        DELETE FROM files WHERE owner = OLD.owner AND digest = OLD.digest AND refs = 0;
+    END
+    """,
+    """
+    CREATE TRIGGER files_of_node_removed AFTER DELETE ON nodes BEGIN
+        DELETE FROM node_files WHERE node = OLD.id;
+    END
+    """,
+)
+
+# What each version of the tables adds to the one before.
+VERSIONS = (_NODES, _FILES)
+
 # The nodes of a chain, the first one first, with the number of items that count of each. Responses are large, and only
 # that of the last node is wanted.
 CHAIN = """
@@ -99,3 +147,7 @@ INSERT INTO nodes (
     :size, :used
 )
 """
+
+ADD_FILE = "INSERT INTO files (owner, digest, content, size) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+NAME_FILE = "INSERT INTO node_files (node, owner, digest) VALUES (?, ?, ?)"
+READ_FILE = "SELECT content FROM files WHERE owner = ? AND digest = ?"

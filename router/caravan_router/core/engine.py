@@ -8,6 +8,8 @@ from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.model import ModelFile, TokenizedText
 from caravan_proto.messages.results import DraftCount
 from caravan_router.core.generation import GenerationSpec, GenerationState
+from caravan_router.core.media import MediaPrompt
+from caravan_router.core.media_tokens import MediaTokens
 from caravan_router.core.model_names import ModelNames
 from caravan_router.core.prefixes import PinRefusal, PrefixReport, ShardPrefixes
 from caravan_router.core.shards import ShardReport
@@ -96,6 +98,15 @@ class TextQueries(Protocol):
         """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token.
 
         Raises TextTooLongError.
+        """
+        ...
+
+    async def tokenize_parts(
+        self, parts: MediaPrompt, *, add_special: bool = True, parse_special: bool = True
+    ) -> MediaTokens:
+        """Return the tokens of a prompt of texts and media, for a model that has `ModelFacts.media`.
+
+        Adjacent texts are tokenized separately. Raises TextTooLongError, TooMuchMediaError, GenerationError.
         """
         ...
 

@@ -10,6 +10,7 @@ class EngineError(Exception):
      +-- GenerationError      a started generation could not continue (424)
      |    +-- IncompleteGenerationError   its stream ended without a finish reason (500)
      +-- TextTooLongError     a text is longer than a shard tokenizes (422)
+     +-- TooMuchMediaError    media of all requests together take too much memory (429)
      +-- QueueTimeoutError    a request waited too long for its turn (429)
      +-- DeadlineError        a request did not end within its timeout (504)
     """
@@ -44,6 +45,15 @@ class IncompleteGenerationError(GenerationError):
 
 class TextTooLongError(EngineError):
     """The text is longer than the shard tokenizes in one call."""
+
+
+class TooMuchMediaError(EngineError):
+    """The pictures and sounds of all open requests would take ``given_bytes``, more than ``limit_bytes``."""
+
+    def __init__(self, limit_bytes: int, given_bytes: int) -> None:
+        super().__init__(f"media of open requests may take {limit_bytes} bytes. Given: {given_bytes}")
+        self.limit_bytes = limit_bytes
+        self.given_bytes = given_bytes
 
 
 class QueueTimeoutError(EngineError):

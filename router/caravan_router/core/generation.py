@@ -6,6 +6,7 @@ from enum import Enum
 
 from caravan_proto.messages.constraint import Constraint, Thought
 from caravan_proto.messages.sampling import SamplingParams
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import ANYONE, Tenant
 
@@ -41,20 +42,22 @@ class BeamSearch:
 class GenerationSpec:
     """One sequence to generate.
 
-    ``prompt``: one or more token ids. ``priority``: higher ones start first, and may take the cells of lower ones.
-    ``namespace``: specs with the same namespace and ``adapter`` share prefixes; a common prefix of specs that are
-    submitted together is computed once. ``constraint`` has passed `Queries.compile_constraint`. ``adapter``: one of
-    `ModelFacts.adapters`, or empty for the model itself. ``prompt_logprobs``: whether to return the logprobs of the
-    prompt; such specs share prefixes with each other, if they ask for as many alternatives. ``timeout_s``: from
-    submission to the last token. ``traceparent``: of the request's span, for the log of its shards; empty if it is not
-    traced. ``max_draft_tokens``: most draft tokens in one step. ``prediction``: tokens that the output may have, for
-    drafts. ``beams``: see `BeamSearch`; nothing is sampled then, and all tokens come at the end. ``thought``: what the
-    output begins with; the constraint applies behind it. ``request_id``: that of its HTTP request, for operators.
+    ``prompt``: one or more token ids, and numbers of cells of its ``media``. ``priority``: higher ones start first, and
+    may take the cells of lower ones. ``namespace``: specs with the same namespace and ``adapter`` share prefixes; a
+    common prefix of specs that are submitted together is computed once. ``constraint`` has passed
+    `Queries.compile_constraint`. ``adapter``: one of `ModelFacts.adapters`, or empty for the model itself.
+    ``prompt_logprobs``: whether to return the logprobs of the prompt; such specs share prefixes with each other, if
+    they ask for as many alternatives. ``timeout_s``: from submission to the last token. ``traceparent``: of the
+    request's span, for the log of its shards; empty if it is not traced. ``max_draft_tokens``: most draft tokens in one
+    step. ``prediction``: tokens that the output may have, for drafts. ``beams``: see `BeamSearch`; nothing is sampled
+    then, and all tokens come at the end. ``thought``: what the output begins with; the constraint applies behind it.
+    ``request_id``: that of its HTTP request, for operators.
     """
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
     stopping: StoppingParams
+    media: PromptMedia | None = None
     priority: int = 0
     tenant: Tenant = ANYONE
     namespace: str = ""
@@ -76,12 +79,13 @@ class GenerationSpec:
 
 
 class GenerationState(Enum):
-    """The stage of a generation: it waits (``queued``), its prompt is computed (``prefilling``), it gets tokens
-    (``running``), it gave its place to others and continues later from what was saved (``swapped``), or it has all its
-    tokens (``ended``).
+    """The stage of a generation: it waits (``queued``), maybe until its pictures and sounds are encoded
+    (``encoding``), its prompt is computed (``prefilling``), it gets tokens (``running``), it gave its place to others
+    and continues later from what was saved (``swapped``), or it has all its tokens (``ended``).
     """
 
     QUEUED = "queued"
+    ENCODING = "encoding"
     PREFILLING = "prefilling"
     RUNNING = "running"
     SWAPPED = "swapped"

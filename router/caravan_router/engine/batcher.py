@@ -29,6 +29,7 @@ from caravan_router.scheduling.actions import (
     Deliver,
     Drafted,
     Drained,
+    Encode,
     Fail,
     FailureReason,
     Fetch,
@@ -91,7 +92,7 @@ class Batcher:
         self.observer = observer
         self.replicas = Replicas(facts)
         absence = Absence(config.no_shard_grace_s)
-        self.queries = ShardQueries(facts.name, self.replicas.links, self._sequences_on, absence, config.aging_s)
+        self.queries = ShardQueries(self.replicas, self._sequences_on, absence, config.aging_s)
         self._queue_timeout_s = config.queue_timeout_s
         self._streams: dict[int, RequestStream] = {}
         self._request_ids = request_ids
@@ -210,7 +211,9 @@ class Batcher:
             case Joins():
                 self.observer.joined(action.reason)
             case Fetch():
-                self.replicas.links[action.target].fetch(action, self.replicas.links[action.source].epoch)
+                self.replicas.links[action.target].run_beside(action, self.replicas.links[action.source].epoch)
+            case Encode():
+                self.replicas.links[action.shard].run_beside(action)
             case Drained():
                 self.replicas.links[action.shard].give_back()
             case Start():
@@ -243,6 +246,8 @@ class Batcher:
                 return GenerationError("its shard was lost several times before the next token")
             case FailureReason.DOES_NOT_FIT:
                 return GenerationError("no shard has a cache large enough for the request")
+            case FailureReason.MEDIA:
+                return GenerationError("a picture or sound of the request could not be encoded")
             case FailureReason.QUEUE_TIMEOUT:
                 return QueueTimeoutError("the request waited too long for its turn")
             case FailureReason.DEADLINE:

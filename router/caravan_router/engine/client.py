@@ -13,10 +13,26 @@ from caravan_proto.channel import client_options
 from caravan_proto.errors import parse_error
 from caravan_proto.messages.commands import Command, Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.media import EncodedMedia, PromptPart, TokenizedParts
 from caravan_proto.messages.model import ShardClaim, ShardStatus, TokenizedText
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
-from caravan_proto.wire import CONSTRAINT, INFO, LAYOUT_SET, LOADED, SAVED, STATUS, TOKENIZED_TEXT, encode_command
+from caravan_proto.wire import (
+    CONSTRAINT,
+    ENCODED_MEDIA,
+    INFO,
+    LAYOUT_SET,
+    LOADED,
+    MEDIA_SHAPE,
+    SAVED,
+    STATUS,
+    TOKENIZED_PARTS,
+    TOKENIZED_TEXT,
+    encode_command,
+    encode_parts,
+)
+from caravan_router.core.media import Media
 from caravan_router.engine import info_codec, reply_codec
+from caravan_router.engine.media_parts import content_of, shape_of
 from caravan_router.engine.shard_calls import Reply, ShardRpcError
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.scheduling.actions import Fetch
@@ -32,6 +48,8 @@ _LATE_S = 0.25
 # Tokenizing the longest text that a shard accepts takes seconds.
 _TOKENIZE_TIMEOUT_S = 30.0
 _COMPILE_TIMEOUT_S = 30.0
+# A large picture takes a minute on a slow processor, and several may wait.
+_ENCODE_TIMEOUT_S = 600.0
 
 
 async def _checked(call: Awaitable[_T], timeout_s: float) -> _T:
@@ -242,6 +260,20 @@ class ShardClient:
         request = shard_pb2.DetokenizeRequest(token_ids=token_ids)
         message = await _checked(self._stub.Detokenize(request), _TOKENIZE_TIMEOUT_S)
         return TokenizedText(tuple(token_ids), tuple(message.pieces), tuple(message.specials))
+
+    async def tokenize_parts(self, parts: Sequence[PromptPart]) -> TokenizedParts:
+        """Return the cells of a prompt of texts and media."""
+        self.tokenizing += 1
+        try:
+            message = await _checked(self._stub.TokenizeParts(encode_parts(parts)), _TOKENIZE_TIMEOUT_S)
+        finally:
+            self.tokenizing -= 1
+        return TOKENIZED_PARTS.decode(message)
+
+    async def encode_media(self, media: Media) -> EncodedMedia:
+        """Encode a medium, unless the shard has its embeddings."""
+        request = shard_pb2.EncodeMediaRequest(shape=MEDIA_SHAPE.encode(shape_of(media)), data=content_of(media))
+        return ENCODED_MEDIA.decode(await _checked(self._stub.EncodeMedia(request), _ENCODE_TIMEOUT_S))
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:
         """Compile ``constraint``; return what is wrong with it, or None."""

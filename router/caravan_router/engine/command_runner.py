@@ -13,8 +13,8 @@ from caravan_proto.messages.results import StepOutcome
 from caravan_router.engine.observer import EngineObserver, Method
 from caravan_router.engine.pace import StepPace
 from caravan_router.engine.shard_calls import Reply, ShardCalls, ShardRpcError
-from caravan_router.scheduling.actions import Fetch
-from caravan_router.scheduling.events import CommandEnded, Event, Fetched, Stepped
+from caravan_router.scheduling.actions import Encode, Fetch
+from caravan_router.scheduling.events import CommandEnded, Encoded, EncodeOutcome, Event, Fetched, Stepped
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class CommandRunner:
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
         # Transfers to the shard, each with the epoch of the other shard's lease.
         self._fetches: asyncio.Queue[tuple[Fetch, int]] = asyncio.Queue()
+        self._encodings: asyncio.Queue[Encode] = asyncio.Queue()
         # Commands that the shard has and has not ended.
         self._under_way: deque[Command] = deque()
         self._last_step_end = 0.0
@@ -66,6 +67,10 @@ class CommandRunner:
     def fetch(self, fetch: Fetch, source_epoch: int) -> None:
         """Queue a transfer to this shard, beside its commands. ``source_epoch``: of the other shard's lease."""
         self._fetches.put_nowait((fetch, source_epoch))
+
+    def encode(self, encode: Encode) -> None:
+        """Queue a medium, which the shard encodes beside its commands."""
+        self._encodings.put_nowait(encode)
 
     async def finish(self) -> None:
         """Wait until every command has ended."""
@@ -94,6 +99,20 @@ class CommandRunner:
             session.sink.observer.fetched(fetch.size_bytes, complete=all(fetched))
             seconds = time.monotonic() - began
             session.sink.post(Fetched(transfer_id=fetch.transfer_id, fetched=fetched, seconds=seconds))
+
+    async def run_encodings(self) -> None:
+        """Have media encoded one after another, so that only one is on its way, until cancelled."""
+        session = self._session
+        while True:
+            encode = await self._encodings.get()
+            outcome, seconds = EncodeOutcome.DONE, 0.0
+            try:
+                seconds = (await session.client.encode_media(encode.media)).seconds
+            except ShardRpcError as error:
+                outcome = EncodeOutcome.FAILED if error.error is None else EncodeOutcome.REFUSED
+                _log.warning("a medium was not encoded", extra={"shard": session.address, "reason": str(error)})
+            session.sink.observer.encoded(seconds, done=outcome is EncodeOutcome.DONE)
+            session.sink.post(Encoded(encode_id=encode.encode_id, outcome=outcome, seconds=seconds))
 
     async def run_commands(self) -> None:
         """Send commands in order, until cancelled; the next while the last one runs, so that the shard need not wait.

@@ -25,7 +25,7 @@ from caravan_router.engine.pace import StepPace
 from caravan_router.engine.security import find_tls_problem
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.shard_info import ShardInfo
-from caravan_router.scheduling.actions import Fetch
+from caravan_router.scheduling.actions import Encode, Fetch
 from caravan_router.scheduling.events import (
     ShardDraining,
     ShardJoined,
@@ -131,10 +131,17 @@ class ShardLink:
         if self._runner is not None:
             self._runner.send(command)
 
-    def fetch(self, fetch: Fetch, source_epoch: int) -> None:
-        """Queue a transfer to this shard, beside its commands. ``source_epoch``: of the other shard's lease."""
-        if self._runner is not None:
-            self._runner.fetch(fetch, source_epoch)
+    def run_beside(self, work: Fetch | Encode, source_epoch: int = 0) -> None:
+        """Queue a transfer to the leased shard, or a medium for it to encode, beside its commands.
+
+        ``source_epoch``: of the lease of the shard that is fetched from.
+        """
+        if self._runner is None:
+            return
+        if isinstance(work, Fetch):
+            self._runner.fetch(work, source_epoch)
+        else:
+            self._runner.encode(work)
 
     def give_back(self) -> None:
         """End the lease of the shard, which has drained."""
@@ -270,6 +277,7 @@ class ShardLink:
                 tasks.create_task(self._watch(client, info, runner))
                 tasks.create_task(runner.run_commands())
                 tasks.create_task(runner.run_fetches())
+                tasks.create_task(runner.run_encodings())
                 tasks.create_task(self._give_back(client, epoch))
         except asyncio.CancelledError:
             # This router ends. Neither the next one nor a shard that drains has to wait until the lease expires.

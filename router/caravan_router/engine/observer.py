@@ -92,5 +92,8 @@ class EngineObserver(Protocol):
     def fetched(self, size_bytes: int, *, complete: bool) -> None:
         """A shard has fetched saved runs of ``size_bytes`` from another; some are missing unless ``complete``."""
 
+    def encoded(self, seconds: float, *, done: bool) -> None:
+        """A shard was to encode a medium, which has taken ``seconds``: 0 if it had been encoded before."""
+
     def queue(self, use: QueueUse) -> None:
         """All that waits for the model now."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,8 +12,13 @@ from caravan_proto.messages.model import TokenizedText
 from caravan_router.core.ahead import ahead
 from caravan_router.core.engine import ANY_SENDER, TextSender
 from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
+from caravan_router.core.media import MediaPrompt
+from caravan_router.core.media_tokens import MediaTokens, media_tokens_of
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.link import ShardLink
+from caravan_router.engine.media_parts import parts_of
+from caravan_router.engine.media_shelf import MediaShelf
+from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.text_gate import TextGate
 from caravan_router.scheduling.waiting.text_queue import TextQueue
@@ -42,22 +47,15 @@ class _Unanswered:
 
 
 class ShardQueries:
-    """Asks the shards of ``model`` that are up; while none is, a call waits for one as ``absence`` says.
+    """Asks those of ``replicas`` that are up; while none is, a call waits for one as ``absence`` says.
 
-    ``links`` and ``absence`` may change. ``load`` returns how many sequences the shard at an address holds.
+    ``absence`` may change. ``load`` returns how many sequences the shard at an address holds.
     """
 
-    def __init__(
-        self,
-        model: str,
-        links: Mapping[str, ShardLink],
-        load: Callable[[str], int],
-        absence: Absence,
-        aging_s: float,
-    ) -> None:
-        self._model = model
-        self._links = links
+    def __init__(self, replicas: Replicas, load: Callable[[str], int], absence: Absence, aging_s: float) -> None:
+        self._replicas = replicas
         self._load = load
+        self._shelf = MediaShelf()
         self.absence = absence
         self._texts = TextGate(TextQueue(aging_s), lambda: len(self._clients()))
         # Calls that wait for a shard.
@@ -83,6 +81,22 @@ class ShardQueries:
     async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
         """Return the tokens of a pair as a model that ranks reads it."""
         return await self._tokenize(lambda client: client.tokenize_pair(query, document))
+
+    async def tokenize_parts(
+        self, parts: MediaPrompt, *, add_special: bool = True, parse_special: bool = True
+    ) -> MediaTokens:
+        """Return the tokens of a prompt of texts and media, for the model's projector.
+
+        Adjacent texts are tokenized separately. Raises TooMuchMediaError.
+        """
+        facts = self._replicas.facts.media
+        assert facts is not None, "the model neither sees nor hears"
+        kept = self._shelf.kept(parts)
+        asked = parts_of(kept, add_special=add_special, parse_special=parse_special)
+        tokenized = await self._ask_any(
+            lambda client: client.tokenize_parts(asked), lambda client: client.tokenizing, facts.fingerprint
+        )
+        return media_tokens_of(tokenized, [part for part in kept if not isinstance(part, str)], facts)
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``."""
@@ -118,7 +132,7 @@ class ShardQueries:
         return [vector async for made in ahead(calls, embed, at_once) for vector in made]
 
     def _no_shard(self, reason: str = "") -> NoShardError:
-        return self.absence.error(self._model, reason)
+        return self.absence.error(self._replicas.facts.name, reason)
 
     async def _pause(self, began_s: float, failure: NoShardError) -> None:
         """Wait before the shards are asked again.
@@ -138,28 +152,34 @@ class ShardQueries:
         finally:
             self.waiting -= 1
 
-    def _clients(self) -> list[ShardCalls]:
-        """Return the clients of the shards that are up, the one with the fewest sequences first."""
+    def _clients(self, encoder: bytes = b"") -> list[ShardCalls]:
+        """Return the clients of the shards that are up, the one with the fewest sequences first.
+
+        ``encoder``: the fingerprint of the projector that they must have, if it is not empty.
+        """
         if self._successor is not None:
-            return self._successor._clients()
-        links = sorted(self._links.values(), key=lambda link: self._load(link.address))
-        return [link.client for link in links if link.client is not None]
+            return self._successor._clients(encoder)
+        links = sorted(self._replicas.links.values(), key=lambda link: self._load(link.address))
+        return [link.client for link in links if link.client is not None and (not encoder or _has(link, encoder))]
 
     async def _tokenize(self, call: Callable[[ShardCalls], Awaitable[TokenizedText]]) -> TokenizedText:
         """Ask the shard that tokenizes the fewest texts, so that those of one request are spread over the shards."""
         return await self._ask_any(call, lambda client: client.tokenizing)
 
     async def _ask_any(
-        self, call: Callable[[ShardCalls], Awaitable[_T]], busy: Callable[[ShardCalls], int] = lambda _client: 0
+        self,
+        call: Callable[[ShardCalls], Awaitable[_T]],
+        busy: Callable[[ShardCalls], int] = lambda _client: 0,
+        encoder: bytes = b"",
     ) -> _T:
         """Ask the shard that is least ``busy``, and of those the one with the fewest sequences.
 
-        If it goes away meanwhile, ask the next one.
+        ``encoder``: see `_clients`. If it goes away meanwhile, ask the next one.
         """
         began_s = time.monotonic()
         failure = self._no_shard()
         while True:
-            for client in sorted(self._clients(), key=busy):
+            for client in sorted(self._clients(encoder), key=busy):
                 try:
                     return await call(client)
                 except ShardRpcError as error:
@@ -169,6 +189,11 @@ class ShardQueries:
                         raise GenerationError(str(error)) from None
                     failure = self._no_shard(str(error))
             await self._pause(began_s, failure)
+
+
+def _has(link: ShardLink, encoder: bytes) -> bool:
+    """Whether the shard has said that it has the projector of this fingerprint."""
+    return link.info is not None and link.info.limits.encoder == encoder
 
 
 def _embedded_together(texts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:

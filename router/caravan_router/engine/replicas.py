@@ -68,4 +68,6 @@ class Replicas:
             embedding_size=min(facts.embedding_size for facts in every),
             max_embed_tokens=min(facts.max_embed_tokens for facts in every),
             ranks=all(facts.ranks for facts in every),
+            # Prompts with media wait for a shard of the same projector.
+            media=next((facts.media for facts in every if facts.media is not None), None),
         )

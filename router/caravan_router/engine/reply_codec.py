@@ -28,6 +28,8 @@ _OUTCOME = {
     types_pb2.STEP_OUTCOME_OK: StepOutcome.OK,
     types_pb2.STEP_OUTCOME_NO_KV: StepOutcome.NO_KV,
     types_pb2.STEP_OUTCOME_ABORTED: StepOutcome.ABORTED,
+    types_pb2.STEP_OUTCOME_MEDIA_MISSING: StepOutcome.MEDIA_MISSING,
+    types_pb2.STEP_OUTCOME_MEDIA_MISSING: StepOutcome.MEDIA_MISSING,
 }
 
 
@@ -45,6 +47,7 @@ def stepped(message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep, *, shard:
         prompt_logprobs=prompt_logprobs_of(message.prompt) if isinstance(message, shard_pb2.PrefillResponse) else (),
         drafts=_drafts(message.drafts) if isinstance(message, shard_pb2.DecodeStep) else (),
         feedback=feedback_of(message.tokens),
+        missing_media=tuple(message.missing_media_ids) if isinstance(message, shard_pb2.PrefillResponse) else (),
     )
 
 
@@ -64,4 +67,5 @@ def evaluated(message: shard_pb2.EvaluateResponse, *, shard: str, command_id: in
         forward_s=timings.forward_ns / 1e9,
         sample_s=timings.sample_ns / 1e9,
         evaluations=tuple(zip(columns.sequence_ids, alternatives_of(columns), strict=True)),
+        missing_media=tuple(message.missing_media_ids),
     )

@@ -6,8 +6,10 @@ from typing import Protocol
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Command
 from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.media import EncodedMedia, PromptPart, TokenizedParts
 from caravan_proto.messages.model import ShardClaim, ShardStatus, TokenizedText
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved
+from caravan_router.core.media import Media
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.scheduling.actions import Fetch
 from caravan_router.scheduling.events import SavedRun, Stepped
@@ -101,6 +103,14 @@ class ShardCalls(Protocol):
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``."""
+        ...
+
+    async def tokenize_parts(self, parts: Sequence[PromptPart]) -> TokenizedParts:
+        """Return the cells of a prompt of texts and media."""
+        ...
+
+    async def encode_media(self, media: Media) -> EncodedMedia:
+        """Encode a medium, unless the shard has its embeddings."""
         ...
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:

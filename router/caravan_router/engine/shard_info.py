@@ -56,6 +56,7 @@ def _limits(limits: Limits, model: ModelFile) -> ShardLimits:
         run_fingerprint=limits.run_fingerprint,
         max_draft_tokens=limits.max_draft_tokens,
         end_tokens=model.eos_token_ids,
+        encoder=b"" if model.media is None else model.media.fingerprint,
     )
 
 

@@ -6,6 +6,7 @@ from caravan_router.api.anthropic.errors import ANTHROPIC
 from caravan_router.api.anthropic.reply import AskedMessage
 from caravan_router.api.anthropic.schema import AnthropicMessage, CountTokensRequest, Event, MessagesRequest, TokenCount
 from caravan_router.api.anthropic.translation import chat_request_of
+from caravan_router.api.generation.parts import MediaParts
 from caravan_router.api.generation.permits import check_rate
 from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.generation.answer import answer
@@ -48,7 +49,8 @@ async def messages(request: web.Request, body: MessagesRequest) -> web.StreamRes
 async def count_tokens(request: web.Request, body: CountTokensRequest) -> web.Response:
     check_rate(request[CLIENT])
     context = await context_of(request, asked_model(request, body.model))
-    plan = chat_plan_of(context, chat_request_of(body, context.model), constrained=False)
+    media = MediaParts(context.model.media)
+    plan = chat_plan_of(context, chat_request_of(body, context.model, media), constrained=False, media=media)
     prompt = await chat_prompt_of(context, plan)
     reply = TokenCount(len(prompt.tokens.token_ids))
     return json_reply(reply)

@@ -33,6 +33,7 @@ from caravan_router.http.server.middleware import (
 )
 from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras
 from caravan_router.http.server.tolerant_body import IGNORED, IgnoredNames
+from caravan_router.media.decoder import MediaDecoder
 from caravan_router.metrics.recorder import Metrics
 
 
@@ -67,7 +68,8 @@ def build_app(
     authentication = Authentication(access.keyring, ROUTES)
     neighbours = HandingOver()
     app = web.Application(
-        client_max_size=limits.payload_limit,
+        # `read_json` knows the limit, which depends on the models.
+        client_max_size=0,
         middlewares=[
             mark_serving,
             identify_and_log,
@@ -84,6 +86,7 @@ def build_app(
         permits=PermitPools(limits.max_concurrent_requests),
         info=info,
         templates=TemplateRenderer(),
+        decoder=MediaDecoder(),
         store=Store(StoreSettings()) if store is None else store,
         keyring=access.keyring,
         library=library,
@@ -107,4 +110,5 @@ def build_app(
 
 async def _close_parts(app: web.Application) -> None:
     await app[STATE].templates.close()
+    await app[STATE].decoder.close()
     await app[STATE].store.close()

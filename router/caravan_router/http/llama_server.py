@@ -1,17 +1,27 @@
-"""llama-server's ``/completion`` and ``/infill``."""
+"""llama-server's ``/completion``, ``/infill`` and ``/props``."""
 
 from dataclasses import replace
 
 from aiohttp import web
 
+from caravan_router.api.generation.bounds import bounds_of
 from caravan_router.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
 from caravan_router.api.llama_server.reply import AskedLlamaServer
-from caravan_router.api.llama_server.schema import InfillRequest, LlamaCompletion, LlamaCompletionRequest
+from caravan_router.api.llama_server.schema import (
+    InfillRequest,
+    LlamaCompletion,
+    LlamaCompletionRequest,
+    Modalities,
+    Props,
+    ServedContext,
+)
 from caravan_router.api.openai.choices import number_of_choices
 from caravan_router.api.openai.errors import OPENAI
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals
-from caravan_router.http.server.route import GENERATION_ERRORS
+from caravan_router.http.generation.models import asked_model, served_model
+from caravan_router.http.server.json_reply import json_reply
+from caravan_router.http.server.route import GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 
@@ -51,3 +61,29 @@ ROUTES.append(replace(ROUTES[-1], path="/completions", alias="plural"))
 async def infill(request: web.Request, body: InfillRequest) -> web.StreamResponse:
     n = number_of_choices(body.n, body.n_cmpl, request.app[STATE].limits)
     return await answer(request, AskedLlamaServer(body, 1, n, lambda context: infill_prompt(context, body)))
+
+
+@ROUTES.route(
+    "GET",
+    "/props",
+    "Tell the context that a model is served with, what it reads, and its chat template",
+    parameters=(Parameter(name="model", place="query", description="Name of the model; left out: the default"),),
+    reply=Props,
+    errors=(404, 503),
+)
+async def props(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    model = served_model(state, asked_model(request, request.query.get("model"))).engine.model
+    reply = Props(
+        model_alias=model.name,
+        total_slots=state.limits.max_concurrent_requests,
+        default_generation_settings=ServedContext(bounds_of(state.limits, model).max_total_tokens),
+        modalities=Modalities(
+            vision=model.media is not None and model.media.images, audio=model.media is not None and model.media.audio
+        ),
+        chat_template=model.chat_template,
+        bos_token=model.bos_text,
+        eos_token=model.eos_text,
+        build_info=f"caravan {state.info.version}",
+    )
+    return json_reply(reply)

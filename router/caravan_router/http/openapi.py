@@ -13,6 +13,7 @@ from caravan_router.api.generation.models import MODEL_HEADER
 from caravan_router.api.generation.serving import PRIORITY_HEADER, SPECULATE_HEADER, TIMEOUT_HEADER
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_router.http.routes import ROUTES
+from caravan_router.http.server.form import FORM
 from caravan_router.http.server.route import EVENTS, Parameter, Route
 
 _ABOUT = (
@@ -20,7 +21,7 @@ _ABOUT = (
     "Every route takes a key as `x-api-key`, too."
 )
 _DESCRIPTIONS = {
-    400: "The body is not JSON; under /v1 also: the request is not valid",
+    400: "The body is not JSON, or no form; under /v1 also: the request is not valid",
     401: "The API key is missing or unknown",
     403: "The API key is not an operator's; without API keys: another host asks",
     404: "There is no such model, request, response, conversation or shard",
@@ -29,7 +30,7 @@ _DESCRIPTIONS = {
     408: "The body did not arrive in time",
     410: "The request was aborted by `DELETE /v1/requests/{id}`",
     413: "The body is too large",
-    415: "The content type is not JSON, or the content coding neither gzip nor deflate",
+    415: "The content type is not JSON, or not that of a form, or the content coding neither gzip nor deflate",
     422: "The request is not valid",
     424: "The generation failed",
     429: "The model or the API key is at its limit, or the request waited in the queue for too long",
@@ -98,6 +99,8 @@ def _types() -> list[Any]:
     for route in ROUTES:
         types.extend(kind for _, kind in route.replies)
         types.extend(route.body)
+        if route.form is not None:
+            types.append(route.form)
     return types
 
 
@@ -111,6 +114,8 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
             "required": True,
             "content": {"application/json": {"schema": _any_of([by_type[id(kind)] for kind in route.body])}},
         }
+    if route.form is not None:
+        operation["requestBody"] = {"required": True, "content": {FORM: {"schema": by_type[id(route.form)]}}}
     if not route.open:
         operation["security"] = _SECURITY
     parameters = [_parameter(parameter) for parameter in route.parameters]

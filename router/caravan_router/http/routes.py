@@ -11,7 +11,7 @@ from caravan_router.http.ollama import making as ollama_making
 from caravan_router.http.ollama import models as ollama_models
 from caravan_router.http.ollama import pulling as ollama_pulling
 from caravan_router.http.ollama import routes as ollama
-from caravan_router.http.openai import chat, completions, embeddings, models, requests, scoring
+from caravan_router.http.openai import audio, chat, completions, embeddings, models, requests, scoring
 from caravan_router.http.openai.conversations import branches
 from caravan_router.http.openai.conversations import routes as conversations
 from caravan_router.http.openai.responses import routes as responses
@@ -29,6 +29,7 @@ ROUTES: tuple[Route, ...] = (
     *responses.ROUTES,
     *conversations.ROUTES,
     *branches.ROUTES,
+    *audio.ROUTES,
     *embeddings.ROUTES,
     *scoring.ROUTES,
     *models.ROUTES,

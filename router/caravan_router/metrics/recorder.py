@@ -328,6 +328,21 @@ class ModelMetrics:
         else:
             self._value("caravan_failed_fetches").add()
 
+    def encoded(self, seconds: float, *, done: bool) -> None:
+        if not done:
+            self._value("caravan_failed_media_encodings").add()
+        elif seconds > 0:
+            self._value("caravan_media_encodings").add()
+            self._value("caravan_media_encoding_seconds").add(seconds)
+
+    def media_decoded(self, kind: str, duration_s: float) -> None:
+        """A file of a picture or a sound became a medium."""
+        self._observe("caravan_media_decode_seconds", duration_s, kind)
+
+    def media_refused(self, reason: str) -> None:
+        """A file of a picture or a sound was refused."""
+        self._value("caravan_media_refused_total", reason).add()
+
     def handed_over(self) -> None:
         """Another router answers a request."""
         self._value("caravan_requests_handed_over_total").add()

@@ -60,6 +60,11 @@ faster than computing. Where cells are shared, it loads only what no sequence ha
 loads its prefix. A shard can fetch the runs of another one into its own memory (`transfers`). So a request
 continues elsewhere when its shard drains, or starts where there is room.
 
+Cells of pictures and sounds are numbers in a prompt, as tokens are (`core.prompt_media`). A shard encodes what a
+request needs of them before the request starts there (`encodings`): it waits for that as for a prefix. If the shard has
+dropped it meanwhile, the step changes nothing and the request waits again. Where a medium must not be cut, chunks and
+shared prefixes end at its borders (`Sequence.border`).
+
 Operators pin prefixes (`pins`). The runs that hold them do not make way for others; cells do.
 
 Who writes what
@@ -67,7 +72,7 @@ Who writes what
 Everybody may read everything. One owner writes; others call the owner's operations. Types help: what only reads a
 shard takes a `shard.account.ShardAccount`, of which the ledger is the writable form. The account is made of parts, each
 with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, `runs`, `saves`, `checkpoints`, `costs`,
-`claims` and `drain`.
+`claims`, `media` and `drain`.
 
     what                                                        owner
     ids, cells, stays, commands under way and costs of a shard  shard.ledger.ShardLedger
@@ -79,6 +84,9 @@ with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, 
                                                                 planning.moving ends
     runs on their way from shard to shard                       transfers.Transfers, called by planning.moving and
                                                                 the scheduler
+    media that shards encode, and on which they were lost       encodings.Encodings, called by planning.encoding, the
+                                                                state and encoding_results.EncodingResults
+    which media a shard has encoded                             shard.media.ShardMedia, called by EncodingResults
     which requests exist, wait or stay; what is charged         state.SchedulerState
     order of waiting requests, who was bypassed, whether due    waiting.queue.WaitingQueue
     which shards could take a request, and hold its prefix      planning.shard_index.ShardIndex and its parts, updated
@@ -109,6 +117,7 @@ After events, for the shards that have changed and have nothing under way, or on
                                                   token budget, the adapter's turn
         it has a place:            the shard's step plan takes it, with a first chunk of its prompt, unless it is
                                    faster to fetch what another shard has saved of it: then it waits for that
+        its media are not encoded: it is passed over until they are
         its prefix is on its way:  it is passed over
         a busy shard has its prefix, and waiting for that costs less than computing it: it is deferred until then
         it has none, and is first: preempt lower priorities where that helps; then admit nobody else
@@ -154,6 +163,7 @@ Where a new rule goes
     who may claim the target of streams     shard.claims
     who gives way to whom, and how          planning.preemption
     what is saved, and when                 planning.saving; shard.saved_runs; shard.checkpoints
+    what is encoded, and when               planning.encoding
     which layout the cells have             planning.layout
     which cells and ids are given up        shard.ledger
     what is copied or loaded, not computed  shard.prefix_reuse

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from caravan_proto.messages.commands import Command
 from caravan_proto.messages.results import DraftCount
+from caravan_router.core.media import Media
 from caravan_router.core.prefixes import PinRefusal, ShardPrefixes
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.config import JoinReason
@@ -28,6 +29,15 @@ class Fetch:
     target: str
     keys: tuple[bytes, ...]
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Let a shard encode ``media``, beside its commands. It encodes one medium after another."""
+
+    encode_id: int
+    shard: str
+    media: Media
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +96,7 @@ class FailureReason(Enum):
     DOES_NOT_FIT = "does_not_fit"
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE = "deadline"
+    MEDIA = "media"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +149,7 @@ Action = (
     Command
     | Joins
     | Fetch
+    | Encode
     | Drained
     | Start
     | Resume

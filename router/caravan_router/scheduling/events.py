@@ -1,6 +1,7 @@
 """What happens to the scheduler: a closed union of events."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from caravan_proto.messages.commands import RunNote
 from caravan_proto.messages.limits import LayoutLimits
@@ -21,7 +22,8 @@ class ShardLimits:
     ``max_prompt_logprob_tokens``: prompt tokens of one step whose logprobs are returned, all sequences together.
     ``max_draft_tokens``: draft tokens of one step, all sequences together; 0 where sequences cannot be cut back.
     ``run_fingerprint``: shards that have the same can fetch saved runs from each other; empty if none can.
-    ``end_tokens``: tokens that end an output, and a message within a prompt.
+    ``end_tokens``: tokens that end an output, and a message within a prompt. ``encoder``: fingerprint of the projector
+    that encodes media; empty without one.
     """
 
     layout: LayoutLimits
@@ -34,11 +36,12 @@ class ShardLimits:
     max_draft_tokens: int = 0
     run_fingerprint: str = ""
     end_tokens: frozenset[int] = frozenset()
+    encoder: bytes = b""
 
     @property
     def draft_tokens(self) -> int:
         """Most draft tokens of one step in the current layout."""
-        return 0 if self.layout.whole_only else self.max_draft_tokens
+        return self.max_draft_tokens if self.layout.can_have_drafts else 0
 
     @property
     def most_cells_per_sequence(self) -> int:
@@ -128,7 +131,7 @@ class Stepped:
     to, as of the command that produced them. A sequence whose drafts were accepted has several tokens.
     ``prompt_logprobs`` are those of the step's chunks. ``evaluations``: the likeliest next tokens of rows, likeliest
     first. ``seconds``: duration of the step on the shard, of which ``forward_s`` computing and ``sample_s`` choosing
-    tokens.
+    tokens. ``missing_media``: the ids of media that the shard has not encoded, if that is the outcome.
     """
 
     shard: str
@@ -142,6 +145,7 @@ class Stepped:
     drafts: tuple[tuple[int, DraftCount], ...] = ()
     evaluations: tuple[tuple[int, tuple[Alternative, ...]], ...] = ()
     feedback: tuple[tuple[int, float], ...] = ()
+    missing_media: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +155,26 @@ class Fetched:
     transfer_id: int
     fetched: tuple[bool, ...]
     seconds: float
+
+
+class EncodeOutcome(Enum):
+    """What became of an `Encode`."""
+
+    # The shard has the medium's embeddings.
+    DONE = "done"
+    # The call failed, and may succeed another time.
+    FAILED = "failed"
+    # The shard does not encode this medium.
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """The reply to an Encode. ``seconds``: 0 if the shard had the embeddings before."""
+
+    encode_id: int
+    outcome: EncodeOutcome
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +237,7 @@ Event = (
     | Loaded
     | LayoutSet
     | Fetched
+    | Encoded
     | CommandEnded
     | FlushRequested
     | PinRequested

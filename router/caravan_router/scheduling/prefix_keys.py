@@ -4,13 +4,21 @@ import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 
+from caravan_router.core.prompt_media import CELL_NUMBER_BYTES
+
 # Saved runs can be cut at multiples of this many tokens, and at their end.
 BLOCK_TOKENS = 16
 _KEY_BYTES = 16
+# Keeps blocks with cells of media apart from all blocks of text.
+_MEDIA = b"media"
 
 
 def _hash(before: bytes, tokens: Sequence[int]) -> bytes:
-    return hashlib.blake2b(before + array("i", tokens).tobytes(), digest_size=_KEY_BYTES).digest()
+    try:
+        return hashlib.blake2b(before + array("i", tokens).tobytes(), digest_size=_KEY_BYTES).digest()
+    except OverflowError:  # there are cells of media among them
+        numbers = b"".join(token.to_bytes(CELL_NUMBER_BYTES, "little") for token in tokens)
+        return hashlib.blake2b(before + numbers, digest_size=_KEY_BYTES, person=_MEDIA).digest()
 
 
 class PrefixKeys:

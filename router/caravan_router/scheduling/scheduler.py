@@ -14,9 +14,11 @@ from caravan_router.core.tokens import Alternative, GeneratedToken
 from caravan_router.scheduling.actions import Action, FailureReason, Flushed, Left, PinAnswered, Preempt, Preemption
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.encoding_results import EncodingResults
 from caravan_router.scheduling.events import (
     Cancelled,
     CommandEnded,
+    Encoded,
     Event,
     Fetched,
     FlushRequested,
@@ -54,6 +56,7 @@ class Scheduler:
         self._state = SchedulerState(config)
         self._planner = Planner(self._state)
         self._failures = Failures(self._state)
+        self._encoding_results = EncodingResults(self._state, self._failures)
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -111,6 +114,7 @@ class Scheduler:
                 return self._apply_step(event)
             case Submitted():
                 if (entered := self._state.enter(event.request)) is not None:
+                    self._encoding_results.end_deadly([entered])
                     self._failures.fail_misfits([entered])
             case Cancelled():
                 # Unknown if it ended while the cancellation was on its way.
@@ -142,6 +146,8 @@ class Scheduler:
                     self._apply_reply(*found, event)
             case Fetched():
                 self._apply_transfer(event)
+            case Encoded():
+                self._encoding_results.apply(event)
             case PinRequested():
                 self._state.outbox.add(PinAnswered(event.pin_id, self._state.pin(event.pin)))
             case Unpinned():
@@ -187,6 +193,7 @@ class Scheduler:
             return
         self._state.forget_saved(name)
         self._state.transfers.lose(name)
+        self._encoding_results.lose(shard)
         fatal = shard.commands.positions_under_way
         repeated = {
             key: positions for key, positions in fatal.items() if shard.stays.residents[key].sequence.lost_a_shard
@@ -199,6 +206,7 @@ class Scheduler:
 
     def _forgive_loss(self, shard: str) -> None:
         """Count the last loss of ``shard`` against no request: it did not die of what it computed."""
+        self._state.encodings.forgive(shard)
         for sequence in self._state.sequences.values():
             if sequence.fatal_on == shard:
                 sequence.fatal_losses, sequence.fatal_on = 0, ""
@@ -240,6 +248,8 @@ class Scheduler:
             self._state.note_change(shard.name, may_start=True)
             for resident in shard.fail_step(command):
                 self._state.wait_again(resident.sequence)
+            if event.outcome is StepOutcome.MEDIA_MISSING:
+                self._encoding_results.note_missing(shard, command, event.missing_media)
             return event.outcome is StepOutcome.NO_KV and self._make_room(shard, command)
         self._deliver_prompt_logprobs(command, event)
         drafted = self._note_drafts(command, event) if event.drafts else 0

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from caravan_proto.messages.media import MediaSpan
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.prompt_media import without_cells
 from caravan_router.core.tokens import PromptToken
 from caravan_router.scheduling.prefix_keys import PrefixKeys
 from caravan_router.scheduling.prefix_tree import Match, PrefixTree
@@ -104,6 +106,10 @@ class Sequence:
         self.common.clear()
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
 
+    def note_lost_media(self) -> None:
+        """Note that media of it were not encoded when they were to be computed, or could not be."""
+        self.losses += 1
+
     @property
     def known_tokens(self) -> int:
         """Number of tokens of prompt and output so far."""
@@ -121,12 +127,12 @@ class Sequence:
         They are computed as they would be without a cache, because sums may round otherwise: the last tokens of a
         prompt together, the last one of an output alone.
         """
-        return self.known_tokens - 1 if self.output else max(0, self.known_tokens - 2)
+        return self.border(self.known_tokens - 1 if self.output else max(0, self.known_tokens - 2))
 
     @property
     def most_cached(self) -> int:
         """The most first tokens that may come from a cache now."""
-        return min(self.most_shared, self.most_with_logprobs)
+        return self.border(min(self.most_shared, self.most_with_logprobs))
 
     @property
     def needs_prompt_logprobs(self) -> bool:
@@ -183,3 +189,22 @@ class Sequence:
         if behind <= 0:
             return prompt[start:stop]
         return prompt[start:] + tuple(self.output[max(0, start - len(prompt)) : behind])
+
+    def sent(self, start: int, stop: int) -> tuple[tuple[int, ...], tuple[MediaSpan, ...]]:
+        """Return the known tokens at positions [start, stop) as a shard gets them, and the spans of media in them."""
+        tokens, media = self.tokens(start, stop), self.spec.media
+        if media is None:
+            return tokens, ()
+        return without_cells(tokens, media, start), media.within(start, stop)
+
+    def border(self, position: int) -> int:
+        """Return the last place up to ``position`` where a chunk may end, and a prefix that others share."""
+        media = self.spec.media
+        return position if media is None else media.border(position)
+
+    def with_borders(self, cuts: list[int], start: int) -> list[int]:
+        """Return ``cuts`` behind ``start``, and the places between them where media begin that cannot be cut."""
+        media = self.spec.media
+        if media is None or not media.atomic:
+            return cuts
+        return sorted({*cuts, *(span.offset for span in media.spans if start < span.offset < cuts[-1])})

@@ -8,6 +8,7 @@ from caravan_router.core.generation import GenerationState
 from caravan_router.core.prefixes import PinRefusal
 from caravan_router.scheduling.actions import Resume, Start
 from caravan_router.scheduling.beams import BeamGroup
+from caravan_router.scheduling.encodings import Encodings
 from caravan_router.scheduling.known_logprobs import KnownLogprobs
 from caravan_router.scheduling.outbox import Outbox
 from caravan_router.scheduling.output_lengths import OutputLengths
@@ -41,6 +42,7 @@ class SchedulerState:
         self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.fair_share)
         self.outbox = Outbox()
         self.transfers = Transfers()
+        self.encodings = Encodings()
         self.pins = Pins()
         self.known_logprobs = KnownLogprobs()
         self.shards: dict[str, ShardLedger] = {}
@@ -146,14 +148,21 @@ class SchedulerState:
         if sequence is not None and sequence.group is not None:
             leader = sequence.group.leader
             if not any(member.request_id in self._stays for member in sequence.group.members):
-                return GenerationState.QUEUED
+                return self._state_of_waiting(leader)
             return GenerationState.RUNNING if leader.output else GenerationState.PREFILLING
         if request_id in self._stays:
             _, resident = self._stays[request_id]
             if resident.status is Status.LEAVING:
                 return GenerationState.SWAPPED
             return GenerationState.PREFILLING if resident.prefilling else GenerationState.RUNNING
-        return GenerationState.SWAPPED if sequence is not None and sequence.saved_on else GenerationState.QUEUED
+        return GenerationState.QUEUED if sequence is None else self._state_of_waiting(sequence)
+
+    def _state_of_waiting(self, sequence: Sequence) -> GenerationState:
+        if sequence.saved_on:
+            return GenerationState.SWAPPED
+        return (
+            GenerationState.ENCODING if self.encodings.are_awaited_by(sequence.request_id) else GenerationState.QUEUED
+        )
 
     def stay(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
         """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge its tenant for the prompt."""
@@ -267,6 +276,7 @@ class SchedulerState:
 
     def _forget(self, sequence: Sequence) -> None:
         del self.sequences[sequence.request_id]
+        self.encodings.forget(sequence.request_id)
         tenant, active = self._tenants.pop(sequence.spec.tenant.name)
         if active > 1:
             self._tenants[tenant.name] = (tenant, active - 1)

@@ -16,6 +16,7 @@ import uvloop
 
 from caravan_models.errors import FetchError
 from caravan_proto.flags import add_flags, flag, resolve
+from caravan_proto.limits import MOST_ROLLBACK_TOKENS
 from caravan_proto.standard_output import write_at_once
 from caravan_proto.telemetry import configure_logging
 from caravan_router.app import run_router
@@ -102,6 +103,8 @@ def check_models(models: Sequence[ModelFile], flags: Sequence[str]) -> None:
     given = {flag.partition("=")[0] for flag in flags}
     if len(models) > 1 and "--lora" in given:
         raise ServeError("an adapter belongs to one model: --lora needs a single --model")
+    if len(models) > 1 and {"-mm", "--mmproj"} & given:
+        raise ServeError("a projector belongs to one model: --mmproj needs a single --model")
     if len(models) > 1 and {"-a", "--alias"} & given:
         raise ServeError("an alias belongs to one model: --alias needs a single --model")
     if len(models) > 1 and {"-md", "--model-draft"} & given:
@@ -120,6 +123,14 @@ def draft_tokens(speculate: int, flags: Sequence[str], environment: Mapping[str,
     given = {flag.partition("=")[0] for flag in flags}
     has_draft_model = {"-md", "--model-draft"} & given or environment.get("CARAVAN_MODEL_DRAFT")
     return speculate or (_DRAFT_TOKENS if has_draft_model else 0)
+
+
+def rollback_tokens(speculate: int, flags: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the flags of a shard whose drafts have up to ``speculate`` tokens, unless the user has set them."""
+    given = {flag.partition("=")[0] for flag in flags}
+    if not speculate or "--rollback-tokens" in given or "CARAVAN_ROLLBACK_TOKENS" in environment:
+        return []
+    return ["--rollback-tokens", str(min(speculate, MOST_ROLLBACK_TOKENS))]
 
 
 def check_rpc(shards: int, flags: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -207,6 +218,8 @@ async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str
     of_models = of_models or ([] if serve.has_library else [[]])
     total = len(of_models) * serve.shards
     check_rpc(total, shard_flags, os.environ)
+    speculate = draft_tokens(router.speculate, shard_flags, os.environ)
+    shard_flags = [*rollback_tokens(speculate, shard_flags, os.environ), *shard_flags]
     flags = [*host_shares(total, shard_flags, os.environ), *shard_flags]
     devices = device_shares(find_devices(total, shard_flags, os.environ), total)
     shards = [
@@ -226,7 +239,7 @@ async def _serve(serve: ServeConfig, router: RouterConfig, shard_flags: list[str
         router,
         shard=(*(shard.address for shard in shards), *router.shard),
         expected_model=tuple(dict.fromkeys((*router.expected_model, *names))),
-        speculate=draft_tokens(router.speculate, shard_flags, os.environ),
+        speculate=speculate,
     )
     async with asyncio.TaskGroup() as tasks:
         for shard in shards:

@@ -11,6 +11,8 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
 from caravan_shard.arrays import Flags, Floats, Ids, State
+from caravan_shard.media.encoder import MediaEncoder, MediaRows
+from caravan_shard.media.spans import CellSpan
 from caravan_shard.sampling.joint_draw import JointDraw
 from caravan_shard.sampling.joint_logprobs import JointLogprobs
 from caravan_shard.sampling.token_candidates import CandidateFilter
@@ -74,9 +76,9 @@ class Capacity:
     def max_draft_tokens(self) -> int:
         """Most draft tokens in one step. They use the outputs of prompt logprobs, which no decoding step has.
 
-        0 for recurrent models: their state cannot be cut back to what was accepted.
+        0 where sequences cannot be cut back to what was accepted.
         """
-        return 0 if self.current.whole_only else self.max_prompt_logprob_tokens
+        return self.max_prompt_logprob_tokens if self.current.can_have_drafts else 0
 
     def limits(self, layout: KvLayout) -> LayoutLimits | None:
         """Return the limits of a layout; None if the cells cannot have it."""
@@ -94,6 +96,8 @@ class TokenBatch(NamedTuple):
 
     ``outputs`` is 1 where logits are needed. ``adapter`` applies to all tokens; empty for none.
     ``candidates``: for each output, how many of the highest logits suffice, and 0 if all are needed; None: all of each.
+    ``media``: rows that have embeddings in place of tokens, ascending; their tokens are `NO_TOKEN`. ``positions`` count
+    cells: the backend knows at which positions the model sees them.
     """
 
     tokens: Ids
@@ -102,6 +106,7 @@ class TokenBatch(NamedTuple):
     outputs: Flags
     adapter: str = ""
     candidates: Ids | None = None
+    media: Sequence[MediaRows] = ()
 
     @property
     def output_count(self) -> int:
@@ -211,6 +216,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def media(self) -> MediaEncoder | None:
+        """What encodes pictures and sound, which is closed with the backend; None if prompts have text only."""
+        ...
+
+    @property
     def draft_model(self) -> DraftModel | None:
         """The draft model, which is closed with the backend; None without one."""
         ...
@@ -258,10 +268,17 @@ class Backend(Protocol):
         """
         ...
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
+    def restore(
+        self,
+        sequence_id: int,
+        slices: Sequence[CellSlice],
+        shared: PrefixCopy | None = None,
+        spans: Sequence[CellSpan] = (),
+    ) -> bool:
         """Put saved cells, which follow each other from position 0 on, under an id that holds nothing.
 
-        Where there is recurrent state, the last slice is that after all of them.
+        ``spans``: the media among all cells that the sequence then has. Where there is recurrent state, the last slice
+        is that after all of them.
 
         ``shared``: cells of another sequence that are equal to the first of these, and are used for both sequences
         where the layout lets them be; there, the slices may begin as late as where these cells end. False if there was

@@ -10,6 +10,7 @@ from caravan_proto.messages.constraint import Thought
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import Capacity
 from caravan_shard.checks.first_refusal import first_refusal
+from caravan_shard.checks.media import MediaCheck
 from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.sampling import check_sampling
 from caravan_shard.protocol.results import Refusal, bad_request
@@ -26,8 +27,11 @@ MAX_FEEDBACK = 1e12
 class ChunkCheck:
     """Checks the chunks of one command, whose header ``preview`` has seen."""
 
-    def __init__(self, preview: Preview, capacity: Capacity, facts: ModelFile, *, draining: bool) -> None:
+    def __init__(
+        self, preview: Preview, capacity: Capacity, facts: ModelFile, media: MediaCheck, *, draining: bool
+    ) -> None:
         self._preview = preview
+        self._check_media = media
         self._capacity = capacity
         self._facts = facts
         self._draining = draining
@@ -38,6 +42,9 @@ class ChunkCheck:
             return bad_request(f"the chunk of sequence {chunk.sequence_id} is empty")
         if min(chunk.token_ids) < 0 or max(chunk.token_ids) >= self._facts.vocabulary_size:
             return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(chunk.token_ids)}")
+        refusal = self._check_media(chunk.media, chunk.token_ids)
+        if refusal is not None:
+            return refusal
         sequence = self._preview.find(chunk.sequence_id)
         if sequence is None or chunk.takes_over:
             if chunk.setup is None:
@@ -146,6 +153,8 @@ class ChunkCheck:
                 ShardError.SEQUENCE_TOO_LONG,
                 f"a sequence holds {self._capacity.current.cells_per_sequence} tokens. Given: {end}",
             )
+        if chunk.media and chunk.start + chunk.media[-1].end > parameters.prompt_length:
+            return bad_request(f"media must lie within the prompt of {parameters.prompt_length} tokens")
         if end >= parameters.max_length:
             return bad_request(
                 f"the chunks must leave room below max_length {parameters.max_length}. Given: {end} tokens"

@@ -8,6 +8,7 @@ from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import Capacity
 from caravan_shard.checks.chunk import ChunkCheck
 from caravan_shard.checks.first_refusal import first_refusal
+from caravan_shard.checks.media import FoundMedia, MediaCheck
 from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.row import RowCheck
 from caravan_shard.checks.runs import LoadCheck, SaveCheck
@@ -26,11 +27,13 @@ class CommandCheck:
         self._preview = Preview(held, capacity)
 
     @first_refusal
-    def prefill(self, command: Prefill, *, facts: ModelFile, draining: bool) -> Iterator[Refusal | None]:
-        """Check a Prefill; ``draining`` refuses new sequences."""
+    def prefill(
+        self, command: Prefill, *, facts: ModelFile, media: FoundMedia, draining: bool
+    ) -> Iterator[Refusal | None]:
+        """Check a Prefill; ``draining`` refuses new sequences. ``media``: what is here of those that it names."""
         yield self._preview.check_header(command.header)
         yield self._preview.check_distinct([*(chunk.sequence_id for chunk in command.chunks), *command.ride])
-        check = ChunkCheck(self._preview, self._capacity, facts, draining=draining)
+        check = ChunkCheck(self._preview, self._capacity, facts, MediaCheck(facts.media, media), draining=draining)
         for chunk in command.chunks:
             yield check(chunk)
         yield self._check_complete(command.ride)
@@ -42,11 +45,13 @@ class CommandCheck:
         yield self._check_one_adapter({known.adapter for known in parameters}, command.ride)
 
     @first_refusal
-    def evaluate(self, command: Evaluate, *, facts: ModelFile, draining: bool) -> Iterator[Refusal | None]:
-        """Check an Evaluate; ``draining`` refuses sequences that start from nothing."""
+    def evaluate(
+        self, command: Evaluate, *, facts: ModelFile, media: FoundMedia, draining: bool
+    ) -> Iterator[Refusal | None]:
+        """Check an Evaluate; ``draining`` refuses sequences that start from nothing. ``media``: as for a Prefill."""
         yield self._preview.check_header(command.header)
         yield self._preview.check_distinct([row.sequence_id for row in command.rows])
-        check = RowCheck(self._preview, self._capacity, facts, draining=draining)
+        check = RowCheck(self._preview, self._capacity, facts, MediaCheck(facts.media, media), draining=draining)
         for row in command.rows:
             yield check(row)
         yield self._check_step_size(sum(len(row.token_ids) for row in command.rows), ())

@@ -6,6 +6,7 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Header, PrefixCopy
 from caravan_shard.backends.base import Capacity
 from caravan_shard.checks.first_refusal import first_refusal
+from caravan_shard.checks.media import check_border
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.sequence import Phase
@@ -98,7 +99,7 @@ class Preview:
                 ShardError.WRONG_POSITION,
                 f"this model shares only whole sequences: {computed} tokens. Given: {prefix.length}",
             )
-        return None
+        return check_border(self._held[prefix.source_id].spans, prefix.length)
 
 
 def check_keys(keys: Sequence[bytes]) -> Refusal | None:

@@ -8,8 +8,10 @@ from caravan_proto.messages.commands import Row, RowOutputs
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import Capacity
 from caravan_shard.checks.first_refusal import first_refusal
+from caravan_shard.checks.media import MediaCheck, check_border
 from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
+from caravan_shard.media.spans import held_spans
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sequences.sequence import Phase
 
@@ -19,8 +21,11 @@ _SHOWN_CHARACTERS = 128
 class RowCheck:
     """Checks the rows of one command, whose header ``preview`` has seen."""
 
-    def __init__(self, preview: Preview, capacity: Capacity, facts: ModelFile, *, draining: bool) -> None:
+    def __init__(
+        self, preview: Preview, capacity: Capacity, facts: ModelFile, media: MediaCheck, *, draining: bool
+    ) -> None:
         self._preview = preview
+        self._check_media = media
         self._capacity = capacity
         self._facts = facts
         self._draining = draining
@@ -31,6 +36,7 @@ class RowCheck:
         if not row.token_ids:
             yield bad_request(f"the row of sequence {row.sequence_id} is empty")
         yield self._check_ids("token ids", row.token_ids)
+        yield self._check_media(row.media, row.token_ids)
         yield self._check_outputs(row)
         if row.takes_over or self._preview.find(row.sequence_id) is None:
             yield self._check_new(row)
@@ -88,13 +94,20 @@ class RowCheck:
     def _check_kept(self, row: Row) -> Refusal | None:
         if not 0 <= row.kept <= row.end:
             return Refusal(ShardError.WRONG_POSITION, f"keep_length must be <= {row.end}. Given: {row.kept}")
-        if self._capacity.current.whole_only and row.kept not in (0, row.end):
+        limits = self._capacity.current
+        # A step with media is computed in parts, of which llama.cpp keeps the states of the last one only.
+        least = row.end if row.media else max(row.start + 1, row.end - limits.rollback_tokens)
+        if limits.whole_only and 0 < row.kept < least:
             return Refusal(
                 ShardError.WRONG_POSITION,
-                "this model's memory is recurrent and cannot be cut back: "
-                f"keep_length must be 0 or {row.end}. Given: {row.kept}",
+                "this model's memory is recurrent and cannot be cut back so far: "
+                f"keep_length must be 0 or {row.end if least == row.end else f'>= {least}'}. Given: {row.kept}",
             )
-        return None
+        source = self._preview.find(row.sequence_id if row.copy is None else row.copy.source_id)
+        spans = held_spans(self._facts.media, row.media, row.start)
+        if source is not None and row.kept < row.start:
+            spans += source.spans
+        return check_border(spans, row.kept)
 
 
 def _check_start(row: Row, held: int) -> Refusal | None:

@@ -8,7 +8,9 @@ from caravan_proto.messages.commands import LoadEntry, RunSlice, SaveEntry
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.checks.first_refusal import first_refusal
+from caravan_shard.checks.media import MediaCheck, check_border
 from caravan_shard.checks.preview import Preview, check_keys
+from caravan_shard.media.spans import held_spans
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sequences.run_format import MAX_NOTE_BYTES
 from caravan_shard.sequences.runs import RunStore
@@ -51,7 +53,10 @@ class SaveCheck:
                 ShardError.WRONG_POSITION,
                 f"sequence {entry.sequence_id} holds {computed} tokens. Given: a cut at {entry.end}",
             )
-        return None
+        held = self._preview.find(entry.sequence_id)
+        spans = () if held is None else held.spans
+        refusals = (check_border(spans, border) for border in (entry.start, *cuts))
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
 
 class LoadCheck:
@@ -62,6 +67,7 @@ class LoadCheck:
         self._runs = runs
         self._limits = limits
         self._facts = facts
+        self._check_media = MediaCheck(facts.media)
 
     @first_refusal
     def __call__(self, entry: LoadEntry) -> Iterator[Refusal | None]:
@@ -72,6 +78,7 @@ class LoadCheck:
             yield bad_request(f"there is no adapter {entry.adapter[:128]!r} here")
         yield self._check_copy(entry)
         yield self._check_tokens(entry)
+        yield self._check_media(entry.media, entry.token_ids)
         yield check_keys([piece.key for piece in entry.slices])
         yield self._check_slices(entry)
         for piece in entry.slices:
@@ -103,12 +110,16 @@ class LoadCheck:
     def _check_slices(self, entry: LoadEntry) -> Refusal | None:
         """Check that the slices follow each other from the first of its tokens to the last."""
         end = entry.start
+        spans = held_spans(self._facts.media, entry.media, entry.start)
         cells = list(entry.slices)
         if self._limits.saving is Saving.WITH_STATE:
             last = cells.pop() if cells else None
             if last is None or not last.start == last.end == entry.end:
                 return bad_request(f"the last slice must be the recurrent state at {entry.end}")
         for piece in cells:
+            refusal = check_border(spans, piece.end)
+            if refusal is not None:
+                return refusal
             if piece.start != end or piece.end <= piece.start:
                 return bad_request(f"a slice must begin at {end} and not be empty. Given: {piece.start} to {piece.end}")
             end = piece.end

@@ -143,6 +143,7 @@ def _most(part: Part, most: int, limits: LayoutLimits) -> int:
     # The token after the last draft must not exceed the length either.
     return min(
         most,
+        limits.rollback_tokens if limits.whole_only else most,
         parameters.max_draft_tokens,
         parameters.max_length - len(sequence.tokens) - 1,
         limits.cells_per_sequence - sequence.computed - 1,

@@ -18,10 +18,12 @@ from caravan_shard.checks.command import CommandCheck
 from caravan_shard.constraints.finder import Finder
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget, Drafting
 from caravan_shard.engine.evaluations import take_evaluations
+from caravan_shard.engine.media_parts import find_media, missing_media, parts_with_media
 from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
 from caravan_shard.engine.step import Part, assemble, candidates_of
 from caravan_shard.engine.token_rows import sample_candidates, sample_rows
 from caravan_shard.engine.verification import verify_drafts
+from caravan_shard.media.store import MediaStore
 from caravan_shard.protocol.commands import Adopt, EmbedText
 from caravan_shard.protocol.results import (
     Adopted,
@@ -46,6 +48,9 @@ _log = logging.getLogger(__name__)
 _INCOMPLETE = {DecodeOutcome.NO_KV: StepOutcome.NO_KV, DecodeOutcome.ABORTED: StepOutcome.ABORTED}
 
 
+_MEDIA_BYTES = 64 << 20
+
+
 class _Found(NamedTuple):
     """What a step has found out."""
 
@@ -59,7 +64,12 @@ class Engine:
     """Executes the commands of a router on the sequences of one backend."""
 
     def __init__(
-        self, backend: Backend, sampling_threads: int, runs: RunStore, drafting: Drafting | None = None
+        self,
+        backend: Backend,
+        sampling_threads: int,
+        runs: RunStore,
+        drafting: Drafting | None = None,
+        media: MediaStore | None = None,
     ) -> None:
         self.backend = backend
         self._sampler = Sampler(backend.candidate_filter, sampling_threads, backend.joint_draw, backend.joint_logprobs)
@@ -71,6 +81,7 @@ class Engine:
             drafter = ModelDrafter(backend.draft_model, self._sampler, backend.facts.vocabulary_size)
         self._drafting.use_model(drafter)
         self._pool = SequencePool(backend, runs, drafter)
+        self.media = MediaStore(_MEDIA_BYTES) if media is None else media
         self.step_count = 0
         self.failures_in_a_row = 0
         self.draining = False
@@ -98,21 +109,32 @@ class Engine:
 
     def prefill(self, command: Prefill, started_ns: int) -> StepResult | Refusal:
         """Run one step over chunks and riders."""
-        refusal = self._new_check().prefill(command, facts=self.backend.facts, draining=self.draining)
+        media = find_media(self.media, command.chunks)
+        refusal = self._new_check().prefill(command, facts=self.backend.facts, media=media, draining=self.draining)
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
+        if missing := missing_media(media):
+            return _without_media(missing, started_ns)
         parts = [_chunk_part(self._pool, chunk) for chunk in command.chunks]
+        if media:
+            parts = parts_with_media(parts, command.chunks, media, self.backend.facts.media)
         parts += _decode_parts(self._pool, command.ride)
         return self._run_chunks(parts, command.chunks, started_ns)
 
     def evaluate(self, command: Evaluate, started_ns: int) -> StepResult | Refusal:
         """Run one step over rows."""
-        refusal = self._new_check().evaluate(command, facts=self.backend.facts, draining=self.draining)
+        media = find_media(self.media, command.rows)
+        refusal = self._new_check().evaluate(command, facts=self.backend.facts, media=media, draining=self.draining)
         if refusal is not None:
             return refusal
         self._pool.apply(command.header)
-        return self._run_chunks([_row_part(self._pool, row) for row in command.rows], command.rows, started_ns)
+        if missing := missing_media(media):
+            return _without_media(missing, started_ns)
+        parts = [_row_part(self._pool, row) for row in command.rows]
+        if media:
+            parts = parts_with_media(parts, command.rows, media, self.backend.facts.media)
+        return self._run_chunks(parts, command.rows, started_ns)
 
     def begin_decode(self, command: Decode) -> Refusal | None:
         """Check the command and carry out its header; `decode_step` follows."""
@@ -224,8 +246,9 @@ class Engine:
         if not parts:
             return StepResult(StepOutcome.OK, TokenRows(), _timings(started_ns, 0, 0))
         parts.sort(key=lambda part: part.sequence.sequence_id)
-        # Taking over cuts a sequence back, which cannot be undone: here the backend's own NO_KV would come too late.
-        if any(chunk.takes_over for chunk in chunks) and not self._has_room(parts):
+        # Taking over cuts a sequence back, and the first passes of a step with media extend one. Where that cannot be
+        # undone, the backend's own NO_KV would come too late.
+        if any(chunk.takes_over or chunk.media for chunk in chunks) and not self._has_room(parts):
             return StepResult(StepOutcome.NO_KV, TokenRows(), _timings(started_ns, 0, 0))
         self._pool.share(chunks)
         return self._run_step(parts, started_ns)
@@ -233,7 +256,7 @@ class Engine:
     def _run_step(self, parts: list[Part], started_ns: int) -> StepResult | Refusal:
         self._begin_masks(parts)
         batch = assemble(parts)
-        if self.backend.gives_candidates:
+        if self.backend.gives_candidates and not batch.media:
             batch = batch._replace(candidates=candidates_of(parts))
         forward_from = perf_counter_ns()
         outcome = self.backend.decode(batch)
@@ -284,6 +307,7 @@ class Engine:
                 log_traced(part.sequence, "sequence started", cached=part.start)
             if part.prompt:
                 part.sequence.extend(part.tokens)
+                part.sequence.spans += part.spans
             part.sequence.computed += len(part.tokens)
         if output_count == 0:
             return _Found(TokenRows())
@@ -334,6 +358,10 @@ def _decode_parts(pool: SequencePool, sequence_ids: Iterable[int]) -> list[Part]
         if sequence.phase is Phase.RUNNING:
             parts.append(Part(sequence=sequence, start=sequence.computed, tokens=sequence.tokens[-1:], samples=True))
     return parts
+
+
+def _without_media(missing: tuple[bytes, ...], started_ns: int) -> StepResult:
+    return StepResult(StepOutcome.MEDIA_MISSING, TokenRows(), _timings(started_ns, 0, 0), missing_media=missing)
 
 
 def _seconds_since(started_ns: int) -> float:

@@ -6,6 +6,7 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Vocabulary
 from caravan_shard.engine.logprob_columns import add_entry, add_pieces
 from caravan_shard.engine.step import Part
+from caravan_shard.media.encoder import NO_TOKEN
 from caravan_shard.protocol.results import Evaluations
 
 
@@ -22,8 +23,9 @@ def take_evaluations(parts: Sequence[Part], logits: Floats, vocabulary: Vocabula
         columns.sequence_ids.append(row.sequence_id)
         columns.counts.append(count)
         # Each token that has an output before it, and none after the last token.
-        following = (*row.token_ids[len(row.token_ids) - count + 1 :], None)
+        following = (*part.tokens[len(part.tokens) - count + 1 :], None)
         for output, token in zip(logits[start:end], following, strict=True):
-            columns.score_logprobs += add_entry(columns, output, token, row.top_n_tokens, row.score_token_ids)
+            known = None if token == NO_TOKEN else token
+            columns.score_logprobs += add_entry(columns, output, known, row.top_n_tokens, row.score_token_ids)
     add_pieces(columns, vocabulary)
     return columns

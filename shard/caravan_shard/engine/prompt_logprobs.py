@@ -6,6 +6,7 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Vocabulary
 from caravan_shard.engine.logprob_columns import add_entry, add_pieces
 from caravan_shard.engine.step import Part
+from caravan_shard.media.encoder import NO_TOKEN
 from caravan_shard.protocol.results import PromptLogprobs
 
 
@@ -40,6 +41,9 @@ def _add_part(columns: PromptLogprobs, part: Part, logits: Floats) -> None:
     columns.sequence_ids.append(sequence.sequence_id)
     columns.counts.append(len(logits))
     for place, token in enumerate(part.tokens[: len(logits)]):
-        add_entry(columns, logits[place - 1] if place else before, token, sequence.parameters.sampling.top_n_tokens)
+        known = logits[place - 1] if place else before
+        # A medium has none.
+        known = None if token == NO_TOKEN else known
+        add_entry(columns, known, token, sequence.parameters.sampling.top_n_tokens)
     end = part.start + len(logits)
     sequence.last_logits = logits[-1].copy() if end < sequence.parameters.prompt_length else None

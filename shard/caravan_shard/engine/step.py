@@ -9,6 +9,8 @@ import numpy as np
 from caravan_proto.messages.commands import Row, RowOutputs
 from caravan_shard.arrays import Flags, Ids
 from caravan_shard.backends.base import TokenBatch
+from caravan_shard.media.encoder import MediaRows
+from caravan_shard.media.spans import CellSpan
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.speculation.draft import Draft
 
@@ -23,6 +25,8 @@ class Part(NamedTuple):
     ``prompt``: the tokens are a chunk of the prompt; the sequence knows them only once the step has succeeded.
     ``new``: the step is the first of the sequence, which is forgotten if the step fails.
     ``row``: the tokens are those of this row.
+    ``media``: embeddings in place of tokens, whose rows are counted from the first of ``tokens``.
+    ``spans``: what the sequence notes of them.
     """
 
     sequence: ShardSequence
@@ -33,6 +37,8 @@ class Part(NamedTuple):
     new: bool = False
     row: Row | None = None
     draft: Draft | None = None
+    media: Sequence[MediaRows] = ()
+    spans: tuple[CellSpan, ...] = ()
 
     def with_draft(self, draft: Draft) -> "Part":
         """Return the part with a draft behind its only token."""
@@ -88,9 +94,11 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
     if not any(part.prompt or part.draft or part.row is not None for part in parts):
         return _single_tokens(parts, adapter)
     outputs = np.zeros(sum(len(part.tokens) for part in parts), np.int8)
+    media: list[MediaRows] = []
     end = 0
     for part in parts:
         start, end = end, end + len(part.tokens)
+        media += [rows._replace(row=start + rows.row) for rows in part.media]
         outputs[start : start + part.leading_outputs] = 1
         outputs[end - 1] |= part.has_last_output
     return TokenBatch(
@@ -99,14 +107,16 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
         np.concatenate([np.full(len(part.tokens), part.sequence.sequence_id, np.int32) for part in parts]),
         outputs,
         adapter,
+        media=media,
     )
 
 
 def candidates_of(parts: Sequence[Part]) -> Ids | None:
-    """Return how many candidates suffice for each output; None if the step needs all logits of several of a sequence.
+    """Return how many candidates suffice for each output; None if all logits are needed.
 
-    Steps with drafts, prompt logprobs or rows do.
+    They are in steps with drafts, prompt logprobs or rows, which have several outputs of a sequence, and with media,
+    which are several passes.
     """
-    if any(part.draft is not None or part.row is not None or part.leading_outputs for part in parts):
+    if any(part.draft is not None or part.row is not None or part.media or part.leading_outputs for part in parts):
         return None
     return np.array([part.sequence.candidates for part in parts if part.samples], np.int32)

@@ -23,6 +23,7 @@ from caravan_shard.backends.base import Backend
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
+from caravan_shard.media.store import MediaStore
 from caravan_shard.protocol.commands import Adopt, EmbedText, ReleaseAll, Work
 from caravan_shard.protocol.results import Refusal, Result, StepResult
 from caravan_shard.sequences.runs import RunStore
@@ -44,9 +45,14 @@ class Worker:
     """Loads the backend on its own thread, then executes commands until stopped."""
 
     def __init__(
-        self, load: Callable[[], Backend], sampling_threads: int, make_runs: Callable[[Backend], RunStore]
+        self,
+        load: Callable[[], Backend],
+        sampling_threads: int,
+        make_runs: Callable[[Backend], RunStore],
+        media: MediaStore | None = None,
     ) -> None:
         """``load`` and ``make_runs`` run on the worker's thread."""
+        self._media = media
         self._load = load
         self._make_runs = make_runs
         self._sampling_threads = sampling_threads
@@ -149,7 +155,7 @@ class Worker:
             acquired.callback(backend.close)
             runs = self._make_runs(backend)
             acquired.callback(runs.close)
-            engine = Engine(backend, self._sampling_threads, runs)
+            engine = Engine(backend, self._sampling_threads, runs, media=self._media)
             acquired.pop_all()  # now they are the engine's
         return engine
 

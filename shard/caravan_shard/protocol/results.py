@@ -110,7 +110,7 @@ class StepResult(NamedTuple):
 
     A named tuple, since one is made for each step and a frozen dataclass takes three times as long.
 
-    ``drafts`` if a sequence had a draft.
+    ``drafts`` if a sequence had a draft. ``missing_media``: ids of the media that were not here.
     """
 
     outcome: StepOutcome
@@ -119,6 +119,7 @@ class StepResult(NamedTuple):
     prompt_logprobs: PromptLogprobs | None = None
     evaluations: Evaluations | None = None
     drafts: DraftRows | None = None
+    missing_media: tuple[bytes, ...] = ()
 
     @property
     def most_tokens(self) -> int:

@@ -11,6 +11,7 @@ from caravan_shard.arrays import State
 from caravan_shard.backends.base import Backend, CellSlice, Vocabulary
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.constraints.thought import ThoughtMatching
+from caravan_shard.media.spans import held_spans, spans_before, with_media
 from caravan_shard.protocol.run import StoredRun
 from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sampling.biases import make_biases
@@ -94,7 +95,9 @@ class SequencePool:
         ):
             sequence.candidates = candidates_needed(setup.sampling)
         if chunk.copy is not None:
-            sequence.extend(self.held[chunk.copy.source_id].tokens[: chunk.copy.length])
+            source = self.held[chunk.copy.source_id]
+            sequence.extend(source.tokens[: chunk.copy.length])
+            sequence.spans = spans_before(source.spans, chunk.copy.length)
             self._inherit(sequence, chunk.copy)
         return sequence
 
@@ -114,7 +117,8 @@ class SequencePool:
             # It may have held other cells of its own at these positions, which others still hold.
             sequence.inherited, sequence.birth = sequence.runs(), next(self._births)
         del sequence.tokens[row.start :]
-        sequence.tokens.extend(row.token_ids)
+        sequence.tokens.extend(with_media(row.token_ids, row.media))
+        sequence.spans += held_spans(self._backend.facts.media, row.media, row.start)
         sequence.computed = row.end
         if row.kept == 0:
             self.release([row.sequence_id])
@@ -198,7 +202,8 @@ class SequencePool:
         """Make an ended sequence of saved runs. Return None if it is held now, else the keys of its bad runs."""
         found = {piece.key: self.runs.read(piece.key) for piece in entry.slices}
         kept = {key: one for key, one in found.items() if one is not None}
-        sequence = self._ended(entry.sequence_id, entry.token_ids, entry.adapter, entry.copy)
+        sequence = self._ended(entry.sequence_id, with_media(entry.token_ids, entry.media), entry.adapter, entry.copy)
+        sequence.spans += held_spans(self._backend.facts.media, entry.media, entry.start)
         if len(kept) < len(found) or self._limits.saving is Saving.NOTHING or not self.has_room([sequence], 0):
             return [key for key in found if key not in kept]
         slices = [
@@ -206,7 +211,7 @@ class SequencePool:
             for piece in entry.slices
             for run, state in (kept[piece.key],)
         ]
-        restored = self._backend.restore(entry.sequence_id, slices, entry.copy)
+        restored = self._backend.restore(entry.sequence_id, slices, entry.copy, sequence.spans)
         if not restored or self._backend.length(entry.sequence_id) != entry.end:
             # There is room, so the content of a run is not what its key promises.
             self._backend.trim(entry.sequence_id, 0)
@@ -217,7 +222,8 @@ class SequencePool:
 
     def _ended(self, sequence_id: int, tokens: Iterable[int], adapter: str, copy: PrefixCopy | None) -> Sequence:
         """Make an ended sequence that holds ``copy``, if there is one, and ``tokens`` behind it."""
-        copied = [] if copy is None else self.held[copy.source_id].tokens[: copy.length]
+        source = None if copy is None else self.held[copy.source_id]
+        copied = [] if source is None or copy is None else source.tokens[: copy.length]
         length = len(known := [*copied, *tokens])
         parameters = PreparedParameters(
             sampling=SamplingParams(temperature=0.0), prompt_length=length, max_length=length + 1, adapter=adapter
@@ -231,7 +237,8 @@ class SequencePool:
             computed=length,
             phase=Phase.ENDED,
         )
-        if copy is not None:
+        if source is not None and copy is not None:
+            sequence.spans = spans_before(source.spans, copy.length)
             self._inherit(sequence, copy)
         return sequence
 
@@ -244,8 +251,9 @@ class SequencePool:
         for sequence, slices in zip(held, states, strict=True):
             # Each has cells of its own now.
             sequence.birth, sequence.inherited, sequence.own_start = next(self._births), (), 0
-            if not slices or not self._backend.restore(sequence.sequence_id, slices):
+            if not slices or not self._backend.restore(sequence.sequence_id, slices, spans=sequence.spans):
                 lost.append(sequence.sequence_id)
+                self._backend.trim(sequence.sequence_id, 0)
                 log_traced(sequence, "sequence lost with the layout")
                 del self.held[sequence.sequence_id]
                 self._keep_draft(sequence.sequence_id, 0)

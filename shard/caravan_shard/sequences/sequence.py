@@ -8,6 +8,8 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_shard.arrays import Floats
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.constraints.thought import ThoughtMatching
+from caravan_shard.media.encoder import NO_TOKEN
+from caravan_shard.media.spans import CellSpan, spans_before
 from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sampling.biases import LogitBiases
 from caravan_shard.sampling.feedback import Feedback
@@ -46,6 +48,7 @@ class Sequence:
     ``last_logits`` [vocabulary]: the logits after the last computed token, kept while prompt_logprobs of the next chunk
     need them.
     ``candidates``: how many of the highest logits decide its next tokens; 0 if all may be needed.
+    ``spans``: the media among its computed cells, in a model that cannot cut them; elsewhere empty.
     """
 
     sequence_id: int
@@ -63,6 +66,7 @@ class Sequence:
     drafter: Drafter | None = None
     feedback: Feedback | None = None
     candidates: int = 0
+    spans: tuple[CellSpan, ...] = ()
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens that were computed or sampled."""
@@ -70,7 +74,7 @@ class Sequence:
         self.tokens.extend(tokens)
         border = max(known, self.parameters.prompt_length)
         for penalty in self.penalties:
-            penalty.add(self.tokens[known:border], output=False)
+            penalty.add([token for token in self.tokens[known:border] if token != NO_TOKEN], output=False)
             penalty.add(self.tokens[border:], output=True)
 
     def park(self, length: int) -> None:
@@ -79,6 +83,7 @@ class Sequence:
         self.inherited = self.runs_up_to(length)
         self.own_start = self.computed = length
         del self.tokens[length:]
+        self.spans = spans_before(self.spans, length)
         self.penalties = ()
         self.last_logits = None
         self.end()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Command, Load, Prefill
 from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.media import EncodedMedia, MediaShape, PromptPart, TokenizedParts
 from caravan_proto.messages.model import Info, ShardClaim, ShardStatus, TokenizedText
 from caravan_shard.checks.embed import split_texts
 from caravan_shard.checks.preview import check_keys
@@ -21,6 +22,7 @@ from caravan_shard.protocol.run import StoredRun
 from caravan_shard.protocol.sequence_parameters import prepared
 from caravan_shard.sampling.processors import ProcessorRegistry
 from caravan_shard.service.lease_guard import LeaseGuard
+from caravan_shard.service.media import MediaService
 from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.run_exchange import RunExchange
 from caravan_shard.service.text import TextService
@@ -39,6 +41,7 @@ class ShardParts:
     lease: LeaseGuard
     phase: PhaseSignal
     text: TextService
+    media: MediaService
     compiler: ConstraintCompiler | None
     exchange: RunExchange
     processors: ProcessorRegistry
@@ -55,6 +58,7 @@ class CallHandler:
         self._lease = parts.lease
         self._phase = parts.phase
         self._text = parts.text
+        self._media = parts.media
         self._compiler = parts.compiler
         self._exchange = parts.exchange
         self._processors = parts.processors
@@ -174,6 +178,14 @@ class CallHandler:
     async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> TokenizedText | Refusal:
         """Return the tokens with their pieces; with ``skip_special`` without control tokens."""
         return await self._text.detokenize(token_ids, skip_special=skip_special)
+
+    async def tokenize_parts(self, parts: Sequence[PromptPart]) -> TokenizedParts | Refusal:
+        """Return the cells of a prompt of texts and media."""
+        return await self._media.tokenize(parts)
+
+    async def encode_media(self, shape: MediaShape, data: bytes) -> EncodedMedia | Refusal:
+        """Encode a medium and keep its embeddings for a while."""
+        return await self._media.encode(shape, data)
 
     async def compile_constraint(self, constraint: Constraint) -> Problem | Refusal | None:
         """Compile a constraint for the sequences to come, or return what is wrong with it."""

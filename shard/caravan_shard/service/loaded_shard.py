@@ -16,12 +16,14 @@ from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.tokenizer import ConstraintTokenizer
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
+from caravan_shard.media.store import MediaStore
 from caravan_shard.sampling.processors import ProcessorRegistry
 from caravan_shard.sequences.runs import CLOSE_S
 from caravan_shard.service import info_codec
 from caravan_shard.service.calls import CallHandler, ShardParts
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.loading import backend_loader, make_run_store
+from caravan_shard.service.media import MediaService
 from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.run_exchange import RunExchange, run_fingerprint
 from caravan_shard.service.text import TextService
@@ -52,6 +54,7 @@ class LoadedShard:
             load or backend_loader(config, self._make_tokenizer),
             config.sampling_threads,
             lambda backend: make_run_store(config, backend),
+            MediaStore(config.media_cache_bytes),
         )
         self.phase = PhaseSignal()
         # Functions of the program in whose process the shard is.
@@ -78,6 +81,8 @@ class LoadedShard:
         backend = self.engine.backend
         text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
         self._acquired.callback(text.close)
+        media = MediaService(backend.media, self.engine.media, text)
+        self._acquired.callback(media.close)
         compiler = None
         if backend.capacity.generates:
             # Made before anybody waits for the shard, since this holds the GIL for up to a second.
@@ -91,6 +96,7 @@ class LoadedShard:
             lease=self.lease,
             phase=self.phase,
             text=text,
+            media=media,
             compiler=compiler,
             exchange=RunExchange(self.worker, self.engine.runs, run_fingerprint(backend), tls),
             processors=self.processors,

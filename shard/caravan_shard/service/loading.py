@@ -40,6 +40,7 @@ def backend_loader(config: ShardConfig, read_vocabulary: ReadVocabulary | None =
 def _load_fake(config: ShardConfig) -> Backend:
     # Imported here, so that a model need not wait for the toy.
     from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend
+    from caravan_shard.backends.toy.media import ToyEncoder
 
     _log.info("toy model ready")
     cells = config.cells_of(trained_context=8192)
@@ -55,6 +56,7 @@ def _load_fake(config: ShardConfig) -> Backend:
         step_s=config.fake_step_ms / 1000,
         token_s=config.fake_token_ms / 1000,
         draft_model=ToyBackend(cells=cells, max_sequences=config.parallel) if config.model_draft else None,
+        media=ToyEncoder(atomic="atomic" in config.mmproj) if config.mmproj else None,
     )
     backend.facts = replace(backend.facts, draft_model=Path(config.model_draft).name)
     if config.model:

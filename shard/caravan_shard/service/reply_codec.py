@@ -23,6 +23,7 @@ _OUTCOMES = {
     StepOutcome.OK: types_pb2.STEP_OUTCOME_OK,
     StepOutcome.NO_KV: types_pb2.STEP_OUTCOME_NO_KV,
     StepOutcome.ABORTED: types_pb2.STEP_OUTCOME_ABORTED,
+    StepOutcome.MEDIA_MISSING: types_pb2.STEP_OUTCOME_MEDIA_MISSING,
 }
 
 
@@ -66,6 +67,7 @@ def prefill_response(result: StepResult) -> shard_pb2.PrefillResponse:
         message.prompt.sequence_ids.extend(rows.sequence_ids)
         message.prompt.counts.extend(rows.counts)
         _fill_logprobs(message.prompt, rows)
+    message.missing_media_ids.extend(result.missing_media)
     _fill_step(message, result)
     return message
 
@@ -78,6 +80,7 @@ def evaluate_response(result: StepResult) -> shard_pb2.EvaluateResponse:
         message.evaluations.counts.extend(rows.counts)
         message.evaluations.score_logprobs.extend(rows.score_logprobs)
         _fill_logprobs(message.evaluations, rows)
+    message.missing_media_ids.extend(result.missing_media)
     _fill_timings(message.timings, result.timings)
     return message
 

@@ -15,6 +15,7 @@ from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_proto.wire import (
     CONSTRAINT,
     DECODE,
+    ENCODED_MEDIA,
     EVALUATE,
     FILTER_BATCH,
     HOLDINGS,
@@ -22,12 +23,15 @@ from caravan_proto.wire import (
     LAYOUT_SET,
     LOAD,
     LOADED,
+    MEDIA_SHAPE,
     PREFILL,
     SAVE,
     SAVED,
     SET_LAYOUT,
     STATUS,
+    TOKENIZED_PARTS,
     TOKENIZED_TEXT,
+    decode_parts,
 )
 from caravan_shard.engine.replies import Replies
 from caravan_shard.protocol.results import Refusal, Result, StepResult, bad_request
@@ -159,6 +163,21 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     async def Embed(self, request: shard_pb2.EmbedRequest, context: Context) -> shard_pb2.EmbedResponse:
         values = await _accepted(await self._calls.embed(request.token_ids, request.counts), context)
         return shard_pb2.EmbedResponse(values=values)
+
+    async def TokenizeParts(
+        self, request: shard_pb2.TokenizePartsRequest, context: Context
+    ) -> shard_pb2.TokenizePartsResponse:
+        try:
+            parts = decode_parts(request)
+        except MalformedError as error:
+            await _abort(context, bad_request(str(error)))
+        return TOKENIZED_PARTS.encode(await _accepted(await self._calls.tokenize_parts(parts), context))
+
+    async def EncodeMedia(
+        self, request: shard_pb2.EncodeMediaRequest, context: Context
+    ) -> shard_pb2.EncodeMediaResponse:
+        shape = MEDIA_SHAPE.decode(request.shape)
+        return ENCODED_MEDIA.encode(await _accepted(await self._calls.encode_media(shape, request.data), context))
 
     async def _submit(self, codec: Codec[Any, Any], request: Any, context: Context) -> Replies:
         try:

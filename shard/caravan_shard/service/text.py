@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.model import TokenizedText
@@ -10,6 +11,9 @@ from caravan_shard.backends.base import Vocabulary
 from caravan_shard.protocol.results import Refusal
 
 _THREADS = 2
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class TextService:
@@ -65,6 +69,10 @@ class TextService:
             return self._with_pieces(shown)
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, run)
+
+    async def run(self, work: Callable[[T], R], given: T) -> R:
+        """Return what ``work`` returns, on one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, given)
 
     def close(self) -> None:
         """Wait for the running calls and end the threads."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from caravan_shard.media.encoder import NO_TOKEN
 from caravan_shard.speculation.draft import Draft, DraftKind
 from caravan_shard.speculation.token_text import TokenText
 
@@ -40,4 +41,9 @@ class Context:
         period = len(text) - found
         while len(proposed) < most:
             proposed.append(proposed[-period])
+        if NO_TOKEN in proposed:
+            # A medium is no draft.
+            del proposed[proposed.index(NO_TOKEN) :]
+            if not proposed:
+                return None
         return Draft(proposed, kind)

@@ -10,6 +10,7 @@ import numpy as np
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, DraftModel, TokenBatch
+from caravan_shard.media.encoder import NO_TOKEN
 from caravan_shard.sampling.biases import LogitBiases
 from caravan_shard.sampling.choice import Choice
 from caravan_shard.sampling.penalties import Penalty
@@ -102,8 +103,9 @@ class ModelDrafter:
         return excess <= 0
 
     def can_read(self, sequence_id: int, tokens: Sequence[int]) -> bool:
-        """Whether the model has the tokens that it is missing. The main model may have a few more."""
-        return max(tokens[self._held.get(sequence_id, 0) :], default=0) < self._model.facts.vocabulary_size
+        """Whether the model has the tokens that it is missing. The main model may have a few more, and sees media."""
+        missing = tokens[self._held.get(sequence_id, 0) :]
+        return NO_TOKEN not in missing and max(missing, default=0) < self._model.facts.vocabulary_size
 
     def read_up_to(self, sequence_id: int, tokens: Sequence[int], rest: int) -> bool:
         """Read ``tokens`` but for at most ``rest`` of them, at least 1; False if a step fails."""

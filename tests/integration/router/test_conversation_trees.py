@@ -10,6 +10,7 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from aiohttp import ClientSession
 
 from caravan_router.scheduling.config import SchedulerConfig
@@ -31,7 +32,7 @@ class Walker:
         self._session = session
         self._chance = random.Random(seed)
         self._conversations: list[str] = []
-        self.responses = 0
+        self.responses = self.cached_tokens = 0
 
     async def walk(self) -> None:
         self._conversations.append((await self._post("", {"items": [self._message("system")]}))["id"])
@@ -75,11 +76,17 @@ class Walker:
         }
         message = self._message("user")
         stated = await self._generate({**common, "conversation": conversation, "input": [message]})
-        sent = await self._generate({**common, "store": False, "input": [*items, message]})
+        sent = await self._generate({**common, **self._apart(), "store": False, "input": [*items, message]})
+        assert sent["usage"]["input_tokens_details"]["cached_tokens"] == 0
         assert stated["output"][0]["content"] == sent["output"][0]["content"], items
         assert stated["usage"]["output_tokens"] == sent["usage"]["output_tokens"]
         assert (await self._items(conversation))[-1] == stated["output"][0]
         self.responses += 1
+        self.cached_tokens += stated["usage"]["input_tokens_details"]["cached_tokens"]
+
+    def _apart(self) -> dict[str, str]:
+        """Return fields of a request that uses nothing of what others have computed."""
+        return {"cache_salt": f"{id(self)} {self.responses}"}
 
     def _message(self, role: str) -> dict[str, str]:
         text = " ".join(self._chance.choice(["sea", "tree", "<|im_end|>", "star", "ö"]) for _ in range(4))
@@ -126,11 +133,13 @@ async def compete(running: Cluster, ended: asyncio.Event) -> None:
         await run(running.engine, spec([number % 256] * 200, 100, seed=number, priority=1))
 
 
-async def test_a_tree_of_conversations_generates_what_its_items_do() -> None:
+@pytest.mark.parametrize("whole_only", [False, True], ids=["cells", "recurrent state"])
+async def test_a_tree_of_conversations_generates_what_its_items_do(*, whole_only: bool) -> None:
     config = ClusterConfig(
         shards=2,
         cells=CELLS,
         max_sequences=8,
+        whole_only=whole_only,
         token_s=0.00005,
         drain_timeout_s=0.0,
         scheduler=SchedulerConfig(max_fatal_losses=1000, max_losses=1000, no_shard_grace_s=60.0),
@@ -146,6 +155,7 @@ async def test_a_tree_of_conversations_generates_what_its_items_do() -> None:
             lost, *_ = await disturbing
         await running.wait_until_at_rest()
         assert all(walker.responses for walker in walkers)
+        assert sum(walker.cached_tokens for walker in walkers) > 0
         assert lost > 0
 
 

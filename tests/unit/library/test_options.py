@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from caravan import llm
+from caravan.local_model import LocalModel
 from caravan.options import ENGINE_OPTIONS, ModelOptions, ServerOptions, split_options
 from caravan_proto.flags import from_values
 from caravan_router.config import RouterConfig
@@ -35,6 +36,16 @@ def test_options_go_to_the_model_or_to_the_engine() -> None:
         {"model": "a.gguf", "parallel": 2},
         {"speculate": 4},
     )
+
+
+def test_speculation_lets_recurrent_models_take_drafts_back() -> None:
+    for options, expected in (
+        ({}, 0),
+        ({"speculate": 3}, 3),
+        ({"speculate": 12}, 8),
+        ({"speculate": 4, "rollback_tokens": 0}, 0),
+    ):
+        assert LocalModel("a.gguf", options)._shard_config.rollback_tokens == expected
 
 
 def test_the_target_of_a_list_of_prompts_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:

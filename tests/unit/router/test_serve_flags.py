@@ -10,6 +10,7 @@ from caravan_router.serve.cli import (
     check_rpc,
     draft_tokens,
     model_flags,
+    rollback_tokens,
     split_models,
 )
 from caravan_router.serve.model_files import ModelFile, local_file, uses_toy
@@ -55,6 +56,9 @@ def test_models_that_cannot_be_told_apart_are_refused() -> None:
         check_models(files("a/x.gguf", "b/x.gguf"), [])
     with pytest.raises(ServeError, match="--lora needs a single --model"):
         check_models(files("x.gguf", "y.gguf"), ["--lora=z.gguf"])
+    check_models(files("x.gguf"), ["--mmproj", "z.gguf"])
+    with pytest.raises(ServeError, match="--mmproj needs a single --model"):
+        check_models(files("x.gguf", "y.gguf"), ["-mm", "z.gguf"])
     check_models(files("x.gguf"), ["--alias", "z"])
     with pytest.raises(ServeError, match="--alias needs a single --model"):
         check_models(files("x.gguf", "y.gguf"), ["-a", "z"])
@@ -85,6 +89,14 @@ def test_a_draft_model_switches_speculation_on() -> None:
     assert draft_tokens(0, ["--model-draft=d.gguf"], {}) == 8
     assert draft_tokens(0, [], {"CARAVAN_MODEL_DRAFT": "d.gguf"}) == 8
     assert draft_tokens(3, ["-md", "d.gguf"], {}) == 3
+
+
+def test_speculation_lets_shards_keep_what_recurrent_models_need_for_it() -> None:
+    assert rollback_tokens(0, [], {}) == []
+    assert rollback_tokens(3, ["-np", "4"], {}) == ["--rollback-tokens", "3"]
+    assert rollback_tokens(64, [], {}) == ["--rollback-tokens", "8"]
+    assert rollback_tokens(3, ["--rollback-tokens=1"], {}) == []
+    assert rollback_tokens(3, [], {"CARAVAN_ROLLBACK_TOKENS": "0"}) == []
 
 
 def test_rpc_servers_are_for_a_single_shard() -> None:

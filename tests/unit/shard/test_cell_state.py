@@ -79,7 +79,7 @@ def same_cells(form: StateFormat, state: State, positions: list[int], streams: i
     """Whether a state is, but for the sequence id, what llama.cpp writes."""
     expected = state_of(form, positions, streams=streams)
     parsed = [form.parse(expected), form.parse(state)]
-    rows = [[one.tobytes() for cells in part for one in cells.rows] for part in parsed]
+    rows = [[one.tobytes() for cells in part for one in (*cells.rows, cells.extras)] for part in parsed]
     return (
         len(state) == len(expected)
         and rows[0] == rows[1]

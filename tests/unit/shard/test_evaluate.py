@@ -205,6 +205,20 @@ def test_recurrent_memory_is_kept_whole_or_released() -> None:
     assert isinstance(answer, Refusal)
 
 
+def test_of_the_last_tokens_of_a_row_recurrent_memory_may_keep_a_part() -> None:
+    driver = EngineDriver(ToyBackend(whole_only=True, rollback_tokens=2))
+    driver.evaluate(row(0, CONTEXT))
+    start = len(CONTEXT)
+    for tokens, kept in (([65, 66, 67, 68], start + 1), ([65, 66], start)):
+        answer = driver.try_evaluate(row(0, tokens, start, keep_length=kept))
+        assert isinstance(answer, Refusal)
+        assert answer.error is ShardError.WRONG_POSITION
+        assert f"keep_length must be 0 or >= {max(start + 1, start + len(tokens) - 2)}." in answer.sentence
+    driver.evaluate(row(0, [65, 66, 67, 68], start, keep_length=start + 2))
+    assert driver.backend.length(0) == start + 2
+    check(driver.evaluate(row(0, [69], start + 2)), 0, [*CONTEXT, 65, 66, 69], 1)
+
+
 def test_no_rows_are_a_step_of_nothing_after_the_header(driver: EngineDriver) -> None:
     answer = driver.try_evaluate(release=[0])
     assert isinstance(answer, StepResult)

@@ -418,7 +418,9 @@ def test_a_layout_that_cannot_be_made_keeps_the_old_one_and_its_sequences(driver
 def test_sequences_that_cannot_be_restored_are_lost(driver: EngineDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     driver.prefill(*(first_chunk(key, PROMPT, ignore_eos=True) for key in range(3)))
     restore = driver.backend.restore
-    monkeypatch.setattr(driver.backend, "restore", lambda key, slices: key != 1 and restore(key, slices))
+    monkeypatch.setattr(
+        driver.backend, "restore", lambda key, slices, **more: key != 1 and restore(key, slices, **more)
+    )
     assert driver.set_layout(OTHER[driver.backend.capacity.current.layout]) == [1]
     assert driver.checked_free_cells() == 1024 - 2 * len(PROMPT)
     driver.decode([0, 2])

@@ -58,17 +58,20 @@ def test_a_right_prediction_takes_fewer_steps(sampling: SamplingParams) -> None:
     assert all(reason is None for result in results for reason in result.rows.finish_reasons[:-1])
 
 
+@pytest.mark.parametrize("memory", [{}, {"whole_only": True, "rollback_tokens": 3}], ids=["cells", "recurrent"])
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 @pytest.mark.parametrize("sampling", [GREEDY, HISTORICAL], ids=["greedy", "historical"])
-def test_a_wrong_prediction_changes_nothing(sampling: SamplingParams, every: int) -> None:
+def test_a_wrong_prediction_changes_nothing(sampling: SamplingParams, every: int, memory: dict[str, Any]) -> None:
     prompt = toy_prompt("predict me wrongly")
     expected = expected_output(prompt, 50, sampling=sampling)
-    driver = EngineDriver()
+    driver = EngineDriver(ToyBackend(**memory))
     driver.prefill(predicting(0, prompt, corrupt(expected, every), sampling=sampling))
     results = driver.decode([0], max_draft_tokens=4)
     assert driver.output[0] == expected
     drafted, accepted = counts(results)
     assert accepted < drafted
+    most = memory.get("rollback_tokens", 4)
+    assert max(max(one.drafts.drafted) for one in results if one.drafts is not None) == most
     # The rejected tokens hold no cells.
     assert driver.checked_free_cells() == 8192 - len(prompt) - len(expected) + 1
 

@@ -113,6 +113,23 @@ ROW_OUTPUTS_ALL: RowOutputs.ValueType  # 3
 """All tokens of all such rows count for Limits.max_prompt_logprob_tokens."""
 Global___RowOutputs: _TypeAlias = RowOutputs  # noqa: Y015
 
+class _MediaKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MediaKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MediaKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MEDIA_KIND_UNSPECIFIED: _MediaKind.ValueType  # 0
+    MEDIA_KIND_IMAGE: _MediaKind.ValueType  # 1
+    MEDIA_KIND_AUDIO: _MediaKind.ValueType  # 2
+
+class MediaKind(_MediaKind, metaclass=_MediaKindEnumTypeWrapper): ...
+
+MEDIA_KIND_UNSPECIFIED: MediaKind.ValueType  # 0
+MEDIA_KIND_IMAGE: MediaKind.ValueType  # 1
+MEDIA_KIND_AUDIO: MediaKind.ValueType  # 2
+Global___MediaKind: _TypeAlias = MediaKind  # noqa: Y015
+
 @_typing.final
 class InfoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -291,6 +308,7 @@ class ModelInfo(_message.Message):
     FILL_TOKENS_FIELD_NUMBER: _builtins.int
     DRAFT_MODEL_FIELD_NUMBER: _builtins.int
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """File name without directories."""
     fingerprint: _builtins.str
@@ -334,6 +352,10 @@ class ModelInfo(_message.Message):
     def fill_tokens(self) -> Global___FillTokens:
         """Tokens for filling in the middle of a text; absent if the vocabulary lacks one that is needed."""
 
+    @_builtins.property
+    def media(self) -> Global___MediaFacts:
+        """Absent if the shard has no projector: prompts have text only."""
+
     def __init__(
         self,
         *,
@@ -357,16 +379,61 @@ class ModelInfo(_message.Message):
         fill_tokens: Global___FillTokens | None = ...,
         draft_model: _builtins.str = ...,
         vocabulary_fingerprint: _builtins.str = ...,
+        media: Global___MediaFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "device_bytes", b"device_bytes", "fill_tokens", b"fill_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "device_bytes", b"device_bytes", "fill_tokens", b"fill_tokens", "media", b"media"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "draft_model", b"draft_model", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "draft_model", b"draft_model", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "media", b"media", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device_bytes: _TypeAlias = _typing.Literal["device_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_bytes: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__device_bytes) -> _WhichOneofReturnType__device_bytes | None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class MediaFacts(_message.Message):
+    """What the model sees and hears, and what a prompt may have of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGES_FIELD_NUMBER: _builtins.int
+    AUDIO_FIELD_NUMBER: _builtins.int
+    ATOMIC_FIELD_NUMBER: _builtins.int
+    MAX_CELLS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    AUDIO_SAMPLE_RATE_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    images: _builtins.bool
+    audio: _builtins.bool
+    atomic: _builtins.bool
+    """A span is computed in one step and never in part, and a prefix does not end within one."""
+    max_cells: _builtins.int
+    """Most cells of one span."""
+    fingerprint: _builtins.bytes
+    """Equal where the same medium has the same embeddings. It follows from the projector file and the flags."""
+    audio_sample_rate: _builtins.int
+    """Samples of a second of sound; 0 if the model does not hear."""
+    max_bytes: _builtins.int
+    """Most bytes of EncodeMediaRequest.data."""
+    def __init__(
+        self,
+        *,
+        images: _builtins.bool = ...,
+        audio: _builtins.bool = ...,
+        atomic: _builtins.bool = ...,
+        max_cells: _builtins.int = ...,
+        fingerprint: _builtins.bytes = ...,
+        audio_sample_rate: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "audio", b"audio", "audio_sample_rate", b"audio_sample_rate", "fingerprint", b"fingerprint", "images", b"images", "max_bytes", b"max_bytes", "max_cells", b"max_cells"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MediaFacts: _TypeAlias = MediaFacts  # noqa: Y015
 
 @_typing.final
 class FillTokens(_message.Message):
@@ -526,6 +593,7 @@ class LayoutLimits(_message.Message):
     CELLS_PER_SEQUENCE_FIELD_NUMBER: _builtins.int
     PREFIX_SHARING_FIELD_NUMBER: _builtins.int
     RUN_SAVING_FIELD_NUMBER: _builtins.int
+    ROLLBACK_TOKENS_FIELD_NUMBER: _builtins.int
     kv_layout: Global___KvLayout.ValueType
     cells: _builtins.int
     """KV cells of all sequences together."""
@@ -533,6 +601,8 @@ class LayoutLimits(_message.Message):
     """Most cells that one sequence can hold: all in the unified layout, its own part when split."""
     prefix_sharing: Global___PrefixSharing.ValueType
     run_saving: Global___RunSaving.ValueType
+    rollback_tokens: _builtins.int
+    """With PREFIX_SHARING_WHOLE_ONLY: how many of the last tokens of a step a sequence can be cut back by, right after it."""
     def __init__(
         self,
         *,
@@ -541,10 +611,11 @@ class LayoutLimits(_message.Message):
         cells_per_sequence: _builtins.int = ...,
         prefix_sharing: Global___PrefixSharing.ValueType = ...,
         run_saving: Global___RunSaving.ValueType = ...,
+        rollback_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cells_per_sequence", b"cells_per_sequence", "kv_layout", b"kv_layout", "prefix_sharing", b"prefix_sharing", "run_saving", b"run_saving"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "cells_per_sequence", b"cells_per_sequence", "kv_layout", b"kv_layout", "prefix_sharing", b"prefix_sharing", "rollback_tokens", b"rollback_tokens", "run_saving", b"run_saving"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -733,6 +804,7 @@ class PrefillResponse(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
+    MISSING_MEDIA_IDS_FIELD_NUMBER: _builtins.int
     outcome: _types_pb2.StepOutcome.ValueType
     @_builtins.property
     def tokens(self) -> _types_pb2.TokenColumns:
@@ -744,6 +816,10 @@ class PrefillResponse(_message.Message):
     def prompt(self) -> _types_pb2.PromptColumns:
         """For the chunks of sequences with prompt_logprobs."""
 
+    @_builtins.property
+    def missing_media_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The media whose embeddings are not here, if that is the outcome."""
+
     def __init__(
         self,
         *,
@@ -751,10 +827,11 @@ class PrefillResponse(_message.Message):
         tokens: _types_pb2.TokenColumns | None = ...,
         timings: _types_pb2.StepTimings | None = ...,
         prompt: _types_pb2.PromptColumns | None = ...,
+        missing_media_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "prompt", b"prompt", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing_media_ids", b"missing_media_ids", "outcome", b"outcome", "prompt", b"prompt", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -903,6 +980,7 @@ class EvaluateRow(_message.Message):
     TOP_N_TOKENS_FIELD_NUMBER: _builtins.int
     SCORE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     KEEP_LENGTH_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     start: _builtins.int
     """Position of the first token. Must equal the number of cells that the sequence has, or copies."""
@@ -913,7 +991,7 @@ class EvaluateRow(_message.Message):
     """Return this many of the most likely tokens after each output."""
     keep_length: _builtins.int
     """Cut the sequence back to this length afterwards; 0 releases it. Absent: it keeps all tokens. Where memory cannot be
-    cut back, only 0 and the whole length are possible.
+    cut back, only 0 and the whole length are possible, and lengths that are less by up to rollback_tokens.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -922,6 +1000,10 @@ class EvaluateRow(_message.Message):
     @_builtins.property
     def score_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Return the log probabilities of these tokens after each output."""
+
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.MediaSpan]:
+        """See PrefillChunk.media. The log probability of such a cell is NaN."""
 
     def __init__(
         self,
@@ -935,10 +1017,11 @@ class EvaluateRow(_message.Message):
         top_n_tokens: _builtins.int = ...,
         score_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         keep_length: _builtins.int | None = ...,
+        media: _abc.Iterable[_types_pb2.MediaSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_length", b"_keep_length", "copy", b"copy", "keep_length", b"keep_length"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_length", b"_keep_length", "adapter", b"adapter", "copy", b"copy", "keep_length", b"keep_length", "outputs", b"outputs", "score_token_ids", b"score_token_ids", "sequence_id", b"sequence_id", "start", b"start", "token_ids", b"token_ids", "top_n_tokens", b"top_n_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_length", b"_keep_length", "adapter", b"adapter", "copy", b"copy", "keep_length", b"keep_length", "media", b"media", "outputs", b"outputs", "score_token_ids", b"score_token_ids", "sequence_id", b"sequence_id", "start", b"start", "token_ids", b"token_ids", "top_n_tokens", b"top_n_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep_length: _TypeAlias = _typing.Literal["keep_length"]  # noqa: Y015
     _WhichOneofArgType__keep_length: _TypeAlias = _typing.Literal["_keep_length", b"_keep_length"]  # noqa: Y015
@@ -953,22 +1036,28 @@ class EvaluateResponse(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     EVALUATIONS_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    MISSING_MEDIA_IDS_FIELD_NUMBER: _builtins.int
     outcome: _types_pb2.StepOutcome.ValueType
     """Unless it is OK, nothing changed, except for a source taken over."""
     @_builtins.property
     def evaluations(self) -> _types_pb2.EvaluationColumns: ...
     @_builtins.property
     def timings(self) -> _types_pb2.StepTimings: ...
+    @_builtins.property
+    def missing_media_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """The media whose embeddings are not here, if that is the outcome."""
+
     def __init__(
         self,
         *,
         outcome: _types_pb2.StepOutcome.ValueType = ...,
         evaluations: _types_pb2.EvaluationColumns | None = ...,
         timings: _types_pb2.StepTimings | None = ...,
+        missing_media_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations", "outcome", b"outcome", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations", "missing_media_ids", b"missing_media_ids", "outcome", b"outcome", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1223,6 +1312,7 @@ class LoadEntry(_message.Message):
     SLICES_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     COPY_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """A free id."""
     adapter: _builtins.str
@@ -1237,6 +1327,10 @@ class LoadEntry(_message.Message):
         Refused unless the layout is unified: elsewhere cells are not shared.
         """
 
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.MediaSpan]:
+        """See PrefillChunk.media. The embeddings need not be here."""
+
     def __init__(
         self,
         *,
@@ -1245,10 +1339,11 @@ class LoadEntry(_message.Message):
         slices: _abc.Iterable[Global___RunSlice] | None = ...,
         adapter: _builtins.str = ...,
         copy: _types_pb2.PrefixCopy | None = ...,
+        media: _abc.Iterable[_types_pb2.MediaSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "copy", b"copy", "sequence_id", b"sequence_id", "slices", b"slices", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "copy", b"copy", "media", b"media", "sequence_id", b"sequence_id", "slices", b"slices", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1723,6 +1818,199 @@ class TokenizeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
+
+@_typing.final
+class TokenizePartsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptPart]: ...
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___PromptPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizePartsRequest: _TypeAlias = TokenizePartsRequest  # noqa: Y015
+
+@_typing.final
+class PromptPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def text(self) -> Global___TextPart: ...
+    @_builtins.property
+    def media(self) -> Global___MediaShape: ...
+    def __init__(
+        self,
+        *,
+        text: Global___TextPart | None = ...,
+        media: Global___MediaShape | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "media", b"media", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "media", b"media", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "media"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___PromptPart: _TypeAlias = PromptPart  # noqa: Y015
+
+@_typing.final
+class TextPart(_message.Message):
+    """The fields are those of TokenizeRequest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_FIELD_NUMBER: _builtins.int
+    PARSE_SPECIAL_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    add_special: _builtins.bool
+    parse_special: _builtins.bool
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        add_special: _builtins.bool = ...,
+        parse_special: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_special", b"add_special", "parse_special", b"parse_special", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextPart: _TypeAlias = TextPart  # noqa: Y015
+
+@_typing.final
+class MediaShape(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEDIA_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    media_id: _builtins.bytes
+    """Stands for the content and the shape; 1 to 64 bytes."""
+    kind: Global___MediaKind.ValueType
+    width: _builtins.int
+    """Of an image, in pixels."""
+    height: _builtins.int
+    samples: _builtins.int
+    """Of sound: number of samples at MediaFacts.audio_sample_rate."""
+    def __init__(
+        self,
+        *,
+        media_id: _builtins.bytes = ...,
+        kind: Global___MediaKind.ValueType = ...,
+        width: _builtins.int = ...,
+        height: _builtins.int = ...,
+        samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "kind", b"kind", "media_id", b"media_id", "samples", b"samples", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MediaShape: _TypeAlias = MediaShape  # noqa: Y015
+
+@_typing.final
+class TokenizePartsResponse(_message.Message):
+    """An entry of the columns for each cell. Those of media have the id 0, no bytes, and are special."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    SPECIALS_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def specials(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]: ...
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.MediaSpan]:
+        """The media among them; tokens that the model wants around a medium are text."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+        specials: _abc.Iterable[_builtins.bool] | None = ...,
+        media: _abc.Iterable[_types_pb2.MediaSpan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["media", b"media", "pieces", b"pieces", "specials", b"specials", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizePartsResponse: _TypeAlias = TokenizePartsResponse  # noqa: Y015
+
+@_typing.final
+class EncodeMediaRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """Of an image: a byte each of red, green and blue, row after row. Of sound: a channel of little-endian 32-bit floats."""
+    @_builtins.property
+    def shape(self) -> Global___MediaShape: ...
+    def __init__(
+        self,
+        *,
+        shape: Global___MediaShape | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncodeMediaRequest: _TypeAlias = EncodeMediaRequest  # noqa: Y015
+
+@_typing.final
+class EncodeMediaResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELLS_FIELD_NUMBER: _builtins.int
+    ENCODE_NS_FIELD_NUMBER: _builtins.int
+    encode_ns: _builtins.int
+    """0 if the embeddings were here."""
+    @_builtins.property
+    def cells(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Cells of each slice."""
+
+    def __init__(
+        self,
+        *,
+        cells: _abc.Iterable[_builtins.int] | None = ...,
+        encode_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "encode_ns", b"encode_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncodeMediaResponse: _TypeAlias = EncodeMediaResponse  # noqa: Y015
 
 @_typing.final
 class DetokenizeRequest(_message.Message):

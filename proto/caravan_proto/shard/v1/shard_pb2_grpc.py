@@ -124,6 +124,16 @@ class ShardServiceStub:
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.TokenizeParts = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/TokenizeParts',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizePartsRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizePartsResponse.FromString,
+                _registered_method=True)
+        self.EncodeMedia = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/EncodeMedia',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EncodeMediaRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EncodeMediaResponse.FromString,
+                _registered_method=True)
         self.Detokenize = channel.unary_unary(
                 '/caravan.shard.v1.ShardService/Detokenize',
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DetokenizeRequest.SerializeToString,
@@ -262,6 +272,21 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TokenizeParts(self, request, context):
+        """Tokenizes a prompt of texts and media. Needs the sizes of media, not their content.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EncodeMedia(self, request, context):
+        """Computes the embeddings of a medium beside the steps and keeps them for a while, for prompts that have it. Needs no
+        lease.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Detokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -355,6 +380,16 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeRequest.FromString,
                     response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'TokenizeParts': grpc.unary_unary_rpc_method_handler(
+                    servicer.TokenizeParts,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizePartsRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizePartsResponse.SerializeToString,
+            ),
+            'EncodeMedia': grpc.unary_unary_rpc_method_handler(
+                    servicer.EncodeMedia,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EncodeMediaRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EncodeMediaResponse.SerializeToString,
             ),
             'Detokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Detokenize,
@@ -826,6 +861,60 @@ class ShardService:
             '/caravan.shard.v1.ShardService/Tokenize',
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeRequest.SerializeToString,
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TokenizeParts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/TokenizeParts',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizePartsRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizePartsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EncodeMedia(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/EncodeMedia',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EncodeMediaRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.EncodeMediaResponse.FromString,
             options,
             channel_credentials,
             insecure,

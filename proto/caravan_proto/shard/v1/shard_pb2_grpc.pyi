@@ -79,6 +79,12 @@ class ShardServiceStub:
     Embed: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]
     """Returns a vector for each text, or from a model that ranks a number. Touches no sequence and needs no lease."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]
+    TokenizeParts: _grpc.UnaryUnaryMultiCallable[_shard_pb2.TokenizePartsRequest, _shard_pb2.TokenizePartsResponse]
+    """Tokenizes a prompt of texts and media. Needs the sizes of media, not their content."""
+    EncodeMedia: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EncodeMediaRequest, _shard_pb2.EncodeMediaResponse]
+    """Computes the embeddings of a medium beside the steps and keeps them for a while, for prompts that have it. Needs no
+    lease.
+    """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DetokenizeRequest, _shard_pb2.DetokenizeResponse]
 
 @_typing.type_check_only
@@ -132,6 +138,12 @@ class ShardServiceAsyncStub(ShardServiceStub):
     Embed: _aio.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]  # type: ignore[assignment]
     """Returns a vector for each text, or from a model that ranks a number. Touches no sequence and needs no lease."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]  # type: ignore[assignment]
+    TokenizeParts: _aio.UnaryUnaryMultiCallable[_shard_pb2.TokenizePartsRequest, _shard_pb2.TokenizePartsResponse]  # type: ignore[assignment]
+    """Tokenizes a prompt of texts and media. Needs the sizes of media, not their content."""
+    EncodeMedia: _aio.UnaryUnaryMultiCallable[_shard_pb2.EncodeMediaRequest, _shard_pb2.EncodeMediaResponse]  # type: ignore[assignment]
+    """Computes the embeddings of a medium beside the steps and keeps them for a while, for prompts that have it. Needs no
+    lease.
+    """
     Detokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.DetokenizeRequest, _shard_pb2.DetokenizeResponse]  # type: ignore[assignment]
 
 class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -284,6 +296,24 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.TokenizeResponse, _abc.Awaitable[_shard_pb2.TokenizeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def TokenizeParts(
+        self,
+        request: _shard_pb2.TokenizePartsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.TokenizePartsResponse, _abc.Awaitable[_shard_pb2.TokenizePartsResponse]]:
+        """Tokenizes a prompt of texts and media. Needs the sizes of media, not their content."""
+
+    @_abc_1.abstractmethod
+    def EncodeMedia(
+        self,
+        request: _shard_pb2.EncodeMediaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.EncodeMediaResponse, _abc.Awaitable[_shard_pb2.EncodeMediaResponse]]:
+        """Computes the embeddings of a medium beside the steps and keeps them for a while, for prompts that have it. Needs no
+        lease.
+        """
 
     @_abc_1.abstractmethod
     def Detokenize(

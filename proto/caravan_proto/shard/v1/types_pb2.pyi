@@ -86,6 +86,8 @@ class _StepOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepOutco
     """The cache has no room for the step. Nothing changed."""
     STEP_OUTCOME_ABORTED: _StepOutcome.ValueType  # 3
     """The step was aborted before it was complete. Nothing changed, except for a source taken over (see PrefixCopy)."""
+    STEP_OUTCOME_MEDIA_MISSING: _StepOutcome.ValueType  # 4
+    """Embeddings of media are not here, or no longer: send EncodeMedia, then the step again. Nothing changed."""
 
 class StepOutcome(_StepOutcome, metaclass=_StepOutcomeEnumTypeWrapper): ...
 
@@ -95,6 +97,8 @@ STEP_OUTCOME_NO_KV: StepOutcome.ValueType  # 2
 """The cache has no room for the step. Nothing changed."""
 STEP_OUTCOME_ABORTED: StepOutcome.ValueType  # 3
 """The step was aborted before it was complete. Nothing changed, except for a source taken over (see PrefixCopy)."""
+STEP_OUTCOME_MEDIA_MISSING: StepOutcome.ValueType  # 4
+"""Embeddings of media are not here, or no longer: send EncodeMedia, then the step again. Nothing changed."""
 Global___StepOutcome: _TypeAlias = StepOutcome  # noqa: Y015
 
 @_typing.final
@@ -500,7 +504,7 @@ Global___Thought: _TypeAlias = Thought  # noqa: Y015
 
 @_typing.final
 class PrefillChunk(_message.Message):
-    """A run of prompt tokens of one sequence."""
+    """A run of prompt tokens of one sequence. Cells of media count as tokens here, and everywhere."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -510,6 +514,7 @@ class PrefillChunk(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     COPY_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     start: _builtins.int
     """Position of the first token. Must equal the number of tokens that the shard holds of the sequence."""
@@ -525,6 +530,12 @@ class PrefillChunk(_message.Message):
     def copy(self) -> Global___PrefixCopy:
         """On the first chunk: take [0, start) from the cache instead of computing it."""
 
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[Global___MediaSpan]:
+        """Cells whose embeddings are those of media, ascending. token_ids has a 0 for each of them.
+        Their prompt_logprobs are NaN, and penalties and drafts do not see them.
+        """
+
     def __init__(
         self,
         *,
@@ -534,14 +545,55 @@ class PrefillChunk(_message.Message):
         last: _builtins.bool = ...,
         parameters: Global___SequenceParameters | None = ...,
         copy: Global___PrefixCopy | None = ...,
+        media: _abc.Iterable[Global___MediaSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "last", b"last", "parameters", b"parameters", "sequence_id", b"sequence_id", "start", b"start", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "last", b"last", "media", b"media", "parameters", b"parameters", "sequence_id", b"sequence_id", "start", b"start", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillChunk: _TypeAlias = PrefillChunk  # noqa: Y015
+
+@_typing.final
+class MediaSpan(_message.Message):
+    """Cells [first, first + count) of one slice of a medium. Large pictures and long sounds have several slices."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    MEDIA_ID_FIELD_NUMBER: _builtins.int
+    SLICE_INDEX_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """Where it begins in token_ids."""
+    media_id: _builtins.bytes
+    slice_index: _builtins.int
+    first: _builtins.int
+    count: _builtins.int
+    positions: _builtins.int
+    """How much later the next cell is for the model. Equal to `count`, but for models whose positions have several
+    dimensions (M-RoPE).
+    """
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        media_id: _builtins.bytes = ...,
+        slice_index: _builtins.int = ...,
+        first: _builtins.int = ...,
+        count: _builtins.int = ...,
+        positions: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first", b"first", "media_id", b"media_id", "offset", b"offset", "positions", b"positions", "slice_index", b"slice_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MediaSpan: _TypeAlias = MediaSpan  # noqa: Y015
 
 @_typing.final
 class PrefixCopy(_message.Message):

@@ -10,6 +10,7 @@ from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.api.openai.chat.schema import ChatRequest
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.prefixes import PinRefusal, PrefixReport
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import Tenant
 from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS
@@ -20,11 +21,12 @@ _WITH_MESSAGES = ("tools", "tool_prompt", "chat_template_kwargs", "add_generatio
 async def pinned_spec(context: Context, body: PinRequest, tenant: Tenant) -> GenerationSpec:
     """Return a generation of one token whose prompt is the prefix. Raises RequestError, EngineError."""
     namespace = namespace_of(tenant, body.cache_salt, context.limits)
-    token_ids = await _tokens(context, body)
+    token_ids, media = await _prompt(context, body)
     fit(token_ids, 1, context.bounds, ("prompt" if body.messages is None else "messages", "new tokens"))
     check_length(len(token_ids))
     return GenerationSpec(
         prompt=token_ids,
+        media=media,
         sampling=SamplingParams(temperature=0.0),
         stopping=StoppingParams(max_new_tokens=1),
         tenant=tenant,
@@ -35,7 +37,7 @@ async def pinned_spec(context: Context, body: PinRequest, tenant: Tenant) -> Gen
     )
 
 
-async def _tokens(context: Context, body: PinRequest) -> tuple[int, ...]:
+async def _prompt(context: Context, body: PinRequest) -> tuple[tuple[int, ...], PromptMedia | None]:
     given = [field for field in ("prompt", "messages") if getattr(body, field) is not None]
     if len(given) != 1:
         raise pin_source_error(" and ".join(given) or "neither")
@@ -48,15 +50,15 @@ async def _tokens(context: Context, body: PinRequest) -> tuple[int, ...]:
             add_generation_prompt=body.add_generation_prompt or False,
         )
         prompt = await chat_prompt_of(context, chat_plan_of(context, chat, constrained=False))
-        return prompt.tokens.token_ids
+        return prompt.tokens.token_ids, prompt.media
     for field in _WITH_MESSAGES:
         if (value := getattr(body, field)) is not None:
             raise pin_field_error(field, value)
     if isinstance(body.prompt, str):
-        return (await tokenize_prompt(context.engine, "prompt", body.prompt, context.bounds)).token_ids
+        return (await tokenize_prompt(context.engine, "prompt", body.prompt, context.bounds)).token_ids, None
     token_ids = tuple(body.prompt or ())
     check_token_ids("prompt", token_ids, context.bounds.max_input_tokens, context.model)
-    return token_ids
+    return token_ids, None
 
 
 def check_length(tokens: int) -> None:

@@ -50,7 +50,7 @@ def _speculation(room: ShardRoom, speculate: int) -> ShardSpeculation:
     if speculate == 0:
         reason = "the router has --speculate 0"
     elif room.draft_tokens == 0:
-        reason = "the memory of its sequences cannot be cut back"
+        reason = "the memory of its sequences cannot be cut back (see the shard's --rollback-tokens)"
     return ShardSpeculation(
         max_draft_tokens=0 if reason else room.draft_tokens,
         off_because=reason,

@@ -7,11 +7,24 @@ import msgspec
 from caravan_router.api.generation.schema import CacheSalt, Priority, Speculate, Timeout
 
 
+class ImageSource(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of a picture. ``type`` must be "base64", with ``data``: nothing is fetched.
+
+    The file may be a PNG, JPEG, WebP or GIF file, whatever ``media_type`` says.
+    """
+
+    type: str | None = None
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a message.
 
-    ``type``: "text" (with ``text``), "thinking" (``thinking``), "redacted_thinking", "tool_use" (``id``, ``name``,
-    ``input``), "tool_result" (``tool_use_id``, ``content``). Others, such as "image", are refused.
+    ``type``: "text" (with ``text``), "image" (``source``) if the model sees, "thinking" (``thinking``),
+    "redacted_thinking", "tool_use" (``id``, ``name``, ``input``), "tool_result" (``tool_use_id``, ``content``). Others,
+    such as "document", are refused.
     """
 
     type: str
@@ -23,6 +36,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: "str | list[Block] | None" = None
+    source: ImageSource | None = None
     is_error: bool | None = None
 
 
@@ -34,12 +48,16 @@ class MessageParam(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolParam(msgspec.Struct, frozen=True, kw_only=True):
-    """A function. ``type`` may be "custom"; tools that Anthropic runs or defines are refused."""
+    """A function. ``type`` may be "custom"; tools that Anthropic runs or defines are refused.
+
+    ``strict``: calls of the request match their schemas, as in chat completions.
+    """
 
     name: str
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolChoiceParam(msgspec.Struct, frozen=True, kw_only=True):

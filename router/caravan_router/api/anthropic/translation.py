@@ -6,7 +6,7 @@ from typing import Any
 
 from caravan_router.api.anthropic.schema import Block, MessageParam, MessagesRequest, PromptFields, ToolParam
 from caravan_router.api.generation.checks import check_positive
-from caravan_router.api.generation.parts import text_for
+from caravan_router.api.generation.parts import MediaParts, text_for
 from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.generation.schema import JsonSchemaFormat, NamedSchema
 from caravan_router.api.openai.chat.schema import (
@@ -36,9 +36,11 @@ def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
     check_positive("max_tokens", body.max_tokens)
     if body.container is not None:
         raise unsupported_field_error("container", "set it to null", body.container)
+    media = MediaParts(model.media)
     chat = chat_request_of(
         body,
         model,
+        media,
         max_tokens=body.max_tokens,
         stop=body.stop_sequences,
         temperature=body.temperature,
@@ -49,15 +51,18 @@ def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
         cache_salt=body.cache_salt,
         speculate=body.speculate,
     )
-    return ChatSource(body=chat, clamps=True, tells_stop=True)
+    return ChatSource(body=chat, clamps=True, tells_stop=True, media=media)
 
 
-def chat_request_of(body: PromptFields, model: ModelFacts, **fields: Any) -> ChatRequest:
-    """Translate what decides the prompt, with more ``fields`` of the chat request. Raises ValidationError."""
+def chat_request_of(body: PromptFields, model: ModelFacts, media: MediaParts, **fields: Any) -> ChatRequest:
+    """Translate what decides the prompt, with more ``fields`` of the chat request. Pictures are added to ``media``.
+
+    Raises ValidationError.
+    """
     if body.mcp_servers:
         raise unsupported_field_error("mcp_servers", "set it to []", body.mcp_servers)
     return ChatRequest(
-        messages=_messages(body),
+        messages=_messages(body, media),
         model=body.model,
         tools=[_tool(f"tools[{number}]", tool) for number, tool in enumerate(body.tools or ())] or None,
         **_choice_fields(body),
@@ -67,12 +72,12 @@ def chat_request_of(body: PromptFields, model: ModelFacts, **fields: Any) -> Cha
     )
 
 
-def _messages(body: PromptFields) -> list[Message]:
+def _messages(body: PromptFields, media: MediaParts) -> list[Message]:
     messages: list[Message] = []
     if system := _system_text(body):
         messages.append(Message(role="system", content=system))
-    for number, role, turns in _turns(body.messages):
-        messages += _assistant(turns) if role == "assistant" else _user(f"messages[{number}]", turns)
+    for role, turns in _turns(body.messages):
+        messages += _assistant(turns) if role == "assistant" else _user(turns, media)
     return messages
 
 
@@ -89,19 +94,19 @@ def _system_text(body: PromptFields) -> str:
 _Named = tuple[str, Block]
 
 
-def _turns(messages: Sequence[MessageParam]) -> Iterator[tuple[int, str, list[_Named]]]:
-    """Yield the number of the first message, the role and the blocks of each turn.
+def _turns(messages: Sequence[MessageParam]) -> Iterator[tuple[str, list[_Named]]]:
+    """Yield the role and the blocks of each turn.
 
     Messages in a row that are not the assistant's are one turn of the user: templates want alternating turns.
     """
-    current: tuple[int, str, list[_Named]] | None = None
+    current: tuple[str, list[_Named]] | None = None
     for number, message in enumerate(messages):
         role = "assistant" if message.role == "assistant" else "user"
-        if current is None or current[1] != role:
+        if current is None or current[0] != role:
             if current is not None:
                 yield current
-            current = (number, role, [])
-        current[2].extend(_blocks(f"messages[{number}].content", message.content))
+            current = (role, [])
+        current[1].extend(_blocks(f"messages[{number}].content", message.content))
     if current is not None:
         yield current
 
@@ -139,16 +144,32 @@ def _assistant(blocks: Sequence[_Named]) -> list[Message]:
     ]
 
 
-def _user(field: str, blocks: Sequence[_Named]) -> list[Message]:
+def _user(blocks: Sequence[_Named], media: MediaParts) -> list[Message]:
     """Return the results of tools, which follow the calls, and the message of a user's turn."""
     results, texts = [], []
     for name, block in blocks:
         if block.type == "tool_result":
-            content = _joined(_text_of(*inner, of_tool=True) for inner in _blocks(f"{name}.content", block.content))
+            inner = _blocks(f"{name}.content", block.content)
+            content = _joined(_shown(*named, media, of_tool=True) for named in inner)
             results.append(Message(role="tool", content=content, tool_call_id=block.tool_use_id))
         else:
-            texts.append(_text_of(name, block))
+            texts.append(_shown(name, block, media))
     return results if results and not texts else [*results, Message(role="user", content=_joined(texts))]
+
+
+def _shown(field: str, block: Block, media: MediaParts, *, of_tool: bool = False) -> str:
+    """Return the text of a block, or the mark of its picture. ``of_tool``: see `text_for`."""
+    if block.type != "image" or not media.sees:
+        return _text_of(field, block, of_tool=of_tool)
+    source = block.source
+    if source is None or source.type is None:
+        raise missing_field_error(f"{field}.source.type")
+    if source.type != "base64":
+        neutral = 'set it to "base64": nothing is fetched'
+        raise unsupported_field_error(f"{field}.source.type", neutral, source.type)
+    if source.data is None:
+        raise missing_field_error(f"{field}.source.data")
+    return media.picture(f"{field}.source.data", source.data)
 
 
 def _text_of(field: str, block: Block, *, of_tool: bool = False) -> str:
@@ -167,7 +188,11 @@ def _joined(texts: Iterator[str] | Sequence[str]) -> str:
 def _tool(field: str, tool: ToolParam) -> Tool:
     if tool.type not in {None, "custom"}:
         raise unsupported_field_error(f"{field}.type", 'set it to "custom"', tool.type)
-    return Tool(function=FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema))
+    return Tool(
+        function=FunctionDefinition(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        )
+    )
 
 
 def _choice_fields(body: PromptFields) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from caravan_router.api.generation.bounds import Bounds
+from caravan_router.api.generation.decoding import Decoding
 from caravan_router.api.generation.models import ServedModel
 from caravan_router.api.generation.rules import embedding_model_error
 from caravan_router.api.generation.schema import ServingFields
@@ -21,6 +22,9 @@ class PromptContext(Protocol):
 
     @property
     def templates(self) -> TemplateRenderer: ...
+
+    @property
+    def decoding(self) -> Decoding: ...
 
     @property
     def model(self) -> ModelFacts: ...
@@ -43,6 +47,7 @@ class Context:
     sender: Sender
     limits: Limits
     templates: TemplateRenderer
+    decoding: Decoding
     served: ServedModel
     model: ModelFacts
     adapter: str

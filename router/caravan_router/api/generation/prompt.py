@@ -20,7 +20,7 @@ async def tokenize_prompt(
     engine: Engine, field: str, text: str, bounds: Bounds, *, add_special: bool = True
 ) -> TokenizedText:
     """Tokenize ``text``. The number of bytes is checked first, since long texts take long to tokenize."""
-    _check_bytes(field, text, bounds)
+    check_bytes(field, text, bounds)
     return await engine.queries.tokenize(text, add_special=add_special)
 
 
@@ -28,18 +28,19 @@ async def tokenize_plain(engine: Engine, field: str, text: str, bounds: Bounds) 
     """Tokenize ``text``, which may be empty, without a begin token. The text of a control token stays text."""
     if not text:
         return ()
-    _check_bytes(field, text, bounds)
+    check_bytes(field, text, bounds)
     return (await engine.queries.tokenize(text, add_special=False, parse_special=False)).token_ids
 
 
 async def tokenize_pair(engine: Engine, field: str, pair: tuple[str, str], bounds: Bounds) -> TokenizedText:
     """Tokenize a query and the document of ``field``, for a model that ranks."""
     for text in pair:
-        _check_bytes(field, text, bounds)
+        check_bytes(field, text, bounds)
     return await engine.queries.tokenize_pair(*pair)
 
 
-def _check_bytes(field: str, text: str, bounds: Bounds) -> None:
+def check_bytes(field: str, text: str, bounds: Bounds) -> None:
+    """Require a text that is neither empty nor too long. Raises ValidationError."""
     if not text:
         raise empty_prompt_error(field)
     size = len(text.encode())

@@ -107,8 +107,32 @@ def too_many_prompts_error(field: str, limit: int, given: int) -> ValidationErro
     return ValidationError(field, message)
 
 
-def not_text_error(field: str, kind: str) -> ValidationError:
-    return ValidationError(field, f"`{field}` must be text: the model reads nothing else. Given: type {shown(kind)}")
+def not_text_error(field: str, kind: str, why: str) -> ValidationError:
+    return ValidationError(field, f"`{field}` must be text: {why}. Given: type {shown(kind)}")
+
+
+def data_url_error(field: str, given: str) -> ValidationError:
+    message = (
+        f"`{field}` must be a URL of the form `data:image/png;base64,…`, which has the picture in it: nothing is "
+        f"fetched. Given: {shown(given)}"
+    )
+    return ValidationError(field, message)
+
+
+def media_file_error(field: str, problem: str) -> ValidationError:
+    """``problem``: what is wrong with the file of a picture or a sound, as its decoder says it."""
+    return ValidationError(field, f"`{field}` {problem}")
+
+
+def media_size_error(field: str, limit_bytes: int, given_bytes: int) -> ValidationError:
+    """The medium is larger than shards take."""
+    message = f"`{field}` must have at most {limit_bytes} bytes when it is decoded. Given: {given_bytes}"
+    return ValidationError(field, message)
+
+
+def too_many_media_error(field: str, limit: int, given: int) -> ValidationError:
+    """``field``: the first picture or sound that is too many."""
+    return ValidationError(field, f"`{field}`: a request may have at most {limit} pictures and sounds. Given: {given}")
 
 
 def token_id_error(field: str, vocabulary_size: int, given: int) -> ValidationError:

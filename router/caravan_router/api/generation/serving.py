@@ -14,6 +14,7 @@ from caravan_router.api.limits import Limits
 from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
 from caravan_router.core.engine import TextSender
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import Tenant
 
@@ -48,6 +49,7 @@ class Extras:
     prompt_logprobs: bool = False
     prediction: tuple[int, ...] = ()
     thought: Thought | None = None
+    media: PromptMedia | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class Serving:
         """Return a generation that is served this way."""
         return GenerationSpec(
             prompt=prompt,
+            media=extras.media,
             sampling=sampling,
             stopping=stopping,
             priority=self.priority,

@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.fill import OtherFile, context_tokens
 from caravan_router.api.generation.prompt import check_token_ids, tokenize_plain, tokenize_prompt
-from caravan_router.api.generation.rules import TooManyBytesError, empty_prompt_error, too_many_prompts_error
+from caravan_router.api.generation.rules import (
+    TooManyBytesError,
+    empty_prompt_error,
+    too_many_prompts_error,
+    unsupported_field_error,
+)
 from caravan_router.api.limits import Limits
 from caravan_router.api.llama_server.rules import infill_error, too_many_extra_parts_error
-from caravan_router.api.llama_server.schema import InfillRequest
+from caravan_router.api.llama_server.schema import InfillRequest, MarkedPrompt
 from caravan_router.core.ahead import each
 from caravan_router.text.fill_in_middle import Gap, fill_prompt, trimmed
 
@@ -30,11 +35,16 @@ class Prompts:
     truncated: bool = False
 
 
-def split_prompt(given: str | Sequence[str | int | list[str | int]], limits: Limits) -> list[Parts]:
+def split_prompt(given: str | Sequence[str | int | list[str | int]] | MarkedPrompt, limits: Limits) -> list[Parts]:
     """Return the parts of each prompt. A list of texts is one prompt each; with a token id in it, it is one prompt.
 
     Raises ValidationError.
     """
+    if isinstance(given, MarkedPrompt):
+        if given.multimodal_data:
+            neutral = "send pictures to /v1/chat/completions"
+            raise unsupported_field_error("prompt.multimodal_data", neutral, f"{len(given.multimodal_data)} entries")
+        return [[given.prompt_string]]
     if isinstance(given, str):
         return [[given]]
     plain = [item for item in given if not isinstance(item, list)]

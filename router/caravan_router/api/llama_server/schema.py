@@ -9,8 +9,17 @@ from caravan_router.api.openai.schema import ModelDownload
 
 NoEffect = Annotated[int | None, msgspec.Meta(description="Accepted and without effect.")]
 Neutral = Annotated[Any, msgspec.Meta(description="Not supported: accepted only with the value that switches it off.")]
+
+
+class MarkedPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text. ``multimodal_data`` must be empty: its marker is a secret of the server, so chats take pictures."""
+
+    prompt_string: str
+    multimodal_data: list[Any] | None = None
+
+
 Prompt = Annotated[
-    str | list[str | int | list[str | int]],
+    str | list[str | int | list[str | int]] | MarkedPrompt,
     msgspec.Meta(description="A text, or a list that mixes texts and token ids; or a list of texts or of such lists."),
 ]
 LogitBias = Annotated[
@@ -180,6 +189,32 @@ class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
     stopping_word: str | msgspec.UnsetType = msgspec.UNSET
     tokens_cached: int | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+
+
+class Modalities(msgspec.Struct, frozen=True):
+    """Whether a model sees, and whether it hears."""
+
+    vision: bool
+    audio: bool
+
+
+class ServedContext(msgspec.Struct, frozen=True):
+    """``n_ctx``: most tokens of a prompt and its output together."""
+
+    n_ctx: int
+
+
+class Props(msgspec.Struct, frozen=True, kw_only=True):
+    """What llama-server's clients look for before they ask. ``total_slots``: generations that may be in progress."""
+
+    model_alias: str
+    total_slots: int
+    default_generation_settings: ServedContext
+    modalities: Modalities
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
 
 
 class ModelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -148,6 +148,8 @@ def _capabilities(model: ModelFile, *, generates: bool, fills: bool) -> list[str
         found.append("insert")
     if thought_format_of(model.chat_template) is not None:
         found.append("thinking")
+    if model.media is not None:
+        found += [name for name, known in (("vision", model.media.images), ("audio", model.media.audio)) if known]
     return found
 
 

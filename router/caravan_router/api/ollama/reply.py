@@ -72,8 +72,9 @@ class OllamaAnswer(Answer):
         super().__init__((chat.request,))
         self._chat = chat
         self._shape = shape
-        # The output so far, for a reply with a context.
-        self._pieces: list[Piece] | None = [] if with_context else None
+        # The output so far, for a reply with a context. Token ids cannot tell what was in a picture.
+        has_text_only = chat.request.specs[0].media is None
+        self._pieces: list[Piece] | None = [] if with_context and has_text_only else None
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
         [run] = runs

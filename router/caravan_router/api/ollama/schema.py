@@ -76,6 +76,8 @@ class OllamaGenerateRequest(OllamaFields, frozen=True, kw_only=True, forbid_unkn
     vocabulary has tokens for that.
 
     ``context``: the one of an earlier reply, which this request continues: its tokens come before the prompt's.
+
+    ``images``: pictures before the prompt, each the base64 of a PNG, JPEG, WebP or GIF file, if the model sees.
     """
 
     prompt: str | None = None
@@ -84,7 +86,7 @@ class OllamaGenerateRequest(OllamaFields, frozen=True, kw_only=True, forbid_unkn
     suffix: str | None = None
     template: str | None = None
     context: list[int] | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
 
 
 class OllamaCalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -99,13 +101,15 @@ class OllamaToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A turn. ``images``: pictures before its text, each the base64 of a file, if the model sees."""
+
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
     thinking: str | None = None
-    images: list[Any] | None = None
+    images: list[str] | None = None
 
 
 class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,7 +139,8 @@ class OllamaStatistics(msgspec.Struct, omit_defaults=True, kw_only=True):
 class OllamaGenerateReply(OllamaStatistics, omit_defaults=True, kw_only=True):
     """A whole reply, or one line of a stream: there ``response`` is the next part.
 
-    ``context``: token ids of the prompt and the response, in a whole reply and in the last line; not with ``raw``.
+    ``context``: token ids of the prompt and the response, in a whole reply and in the last line; not with ``raw``, nor
+    with pictures, which no ids can tell.
     """
 
     model: str

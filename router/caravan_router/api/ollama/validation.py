@@ -9,7 +9,7 @@ from caravan_proto.messages.sampling import RANGES
 from caravan_router.api.generation.bounds import Bounds
 from caravan_router.api.generation.checks import check_positive, check_range
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.parts import text_for
+from caravan_router.api.generation.parts import NO_MEDIA, MediaParts, text_for
 from caravan_router.api.generation.prompt import check_token_ids
 from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.generation.schema import Format, JsonFormat, JsonObjectFormat
@@ -26,6 +26,8 @@ _NEW_TOKENS = "options.num_predict"
 _ALL_THAT_FITS = frozenset({-1, -2})
 _SAMPLING = tuple({*RANGES} & {*ollama.OllamaOptions.__struct_fields__} - {"seed"})
 _HUBS = frozenset({"hf.co", "huggingface.co"})
+# Of a picture in an error.
+_SHOWN = 40
 _NO_OPTIONS = ollama.OllamaOptions()
 
 
@@ -43,8 +45,10 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> 
     """Translate a body of ``/api/generate``. Raises ValidationError."""
     if body.template:
         raise unsupported_field_error("template", "set it to null", body.template)
-    _check_images("images", body.images)
-    prompt = body.prompt or ""
+    media = MediaParts(context.model.media)
+    if body.images and body.suffix:
+        raise unsupported_field_error("images", "set `suffix` to null", body.images[0][:_SHOWN])
+    prompt = _pictures("images", body.images, media) + (body.prompt or "")
     messages = [Message(role="user", content=prompt)]
     if body.suffix and context.model.fill is None:
         raise insert_error(context.model.name)
@@ -65,6 +69,7 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> 
         suffix=body.suffix or "",
         earlier=tuple(earlier),
         names=("context + prompt" if earlier else "prompt", _NEW_TOKENS),
+        media=media,
     )
 
 
@@ -72,12 +77,14 @@ def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSour
     """Translate a body of ``/api/chat``. Raises ValidationError."""
     if body.shift:
         raise unsupported_field_error("shift", "set it to false", body.shift)
-    messages = [_message(f"messages[{number}]", message) for number, message in enumerate(body.messages or ())]
+    media = MediaParts(context.model.media)
+    messages = [_message(f"messages[{number}]", message, media) for number, message in enumerate(body.messages or ())]
     chat = _chat_request(body, messages, context, tools=body.tools)
     return ChatSource(
         body=chat if body.truncate is False else msgspec.structs.replace(chat, truncation="auto"),
         names=("messages", _NEW_TOKENS),
         max_prompt_tokens=None if body.options is None else body.options.num_ctx,
+        media=media,
     )
 
 
@@ -162,8 +169,9 @@ def _format(asked: str | dict[str, Any] | None) -> Format | None:
             raise unsupported_field_error("format", 'set it to "json" or to a JSON schema', asked)
 
 
-def _message(field: str, message: ollama.OllamaMessage) -> Message:
-    _check_images(f"{field}.images", message.images)
+def _message(field: str, message: ollama.OllamaMessage, media: MediaParts) -> Message:
+    # What the model says has no pictures.
+    pictures = _pictures(f"{field}.images", message.images, NO_MEDIA if message.role == "assistant" else media)
     calls = [
         ToolCall(
             id=call.id or str(number), function=FunctionCall(name=call.function.name, arguments=call.function.arguments)
@@ -172,7 +180,7 @@ def _message(field: str, message: ollama.OllamaMessage) -> Message:
     ]
     return Message(
         role=message.role,
-        content=message.content or "",
+        content=pictures + (message.content or ""),
         name=message.tool_name,
         tool_calls=calls or None,
         tool_call_id=message.tool_call_id,
@@ -180,6 +188,10 @@ def _message(field: str, message: ollama.OllamaMessage) -> Message:
     )
 
 
-def _check_images(field: str, images: Sequence[Any] | None) -> None:
-    if images:
-        text_for(f"{field}[0]", "image")
+def _pictures(field: str, images: Sequence[str] | None, media: MediaParts) -> str:
+    """Return the marks of pictures, which are before the text, as in Ollama. Raises ValidationError."""
+    if not images:
+        return ""
+    if not media.sees:
+        return text_for(f"{field}[0]", "image")
+    return "".join(media.picture(f"{field}[{number}]", image) for number, image in enumerate(images))

@@ -132,9 +132,14 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
-    """``cached_tokens``: prompt tokens that were in the cache when the prompt's first choice started."""
+    """``cached_tokens``: prompt tokens that were in the cache when the prompt's first choice started.
+
+    ``image_tokens`` and ``audio_tokens``: those of pictures and sounds; absent if there are none.
+    """
 
     cached_tokens: int
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class DraftTokens(msgspec.Struct, frozen=True):
@@ -190,10 +195,18 @@ class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     download: ModelDownload | None = None
 
 
+class Architecture(msgspec.Struct, frozen=True):
+    """What a model reads: "text", "image", "audio"; and what it writes. As OpenRouter and llama-server tell it."""
+
+    input_modalities: list[str]
+    output_modalities: list[str]
+
+
 class Model(msgspec.Struct, frozen=True):
     """``parent``: the model an adapter belongs to; null for the model itself.
 
-    ``status``, ``aliases``: of models that are loaded as requests ask for them.
+    ``status``, ``aliases``: of models that are loaded as requests ask for them. ``architecture``: absent if the model
+    reads text only, or if that is not known.
     """
 
     id: str
@@ -204,6 +217,7 @@ class Model(msgspec.Struct, frozen=True):
     parent: str | None
     status: ModelStatus | msgspec.UnsetType = msgspec.UNSET
     aliases: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    architecture: Architecture | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ from caravan_router.api.tgi.schema import (
 from caravan_router.api.tgi.validation import candidates_of, parameters_of, validate_generate, wants_details
 from caravan_router.core.engine import Fleet
 from caravan_router.core.errors import TextTooLongError
+from caravan_router.core.prompt_media import is_cell
 from caravan_router.core.tokens import GeneratedToken
 from caravan_router.text.assembler import Piece
 from caravan_router.text.detokenize import display_text
@@ -157,13 +158,14 @@ class GenerateAnswer(Answer):
 
 
 def _prefill(prompt: PromptText | None, run: Run) -> list[PrefillToken]:
-    """Return the prompt's tokens as the model saw them, without those that ``truncate`` cut off."""
+    """Return the tokens of the prompt's text as the model saw them, without those that ``truncate`` cut off."""
     if prompt is None:
         return []
     columns = (prompt.tokenized.token_ids, prompt.tokenized.pieces, run.prompt_logprobs)
     return [
         PrefillToken(token_id, display_text(piece), entry.logprob)
         for token_id, piece, entry in zip(*columns, strict=True)
+        if not is_cell(token_id)
     ]
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from caravan_proto.messages.model import TokenizedText
 from caravan_proto.messages.sampling import MAX_SEED, RANGES, SamplingParams
 from caravan_router.api.generation.checks import (
     check_candidates,
@@ -14,7 +13,9 @@ from caravan_router.api.generation.checks import (
 )
 from caravan_router.api.generation.constraints import ConstraintReader, compiled
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import Truncation, check_new_tokens, fit, tokenize_prompt, tokenize_truncated
+from caravan_router.api.generation.media import tokenize_mixed
+from caravan_router.api.generation.parts import MediaParts
+from caravan_router.api.generation.prompt import Truncation, check_new_tokens, fit, tokenize_truncated
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.rules import (
     not_between_zero_and_one_error,
@@ -23,6 +24,7 @@ from caravan_router.api.generation.rules import (
 from caravan_router.api.generation.seeds import choice_seed, draw_seed
 from caravan_router.api.generation.serving import Extras
 from caravan_router.api.limits import Limits
+from caravan_router.api.tgi.pictures import with_pictures
 from caravan_router.api.tgi.rules import (
     best_of_disabled_error,
     best_of_streaming_error,
@@ -34,6 +36,7 @@ from caravan_router.api.tgi.rules import (
 )
 from caravan_router.api.tgi.schema import CompatGenerateRequest, GenerateParameters, GenerateRequest
 from caravan_router.core.engine import ModelFacts
+from caravan_router.core.media_tokens import MediaTokens
 from caravan_router.core.stopping import StoppingParams
 from caravan_router.text.assembler import TextOptions
 from caravan_router.text.prompt_text import as_decoded
@@ -77,14 +80,17 @@ async def validate_generate(
     if parameters.watermark:
         raise unsupported_field_error("watermark", "set it to false", parameters.watermark)
     adapter = _adapter(parameters.adapter_id, model) or context.adapter
-    tokens = await _prompt(context, body.inputs, parameters.truncate)
+    media = MediaParts(context.model.media)
+    inputs = with_pictures(body.inputs, media)
+    prompt = await _prompt(context, inputs, media, parameters.truncate)
+    tokens = prompt.tokens
     max_new = fit(tokens.token_ids, parameters.max_new_tokens, bounds, ("inputs", "max_new_tokens"))
     check_new_tokens("max_new_tokens", parameters.best_of or 1, max_new, bounds)
     check_range("min_new_tokens", parameters.min_new_tokens, 0, max_new)
     min_new = parameters.min_new_tokens or 0
     stopping = StoppingParams(max_new_tokens=max_new, min_tokens=min_new)
     asked = ConstraintReader(limits).response_format("grammar", parameters.grammar)
-    extras = Extras(constraint=await compiled(context.engine, asked), adapter=adapter)
+    extras = Extras(constraint=await compiled(context.engine, asked), adapter=adapter, media=prompt.media)
     prompt_logprobs = bool(parameters.decoder_input_details)
     return ValidRequest(
         specs=tuple(
@@ -95,7 +101,7 @@ async def validate_generate(
             for index, sampling in enumerate(_samplings(parameters, model, stream=stream))
         ),
         text=TextOptions(stops=stops, min_tokens=min_new),
-        characters=len(body.inputs),
+        characters=len(media.without_marks(inputs)),
         prompt_text=as_decoded(tokens) if prompt_logprobs else None,
     )
 
@@ -171,11 +177,13 @@ def _adapter(adapter_id: str | None, model: ModelFacts) -> str:
     return adapter_id
 
 
-async def _prompt(context: Context, text: str, truncate: int | None) -> TokenizedText:
+async def _prompt(context: Context, text: str, media: MediaParts, truncate: int | None) -> MediaTokens:
     bounds = context.bounds
     if text and truncate is not None and not 0 < truncate <= bounds.max_input_tokens:
         raise truncate_error(bounds.max_input_tokens, truncate)
     if truncate is None:
-        return await tokenize_prompt(context.engine, "inputs", text, bounds)
+        return await tokenize_mixed(context, "inputs", text, media)
+    if media.files:
+        raise unsupported_field_error("truncate", "send no pictures", truncate)
     truncation = Truncation(limit=truncate, keep_end=True)
-    return await tokenize_truncated(context.engine, "inputs", text, bounds, truncation)
+    return MediaTokens(await tokenize_truncated(context.engine, "inputs", text, bounds, truncation), None)

@@ -22,12 +22,14 @@ from caravan_router.http.generation.counting import counting_request
 from caravan_router.http.generation.headers import compute_headers, timing_headers
 from caravan_router.http.generation.in_progress import in_progress
 from caravan_router.http.generation.models import header_model, metrics_of
+from caravan_router.http.server.body import forget_body
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.state import CLIENT, STATE
 
 
 async def answer(request: web.Request, asked: Asked) -> web.StreamResponse:
     """Answer a generating request. Raises RequestError and EngineError before a response has started."""
+    forget_body(request)
     state, generations = request.app[STATE], asked.generations
     named = asked.asks_for(header_model(request), state.fleet)
     metrics = metrics_of(state, named)

@@ -4,10 +4,11 @@ from aiohttp import web
 
 from caravan_router.api.generation.bounds import bounds_of
 from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.decoding import CountedDecoding
 from caravan_router.api.generation.serving import Sender
 from caravan_router.http.generation.models import awaited_model
 from caravan_router.http.server.middleware import REQUEST_ID
-from caravan_router.http.server.state import CLIENT, STATE, TRACE
+from caravan_router.http.server.state import CLIENT, STATE, TRACE, owner_of
 
 
 async def context_of(request: web.Request, asked: str) -> Context:
@@ -27,6 +28,7 @@ async def context_of(request: web.Request, asked: str) -> Context:
         ),
         limits=state.limits,
         templates=state.templates,
+        decoding=CountedDecoding(state.decoder, served.metrics, owner_of(request)),
         served=served,
         model=facts,
         adapter=asked if asked in facts.adapters else "",

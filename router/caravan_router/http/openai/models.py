@@ -7,7 +7,7 @@ from aiohttp import web
 
 from caravan_router.api.errors import UnknownModelError
 from caravan_router.api.openai.errors import OPENAI
-from caravan_router.api.openai.schema import Model, ModelDownload, ModelList, ModelStatus
+from caravan_router.api.openai.schema import Architecture, Model, ModelDownload, ModelList, ModelStatus
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.library import Download, LibraryModel, ModelState
 from caravan_router.http.generation.models import library_models, listed_models
@@ -56,9 +56,12 @@ def _listed(state: AppState) -> list[Model]:
     library = library_models(state)
     listed = []
     for name in dict.fromkeys((*library, *known)):
-        listed.append(_entry(name, library.get(name)))
-        if (facts := known.get(name)) is not None:
-            listed += _adapters(facts)
+        entry = _entry(name, library.get(name))
+        if (facts := known.get(name)) is None:
+            listed.append(entry)
+            continue
+        reads = _architecture(facts)
+        listed += [msgspec.structs.replace(one, architecture=reads) for one in (entry, *_adapters(facts))]
     arriving = () if state.library is None else state.library.arriving()
     return listed + [_entry(model.name, model) for model in arriving]
 
@@ -76,6 +79,13 @@ def _entry(name: str, model: LibraryModel | None) -> Model:
 def download_told(download: Download | None) -> ModelDownload | None:
     """Return how far a download is as clients are told."""
     return None if download is None else ModelDownload(download.done, download.size)
+
+
+def _architecture(facts: ModelFacts) -> Architecture | msgspec.UnsetType:
+    if facts.media is None:
+        return msgspec.UNSET
+    reads = [name for name, read in (("image", facts.media.images), ("audio", facts.media.audio)) if read]
+    return Architecture(["text", *reads], ["text"])
 
 
 def _adapters(facts: ModelFacts) -> list[Model]:

@@ -14,11 +14,27 @@ from caravan_router.api.errors import (
     UnsupportedCodingError,
     UnsupportedMediaError,
 )
-from caravan_router.http.server.state import NAMED_MODEL, STATE
+from caravan_router.http.server.state import NAMED_MODEL, STATE, AppState
 
 T = TypeVar("T")
 
 _CODINGS = frozenset({"identity", "gzip", "deflate"})
+
+_PLAIN_BYTES = 2_000_000
+# Some pictures, in base64.
+_MEDIA_BYTES = 32 << 20
+
+_BODY = web.RequestKey("body", bytes)
+
+
+def payload_limit(state: AppState) -> int:
+    """Return the most bytes of a body, by the models that are known now."""
+    if state.limits.payload_limit is not None:
+        return state.limits.payload_limit
+    engines = state.fleet.engines
+    # A model that is not known yet, or not loaded, may see.
+    unknown = not engines or state.library is not None
+    return _MEDIA_BYTES if unknown or any(engine.model.media for engine in engines) else _PLAIN_BYTES
 
 
 async def read_json(request: web.Request) -> bytes:
@@ -34,13 +50,30 @@ async def read_json(request: web.Request) -> bytes:
     limit_s = request.app[STATE].limits.body_timeout_s
     try:
         async with asyncio.timeout(limit_s):
-            return await request.read()
+            return await read_bytes(request)
     except TimeoutError as error:
         raise BodyTimeoutError(limit_s) from error
-    except web.HTTPRequestEntityTooLarge as error:
-        raise BodyTooLargeError(request.client_max_size) from error
     except web.RequestPayloadError as error:
         raise MalformedBodyError("it could not be decompressed or ended early") from error
+
+
+async def read_bytes(request: web.Request) -> bytes:
+    """Return the decompressed body, which is read once. Raises BodyTooLargeError."""
+    if _BODY not in request:
+        limit = payload_limit(request.app[STATE])
+        body = bytearray()
+        async for chunk in request.content.iter_any():
+            body += chunk
+            if len(body) > limit:
+                raise BodyTooLargeError(limit)
+        request[_BODY] = bytes(body)
+    return request[_BODY]
+
+
+def forget_body(request: web.Request) -> None:
+    """Free the bytes of a body that was decoded: with pictures, they are many."""
+    if _BODY in request:
+        del request[_BODY]
 
 
 async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:

@@ -7,8 +7,9 @@ import msgspec
 from aiohttp import ClientConnectionError, ClientResponse, ClientSession, ClientTimeout, web
 from multidict import CIMultiDict
 
-from caravan_router.http.server.body import read_json
+from caravan_router.http.server.body import read_bytes, read_json
 from caravan_router.http.server.event_stream import STREAM_BEGUN
+from caravan_router.http.server.form import FORM
 from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import STATE
 
@@ -65,6 +66,9 @@ class HandingOver:
         fleet = request.app[STATE].fleet
         if request.method != "POST" or _HANDED_OVER in request.headers or request.path.startswith(_OWN):
             return None
+        # The model of a form is known when all of it has been read.
+        if request.content_type == FORM:
+            return None
         if all(engine.healthy for engine in fleet.engines):
             return None
         try:
@@ -84,7 +88,7 @@ class HandingOver:
         headers = _without(request.headers, _NOT_SENT)
         headers[_HANDED_OVER] = "1"
         return await self._client.post(
-            f"{url.rstrip('/')}{request.rel_url.raw_path_qs}", data=await request.read(), headers=headers
+            f"{url.rstrip('/')}{request.rel_url.raw_path_qs}", data=await read_bytes(request), headers=headers
         )
 
 

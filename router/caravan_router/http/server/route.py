@@ -32,6 +32,7 @@ class Route:
     """A handler and its description.
 
     ``summary``: one line for users of the API. ``body``: the type of the body; several if any of them is accepted.
+    ``form``: the type of a form, in place of a body.
     ``replies``: pairs of content type and type of a successful reply (for events, of each event's data).
     ``errors``: statuses beyond 404, 405, 500 and, where a key is needed, 401.
     ``open``: the route needs no API key. ``operator``: it needs an operator's, or without keys a
@@ -46,6 +47,7 @@ class Route:
     summary: str
     parameters: tuple[Parameter, ...] = ()
     body: tuple[type, ...] = ()
+    form: type | None = None
     replies: tuple[tuple[str, object], ...] = ()
     errors: tuple[int, ...] = ()
     open: bool = False

@@ -25,6 +25,7 @@ class RouteOptions(TypedDict, total=False):
 
     parameters: tuple[Parameter, ...]
     body: tuple[type, ...]
+    form: type
     replies: tuple[tuple[str, object], ...]
     reply: object
     events: object

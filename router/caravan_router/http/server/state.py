@@ -14,6 +14,7 @@ from caravan_router.conversations.store import Store
 from caravan_router.core.engine import Fleet
 from caravan_router.core.library import Library
 from caravan_router.core.trace import RequestTrace, Tracing
+from caravan_router.media.decoder import MediaDecoder
 from caravan_router.metrics.recorder import Metrics
 
 
@@ -42,6 +43,7 @@ class AppState:
     permits: PermitPools
     info: InfoExtras
     templates: TemplateRenderer
+    decoder: MediaDecoder
     store: Store
     keyring: Keyring | None
     library: Library | None = None

@@ -2,6 +2,7 @@
 
 from aiohttp import web
 
+from caravan_router.api.generation.media import without_media
 from caravan_router.api.generation.permits import check_rate
 from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.api.openai.chat.schema import ChatRequest
@@ -31,5 +32,5 @@ async def chat_tokenize(request: web.Request, body: ChatRequest) -> web.Response
     context = await context_of(request, asked_model(request, body.model))
     constrained = constraint_of(body, context.limits) is not None
     prompt = await chat_prompt_of(context, chat_plan_of(context, body, constrained=constrained))
-    reply = ChatTokens(await tokens_of(prompt.text, prompt.tokens), prompt.text)
+    reply = ChatTokens(await tokens_of(prompt.text, without_media(prompt.tokens)), prompt.text)
     return json_reply(reply)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from caravan_router.scheduling.planning.encoding import begin_encoding
 from caravan_router.scheduling.planning.moving import begin_fetch
 from caravan_router.scheduling.planning.placement import BusyHolder, EmptierShard, NoRoom, Place, choose
 from caravan_router.scheduling.planning.prompts_under_way import AwaitedPrompt
@@ -10,6 +11,7 @@ from caravan_router.scheduling.planning.shard_index import ShardIndex
 from caravan_router.scheduling.planning.step_plan import StepPlan
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.prefix_reuse import worth_copying
 from caravan_router.scheduling.state import SchedulerState
 from caravan_router.scheduling.waiting.queue import MOST_READ, NotNow
 
@@ -58,14 +60,20 @@ class Admission:
         if sequence.spec.priority < self._blocked:
             # Else what was preempted for a higher priority would take its place back.
             place: Place | NotNow = NotNow.NO_ROOM
-        elif index.awaits_prefix(request_id) or self._state.transfers.is_awaited_by(request_id):
+        elif (
+            index.awaits_prefix(request_id)
+            or self._state.transfers.is_awaited_by(request_id)
+            or self._state.encodings.are_awaited_by(request_id)
+        ):
             place = NotNow.PREFIX_COMING
         else:
             self._asked += 1
             if sequence.needs_prompt_logprobs:
                 self._state.known_logprobs.share_with(sequence)
             place = self.choose(sequence)
-            if isinstance(place, Place) and begin_fetch(self._state, sequence, place):
+            if isinstance(place, Place) and (
+                begin_fetch(self._state, sequence, place) or self.waits_for_media(sequence, place)
+            ):
                 place = NotNow.PREFIX_COMING
         if isinstance(place, NotNow):
             self._answers[request_id] = place
@@ -97,6 +105,13 @@ class Admission:
                     sequence.prefix_awaited_until_s = answer.until_s
                 index.prompts.awaited[sequence.request_id] = answer
         return NotNow.PREFIX_COMING
+
+    def waits_for_media(self, sequence: Sequence, place: Place) -> bool:
+        """Whether media that ``sequence`` needs in ``place`` must be encoded first, which is begun then."""
+        if sequence.spec.media is None:
+            return False
+        cached = place.saved.length or worth_copying(place.shard, place.match).length
+        return begin_encoding(self._state, sequence, place.shard, cached)
 
     def start(self, sequence: Sequence, place: Place) -> None:
         """Start ``sequence``, which has left the queue, in ``place``."""

@@ -8,7 +8,7 @@ from caravan_router.scheduling.planning.preemption import choose_how
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_reuse import LOAD_S, copy_s
+from caravan_router.scheduling.shard.prefix_reuse import LOAD_S, copy_s, find_saved
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix
 from caravan_router.scheduling.state import SchedulerState
@@ -42,15 +42,18 @@ def begin_fetch(state: SchedulerState, sequence: Sequence, place: Place) -> bool
     if gain_s + (sequence.most_cached - place.cached) * token_s <= LOAD_S + state.transfers.seconds(target.name, 0):
         return False
     sources = [shard for shard in state.shards.values() if _may_have(shard, sequence) and can_exchange(target, shard)]
-    found = [(shard.runs.find(sequence.keys, sequence.known_tokens, sequence.most_cached), shard) for shard in sources]
+    found = [(find_saved(shard, sequence), shard) for shard in sources]
     if not found:
         return False
     prefix, source = max(found, key=lambda pair: pair[0].length)
     runs = source.runs.describe(piece.key for piece in prefix.slices if piece.key not in target.runs)
     size_bytes = sum(run.size_bytes for run in runs)
     fetch_s = state.transfers.seconds(target.name, size_bytes) + LOAD_S + copy_s(target, prefix.length)
+    encode_s = 0.0
+    if sequence.spec.media is not None:
+        encode_s = target.media.encode_s(sequence.spec.media.within(place.cached, prefix.length))
     is_worth_it = (
-        fetch_s < gain_s + (prefix.length - place.cached) * token_s
+        fetch_s < gain_s + (prefix.length - place.cached) * token_s + encode_s
         and size_bytes <= target.capacity.limits.memory_bytes
     )
     if not runs or not is_worth_it:

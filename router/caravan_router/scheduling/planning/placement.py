@@ -104,7 +104,10 @@ def _places(index: ShardIndex, sequence: Sequence) -> list[Place]:
         if saved.length:
             match = shared_by_load(shard, sequence, match, saved)
         cached = max(match.length, saved.length)
-        places.append(Place(shard, match, saved, cached, start_s(shard, known - cached)))
+        cost_s = start_s(shard, known - cached)
+        if sequence.spec.media is not None:
+            cost_s += shard.media.encode_s(sequence.spec.media.behind(cached))
+        places.append(Place(shard, match, saved, cached, cost_s))
     return sorted(places, key=_cost) if len(places) > 1 else places
 
 
@@ -208,7 +211,10 @@ def _busy_holder(index: ShardIndex, sequence: Sequence, best: Place) -> BusyHold
     # What is computed needlessly also delays all other requests that wait.
     weight = min(_MOST_WEIGHT, _LEAST_WEIGHT + index.waiting_per_shard)
     here, speeds = best.shard, index.speeds
-    later_s = now_s = weight * speeds.token_s(here) * uncached + speeds.sharing_s(here)
+    now_s = weight * speeds.token_s(here) * uncached + speeds.sharing_s(here)
+    if sequence.spec.media is not None:
+        now_s += here.media.encode_s(sequence.spec.media.behind(best.cached))
+    later_s = now_s
     holder = None
     for waiting_s, shard in index.busy_holders(sequence):
         if waiting_s >= later_s:
@@ -241,6 +247,6 @@ def _common(leader: Resident, sequence: Sequence) -> int:
         if other.request.prefix_namespace == sequence.request.prefix_namespace:
             theirs, own = other.tokens(0, leader.target), sequence.tokens(0, sequence.known_tokens)
             equal = common_length(theirs, own, sequence.hashed_in_common(other))
-            found = min(equal, sequence.most_shared)
+            found = sequence.border(min(equal, sequence.most_shared))
         sequence.common[other.request_id] = found
     return found

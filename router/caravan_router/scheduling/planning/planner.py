@@ -7,6 +7,7 @@ from caravan_proto.messages.commands import FilterBatch, Save, SetLayout
 from caravan_router.scheduling.actions import Joins, Preempt, Preemption
 from caravan_router.scheduling.config import PrefillMode
 from caravan_router.scheduling.planning.admission import Admission, StepPlans
+from caravan_router.scheduling.planning.encoding import begin_encoding
 from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.layout import may_return, needs_other_layout
 from caravan_router.scheduling.planning.moving import finish_drains, how_to_move, to_move
@@ -18,6 +19,7 @@ from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
 from caravan_router.scheduling.planning.waiting_reason import Why, why_waiting
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.prefix_reuse import find_match, worth_copying
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.state import SchedulerState
 from caravan_router.scheduling.waiting.queue import NotNow
@@ -137,7 +139,8 @@ class Planner:
             index.update(preempted.name, may_start=True)
             admission = Admission(state, index, self._plans([*shards, preempted], now, adapter))
             place = admission.choose(first)
-        if isinstance(place, Place):  # after a preemption: nothing needs to be saved before it starts
+        # After a preemption, nothing needs to be saved before it starts.
+        if isinstance(place, Place) and not admission.waits_for_media(first, place):
             state.waiting.remove(first)
             admission.start(first, place)
         while preempted is None and (placed := state.waiting.pop_fitting(admission.place_for, now)) is not None:
@@ -175,8 +178,13 @@ class Planner:
                 best = (shard, victims)
         if best is None:
             return None
-        self._preempt(*best)
-        return best[0]
+        shard, residents = best
+        if sequence.spec.media is not None and begin_encoding(
+            self._state, sequence, shard, worth_copying(shard, find_match(shard, sequence)).length
+        ):
+            return None  # it takes their place when its media are encoded
+        self._preempt(shard, residents)
+        return shard
 
     def _could_preempt(self, shard: ShardLedger, sequence: Sequence) -> bool:
         adapter = sequence.spec.adapter

@@ -83,4 +83,6 @@ def choose_how(shard: ShardAccount, resident: Resident, transfer_s: float = 0.0)
         return Preemption.RECOMPUTE
     out_and_in_s = transfer_s + LOAD_S + 2 * copy_s(shard, resident.computed)
     recompute_s = resident.computed * shard.costs.recompute_token_s
+    if (media := resident.sequence.spec.media) is not None:
+        recompute_s += shard.media.encode_s(media.within(0, resident.computed))
     return Preemption.SWAP if out_and_in_s < recompute_s else Preemption.RECOMPUTE

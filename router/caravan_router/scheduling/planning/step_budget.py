@@ -2,8 +2,10 @@
 
 import math
 
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.planning.chunking import Step, chunk_budget
+from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.resident import Resident
 
@@ -21,6 +23,9 @@ class StepBudget:
         self.whole = self._left = self._tokens(context=0)
         self._least_chunk = max(1, min(_LEAST_CHUNK, self.whole))
         self._prompt_logprobs = shard.capacity.limits.max_prompt_logprob_tokens
+        self._taken = 0
+        # A span that cannot be cut takes the whole step, so that decodes wait for it.
+        self.is_alone = False
 
     @property
     def is_late(self) -> bool:
@@ -49,12 +54,64 @@ class StepBudget:
         remaining = self._shard.checkpoints.chunk_end(resident) - resident.computed
         whole = self._tokens(resident.computed, remaining)
         tokens = _without_single(max(self._least_chunk, self._left * whole // self.whole), remaining)
-        if resident.sequence.needs_prompt_logprobs:
+        sequence = resident.sequence
+        needs_logprobs = sequence.needs_prompt_logprobs
+        if needs_logprobs:
             tokens = min(tokens, self._prompt_logprobs)
-            self._prompt_logprobs -= max(0, tokens)
+        if sequence.spec.media is not None:
+            tokens = self._with_media(resident, sequence.spec.media, tokens, remaining)
         if tokens > 0:
             self._left -= math.ceil(tokens * self.whole / whole)
+            self._taken += tokens
+            if needs_logprobs:
+                self._prompt_logprobs -= tokens
         return max(0, tokens)
+
+    def can_begin(self, sequence: Sequence, cached: int) -> bool:
+        """Whether ``sequence`` can begin behind its first ``cached`` tokens, if any prompt can."""
+        media = sequence.spec.media
+        if media is None or not media.atomic:
+            return True
+        cells = media.border_behind(cached) - cached
+        if sequence.needs_prompt_logprobs and cells > self._prompt_logprobs:
+            return False
+        return not self._taken or cells <= self._room
+
+    @property
+    def _room(self) -> int:
+        """How many more tokens the shard computes in the step, however long that takes."""
+        return self._shard.capacity.limits.max_batch_tokens - self._step.riders - self._taken
+
+    def _with_media(self, resident: Resident, media: PromptMedia, tokens: int, remaining: int) -> int:
+        """Return the size of a chunk of about ``tokens``, by what may be cut of ``media``."""
+        start = resident.computed
+        if resident.sequence.losses:
+            # Maybe the shard can keep no two media.
+            tokens = int(min(tokens, media.second_behind(start) - start))
+        if not media.atomic or tokens <= 0:
+            return tokens
+        room = self._room
+        if not self._taken and media.border_behind(start) - start > room:
+            room += self._step.riders
+            self.is_alone = True
+        if resident.sequence.needs_prompt_logprobs:
+            room = min(room, self._prompt_logprobs)
+        tokens = to_border(resident, tokens, room)
+        return tokens + 1 if remaining - tokens == 1 and tokens < room else tokens
+
+
+def to_border(resident: Resident, tokens: int, room: int) -> int:
+    """Return how many tokens a chunk of ``resident`` has that may end after ``tokens``, but not within some media.
+
+    It ends before, or if that leaves nothing, behind the first span; 0 if there is no ``room`` for that.
+    """
+    media, start = resident.sequence.spec.media, resident.computed
+    if media is None or tokens <= 0:
+        return tokens
+    end = media.border(start + tokens)
+    if end <= start:
+        end = media.border_behind(start)
+    return end - start if end - start <= room else 0
 
 
 def _without_single(tokens: int, remaining: int) -> int:

@@ -23,11 +23,11 @@ from caravan_router.scheduling.planning.chunking import Riders, join_reason, ste
 from caravan_router.scheduling.planning.drafting import draft_plan
 from caravan_router.scheduling.planning.forecast import CellForecast
 from caravan_router.scheduling.planning.layout import steps_left
-from caravan_router.scheduling.planning.step_budget import StepBudget
+from caravan_router.scheduling.planning.step_budget import StepBudget, to_border
 from caravan_router.scheduling.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_reuse import has_cells_for_load, has_id_for
+from caravan_router.scheduling.shard.prefix_reuse import has_cells_for_load, has_id_for, worth_copying
 from caravan_router.scheduling.shard.resident import Resident, Status
 from caravan_router.scheduling.shard.saved_runs import SavedPrefix
 from caravan_router.scheduling.waiting.queue import effective_priority
@@ -104,6 +104,8 @@ class StepPlan:
     def _add_chunk(self, resident: Resident) -> None:
         if tokens := self._budget.take(resident):
             self._chunks.append((resident, tokens))
+            if self._budget.is_alone:
+                self._riders = []
 
     # Admission
 
@@ -139,6 +141,8 @@ class StepPlan:
         if sequence.needs_prompt_logprobs and not self._budget.has_prompt_logprobs:
             return False
         if sequence.group is not None and self._has_newcomers:
+            return False
+        if not self._budget.can_begin(sequence, worth_copying(self.shard, match).length):
             return False
         return self._has_room(sequence, match)
 
@@ -214,12 +218,14 @@ class StepPlan:
         entries = tuple(
             LoadEntry(
                 sequence_id=resident.sequence_id,
-                token_ids=resident.sequence.tokens(match.length, prefix.length),
+                token_ids=tokens,
+                media=media,
                 slices=prefix.behind(match.length),
                 adapter=resident.adapter,
                 copy=PrefixCopy(match.sources[0], match.length) if match.sources else None,
             )
             for resident, match, prefix in self._loaded
+            for tokens, media in (resident.sequence.sent(match.length, prefix.length),)
         )
         command = Load(shard=shard.name, command_id=command_id, header=shard.header.message, entries=entries)
         shard.send(command, [resident for resident, _, _ in self._loaded])
@@ -285,12 +291,16 @@ class StepPlan:
         ]
         left = max(min(len(pending), shard.capacity.limits.max_batch_tokens), self._budget.whole)
         rows: list[tuple[Resident, int]] = []
+        used = 0
         # New beams come first, since this command must start them. Each of the others gets at least a token.
         for resident in sorted(pending, key=lambda one: (one.is_running, one.target - one.computed)):
-            tokens = min(resident.target - resident.computed, left - (len(pending) - len(rows) - 1))
+            others = len(pending) - len(rows) - 1
+            tokens = min(resident.target - resident.computed, left - others)
+            tokens = to_border(resident, tokens, shard.capacity.limits.max_batch_tokens - used - others)
             if tokens > 0:
                 rows.append((resident, tokens))
                 left -= tokens
+                used += tokens
         command = Evaluate(
             shard=shard.name,
             command_id=command_id,
@@ -328,10 +338,12 @@ def _row(resident: Resident, tokens: int) -> Row:
     is_first = not resident.is_running
     assert sequence.group is not None
     top_n_tokens = sequence.group.top_n_tokens if end == resident.target else 0
+    sent, media = sequence.sent(start, end)
     return Row(
         sequence_id=resident.sequence_id,
         start=start,
-        token_ids=sequence.tokens(start, end),
+        token_ids=sent,
+        media=media,
         adapter=resident.adapter,
         outputs=RowOutputs.LAST if top_n_tokens else RowOutputs.NONE,
         top_n_tokens=top_n_tokens,
@@ -347,10 +359,12 @@ def _chunk(resident: Resident, tokens: int) -> Chunk:
     sequence, start = resident.sequence, resident.computed
     end = start + tokens
     is_first = not resident.is_running
+    sent, media = sequence.sent(start, end)
     return Chunk(
         sequence_id=resident.sequence_id,
         start=start,
-        token_ids=sequence.tokens(start, end),
+        token_ids=sent,
+        media=media,
         last=end == resident.target,
         setup=parameters_of(sequence) if is_first else None,
         copy=_copy(resident) if is_first else None,

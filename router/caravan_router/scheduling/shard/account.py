@@ -12,6 +12,7 @@ from caravan_router.scheduling.shard.clock import Clock
 from caravan_router.scheduling.shard.command import ShardCommands
 from caravan_router.scheduling.shard.costs import ShardCosts
 from caravan_router.scheduling.shard.drain import Drain
+from caravan_router.scheduling.shard.media import ShardMedia
 from caravan_router.scheduling.shard.next_header import NextHeader
 from caravan_router.scheduling.shard.saved_runs import SavedRuns
 from caravan_router.scheduling.shard.saves import ShardSaves
@@ -25,7 +26,7 @@ class ShardAccount:
     ``commands``: those under way. ``cells``: the cells that sequences hold. ``header``: what the next command does
     first. ``runs``: saved prefixes. ``saves``: what becomes one. ``checkpoints``: where prompts pause for that.
     ``costs``: how long steps and copies take.
-    ``claims``: which streams may claim the target.
+    ``claims``: which streams may claim the target. ``media``: what is encoded.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ShardAccount:
         self.costs = ShardCosts()
         self.claims = Claims()
         self.drain = Drain()
+        self.media = ShardMedia()
         self.capacity = ShardCapacity(limits, config)
         self.stays = Stays(limits.max_sequences, self.capacity.most_residents, self.drain)
         self.commands = ShardCommands(self.stays, self.costs)

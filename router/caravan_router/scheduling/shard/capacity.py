@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from caravan_proto.messages.limits import LayoutLimits
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits
@@ -44,9 +45,20 @@ class ShardCapacity:
     def could_ever_hold(self, sequence: Sequence) -> bool:
         """Whether the empty shard has room for ``sequence``, in one of its layouts."""
         peak = sequence.request.peak_cells
+        if sequence.spec.media is not None and not self._takes(sequence, sequence.spec.media):
+            return False
         if (group := sequence.group) is not None:
             return peak <= self.limits.most_cells_per_sequence and self._could_ever_hold_beams(group)
         return peak <= self.limits.most_cells_per_sequence and peak <= self.cells
+
+    def _takes(self, sequence: Sequence, media: PromptMedia) -> bool:
+        """Whether the shard has the projector that ``media`` were counted for, and room for their spans in a step."""
+        if media.encoder != self.limits.encoder:
+            return False
+        most = self.limits.max_batch_tokens
+        if sequence.spec.prompt_logprobs:
+            most = min(most, self.limits.max_prompt_logprob_tokens)
+        return not media.atomic or media.largest <= most
 
     def _could_ever_hold_beams(self, group: BeamGroup[Sequence]) -> bool:
         if group.width > min(self.limits.max_sequences, self.most_residents, self.limits.max_batch_tokens):

@@ -57,7 +57,7 @@ class Checkpoints:
             sequence.known_tokens - 2,
         ]
         most = min(sequence.most_shared, resident.target - 2)
-        self._ahead[resident] = list(reversed(_apart(found, resident.cached, most)))
+        self._ahead[resident] = list(reversed(_apart(map(sequence.border, found), resident.cached, most)))
 
     def forget_seen(self) -> None:
         """Forget the beginnings of prompts: the next prompt of each kind pauses nowhere to be left there."""

@@ -41,7 +41,10 @@ def _look_up(shard: ShardAccount, sequence: Sequence) -> Match:
         if found.length < most and _index_outputs(shard, found.within):
             found = tree.match(namespace, tokens, most)
     sources = tuple(filter(shard.stays.can_be_copied, found.sources))
-    return Match(found.length, found.live_length, sources) if sources else NO_MATCH
+    length = sequence.border(found.length)
+    if not sources or (length < found.length and shard.layout.whole_only):
+        return NO_MATCH
+    return Match(length, min(length, found.live_length), sources) if length else NO_MATCH
 
 
 def _index_outputs(shard: ShardAccount, sequence_ids: tuple[int, ...]) -> bool:
@@ -52,15 +55,25 @@ def _index_outputs(shard: ShardAccount, sequence_ids: tuple[int, ...]) -> bool:
     return any(grown)
 
 
+def find_saved(shard: ShardAccount, sequence: Sequence) -> SavedPrefix:
+    """Return the longest prefix of ``sequence`` that ``shard`` has saved and that may come from a cache."""
+    keys, known = sequence.keys, sequence.known_tokens
+    found = shard.runs.find(keys, known, sequence.most_cached)
+    border = sequence.border(found.length)
+    return found if border == found.length else shard.runs.find(keys, known, border)
+
+
 def saved_prefix(shard: ShardAccount, sequence: Sequence, match: Match) -> SavedPrefix:
     """Find the longest saved prefix of ``sequence`` if loading it is faster than computing what ``match`` lacks."""
     if not shard.saves.are_possible:
         return NO_PREFIX
-    found = shard.runs.find(sequence.keys, sequence.known_tokens, sequence.most_cached)
+    found = find_saved(shard, sequence)
     if found.length <= match.length:
         return NO_PREFIX
     load_s = LOAD_S + copy_s(shard, found.length - shared_by_load(shard, sequence, match, found).length)
     compute_s = (found.length - match.length) * shard.costs.recompute_token_s
+    if sequence.spec.media is not None:
+        compute_s += shard.media.encode_s(sequence.spec.media.within(match.length, found.length))
     return found if load_s < compute_s else NO_PREFIX
 
 
@@ -81,7 +94,9 @@ def shared_by_load(shard: ShardAccount, sequence: Sequence, match: Match, saved:
     if shard.runs.states is not None:
         tokens = sequence.tokens(0, saved.length - 1)  # at least one cell is loaded
         found = shard.cells.tree.match(sequence.request.prefix_namespace, tokens, len(tokens))
-        match = replace(found, sources=tuple(filter(shard.stays.can_be_copied, found.sources)))
+        length = sequence.border(found.length)
+        sources = tuple(filter(shard.stays.can_be_copied, found.sources)) if length else ()
+        match = Match(length, min(length, found.live_length), sources)
     if not match.sources:
         return NO_MATCH
     source_id = next((key for key in match.sources if key in shard.stays.residents), match.sources[0])

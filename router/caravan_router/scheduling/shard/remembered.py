@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from caravan_router.core.prefixes import CachedPrefix, RunningSequence, ShardPrefixes
+from caravan_router.core.prompt_media import is_cell
 from caravan_router.scheduling.pins import Pin
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.kept_run import KeptRun, Tier
@@ -64,14 +65,17 @@ def _part_of_longer(shard: ShardAccount, pin: Pin) -> CachedPrefix:
 
 
 def tokens_of(shard: ShardAccount, key: bytes) -> tuple[int, ...] | None:
-    """Return all tokens of the prefix that ``key`` names; None if ``shard`` does not have it whole."""
+    """Return all tokens of the prefix that ``key`` names; None if ``shard`` does not have it whole, or it has media."""
     for resident in shard.stays.parked.values():
         if resident.prefix_key == key:
-            return resident.sequence.tokens(0, resident.computed)
+            known = resident.sequence.tokens(0, resident.computed)
+            return None if any(map(is_cell, known)) else known
     runs = shard.runs.holding(key)
     tokens: list[int] = []
     for run in runs:
         del tokens[run.start :]
+        if len(tokens) < run.start:
+            return None  # what is before it has media
         tokens += run.note.tokens
     length = next((position for run in runs for position, cut in run.cuts if cut == key), 0)
     return tuple(tokens[:length]) if 0 < length <= len(tokens) else None

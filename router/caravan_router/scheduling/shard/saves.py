@@ -1,11 +1,11 @@
 """What a shard saves of sequences, and which saved runs give way to that."""
 
-from array import array
 from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.messages.limits import Saving
+from caravan_router.core.prompt_media import token_array
 from caravan_router.scheduling.events import SavedRun
 from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, cuts_between, state_key
 from caravan_router.scheduling.shard.capacity import ShardCapacity
@@ -48,7 +48,8 @@ class ShardSaves:
         A pinned prefix gets a run that ends with it, so that no more than that is kept.
         """
         keys, end = resident.sequence.keys, resident.computed
-        known = self._runs.covered(keys, end)
+        covered = self._runs.covered(keys, end)
+        known = covered if covered == end else resident.sequence.border(covered)
         ends = [end]
         if self._runs.states is not None:
             # The state is an entry of its own, and the last.
@@ -147,10 +148,12 @@ def _prefix_key(entry: SaveEntry) -> bytes:
 
 
 def _cells_entry(resident: Resident, start: int, end: int, *, release: bool = False) -> SaveEntry:
+    sequence = resident.sequence
+    cuts = sequence.with_borders(cuts_between(start, end), start)
     return SaveEntry(
         sequence_id=resident.sequence_id,
         start=start,
-        cuts=tuple((cut, resident.sequence.keys.at(cut)) for cut in cuts_between(start, end)),
+        cuts=tuple((cut, sequence.keys.at(cut)) for cut in cuts),
         release=release,
         note=_note_of(resident, start, end),
     )
@@ -171,8 +174,8 @@ def _note_of(resident: Resident, start: int, end: int) -> RunNote:
     sequence = resident.sequence
     return RunNote(
         before=sequence.keys.at(start),
-        # An array takes 4 bytes for each token, which are there as long as the run is.
-        tokens=array("i", sequence.tokens(start, end)),
+        # They are there as long as the run is.
+        tokens=token_array(sequence.tokens(start, end)),
         tenant=sequence.spec.tenant.name,
         adapter=resident.adapter,
     )

@@ -21,8 +21,8 @@ class NotNow(Enum):
 
     # Nothing can take it. Requests after it may start first, at most `max_bypass` of them.
     NO_ROOM = "no_room"
-    # It waits for what a shard computes: its prefix, or another request that may kill the shard. Requests behind it may
-    # go first.
+    # It waits for what a shard computes: its prefix, its media, or another request that may kill the shard. Requests
+    # behind it may go first.
     PREFIX_COMING = "prefix_coming"
     # Neither it nor any request behind it can start, so that these need not be asked for.
     NOBODY = "nobody"

@@ -32,10 +32,14 @@ from caravan_shard.backends.llama.joint_logprobs import find_joint_logprobs
 from caravan_shard.backends.llama.known_equality import known_equality, library_files
 from caravan_shard.backends.llama.model import LoadedModel, open_model
 from caravan_shard.backends.llama.numerics import NumericsProbe
+from caravan_shard.backends.llama.projector_file import load_projector
 from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
 from caravan_shard.backends.llama.restoring import what_restoring_changes
+from caravan_shard.backends.llama.rollback import RollbackMemory
 from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
 from caravan_shard.config import ShardConfig
+from caravan_shard.media.encoder import MediaEncoder
+from caravan_shard.media.spans import CellSpan
 from caravan_shard.sampling.joint_draw import JointDraw
 from caravan_shard.sampling.joint_logprobs import JointLogprobs
 from caravan_shard.sampling.top_candidates import StepCandidates
@@ -50,6 +54,8 @@ def _digest(*parts: object) -> str:
 class LlamaCppBackend:
     """A Backend. The thread that makes it must also use it: OpenMP keeps a thread pool per calling thread."""
 
+    media: MediaEncoder | None
+
     def __init__(self, config: ShardConfig, loaded: LoadedModel | None = None, *, drafts: bool = False) -> None:
         """Load the model, unless it is ``loaded``, and warm up; raises StartupError. ``drafts``: for another model."""
         started = monotonic()
@@ -62,6 +68,7 @@ class LlamaCppBackend:
             self._on_close = on_failure.pop_all()
         self._on_close.callback(loaded.close)
         self._context: Any = None
+        self.media = None
         self._embedder: LlamaEmbedder | None = None
         self.draft_model: LlamaCppBackend | None = None
         try:
@@ -101,6 +108,10 @@ class LlamaCppBackend:
         self.facts = replace(loaded.facts, adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
         self._contexts = Contexts(loaded.pointer, config, self.facts.trained_context)
+        if not is_draft_model:
+            self.media = load_projector(config, loaded.pointer, self._contexts)
+        if self.media is not None:
+            self.facts = replace(self.facts, media=self.media.facts)
         opened = self._contexts.open(self._contexts.layouts[0])
         if opened is None:
             raise self._contexts.cannot_open()
@@ -117,6 +128,11 @@ class LlamaCppBackend:
             ranks=self._embedder is not None and self._embedder.ranks,
         )
         self._use(opened)
+        if config.rollback_tokens and self.capacity.current.whole_only and not self.capacity.max_draft_tokens:
+            _log.warning(
+                "there are no drafts: llama.cpp cannot take back tokens of models of this architecture",
+                extra={"architecture": self.facts.architecture},
+            )
         self._warm_up()
         self._find_state_format()
         self.state_fingerprint = self._fingerprint(config)
@@ -183,8 +199,8 @@ class LlamaCppBackend:
     def _find_state_format(self) -> None:
         """Find the format of states from the warm-up's tokens, then forget these."""
         reason = ""
-        self._state_format = self._memory.find_format(0)
-        if self._state_format is None:
+        form = self._memory.find_format(0)
+        if form is None:
             reason = "llama.cpp's state of this model has an unknown format"
         elif isinstance(self._memory, RecurrentMemory):
             reason = what_restoring_changes(self._memory, self.decode, self.logits)
@@ -261,7 +277,7 @@ class LlamaCppBackend:
             adapters,
             config.cache_type_k,
             config.cache_type_v,
-            self._state_format,
+            self._memory.form,
             llama_cpp.__version__,
             # Cells that were saved before there were such flags stay valid.
             *config.rope_changes,
@@ -270,8 +286,8 @@ class LlamaCppBackend:
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Run llama_decode, more than once if `split_calls` says so, and wait for the logits."""
         outcome = self._forward.decode(batch)
-        if outcome is DecodeOutcome.OK:
-            self._memory.after_decode(batch)
+        if outcome in (DecodeOutcome.ABORTED, DecodeOutcome.FAILED) and isinstance(self._memory, RollbackMemory):
+            self._memory.after_failure(batch)
         return outcome
 
     def logits(self, rows: int) -> Floats:
@@ -312,9 +328,15 @@ class LlamaCppBackend:
         """Call llama_state_seq_get_data, and cut the state."""
         return self._memory.save(sequence_id, start, end, most_bytes, releasing=releasing)
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
+    def restore(
+        self,
+        sequence_id: int,
+        slices: Sequence[CellSlice],
+        shared: PrefixCopy | None = None,
+        spans: Sequence[CellSpan] = (),
+    ) -> bool:
         """Join the states and call llama_state_seq_set_data, and llama_memory_seq_cp for shared cells."""
-        return self._memory.restore(sequence_id, slices, shared)
+        return self._memory.restore(sequence_id, slices, shared, spans)
 
     def set_layout(self, layout: KvLayout) -> bool:
         """Free the context and make another over the same model."""
@@ -328,6 +350,7 @@ class LlamaCppBackend:
 
     def _replace_context(self, layout: KvLayout) -> bool:
         """Free the context, if there is one, and make another; False if llama.cpp cannot."""
+        form = self._memory.form
         if self._context is not None:
             llama_cpp.llama_free(self._context)
             self._forward.close()
@@ -336,8 +359,8 @@ class LlamaCppBackend:
         if opened is None:
             return False
         self._use(opened)
-        if isinstance(self._state_format, StateFormat):  # other models have one layout
-            self._memory.set_format(self._state_format)
+        if isinstance(form, StateFormat):  # other models have one layout
+            self._memory.set_format(form)
         return True
 
     def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
@@ -351,6 +374,8 @@ class LlamaCppBackend:
             self.draft_model.close()
         if self._embedder is not None:
             self._embedder.close()
+        if self.media is not None:
+            self.media.close()
         if self._context is not None:
             llama_cpp.llama_free(self._context)
             self._forward.close()

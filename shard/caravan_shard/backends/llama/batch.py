@@ -6,11 +6,12 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from caravan_shard.arrays import Floats, Ids
 from caravan_shard.backends.base import TokenBatch
 
 
 class LlamaBatch:
-    """A batch of up to ``capacity`` tokens, each of which belongs to one sequence."""
+    """A batch of up to ``capacity`` tokens or embeddings, each of which belongs to one sequence."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -21,25 +22,45 @@ class LlamaBatch:
         self._sequence_counts = np.ones(capacity, np.int32)
         # llama.cpp takes a pointer to the sequence ids of each token: each pointer is into the array above.
         self._pointers = self._sequence_ids.ctypes.data + 4 * np.arange(capacity, dtype=np.uint64)
+        self._batch = self._new_batch()
+        self._batch.token = _pointer(self._tokens, type(self._batch.token))
+        self._batch.pos = _pointer(self._positions, type(self._batch.pos))
+        # Made when a batch has embeddings.
+        self._media_batch = self._new_batch()
+        self._planes: Ids = np.empty(0, np.int32)
+        self._embeddings: Floats = np.empty(0, np.float32)
+
+    def _new_batch(self) -> Any:
         batch = llama_cpp.llama_batch()
-        batch.token = _pointer(self._tokens, type(batch.token))
-        batch.pos = _pointer(self._positions, type(batch.pos))
         batch.n_seq_id = _pointer(self._sequence_counts, type(batch.n_seq_id))
         batch.seq_id = _pointer(self._pointers, type(batch.seq_id))
         batch.logits = _pointer(self._outputs, type(batch.logits))
-        self._batch = batch
+        return batch
 
-    def fill(self, batch: TokenBatch) -> Any:
-        """Return the struct for llama_decode; valid until the next call."""
+    def fill(self, batch: TokenBatch, positions: Ids) -> Any:
+        """Return the struct for llama_decode; valid until the next call. ``positions``: those of the rows."""
+        count = self._fill_rows(batch)
+        self._tokens[:count] = batch.tokens
+        self._positions[:count] = positions
+        self._batch.n_tokens = count
+        return self._batch
+
+    def fill_media(self, batch: TokenBatch, planes: Ids, embeddings: Floats) -> Any:
+        """Return the struct for rows with ``embeddings`` [rows, size]. ``planes``: [dimensions, rows] of positions."""
+        self._media_batch.n_tokens = self._fill_rows(batch)
+        self._planes, self._embeddings = np.ascontiguousarray(planes), np.ascontiguousarray(embeddings)
+        self._media_batch.pos = _pointer(self._planes, type(self._media_batch.pos))
+        self._media_batch.embd = _pointer(self._embeddings, type(self._media_batch.embd))
+        return self._media_batch
+
+    def _fill_rows(self, batch: TokenBatch) -> int:
+        """Write what rows of both kinds have, and return how many there are."""
         count = len(batch.tokens)
         # More than n_batch tokens would abort the process inside llama.cpp.
         assert 0 < count <= self._capacity, f"{count} tokens for a batch of {self._capacity}"
-        self._tokens[:count] = batch.tokens
-        self._positions[:count] = batch.positions
         self._sequence_ids[:count] = batch.sequence_ids
         self._outputs[:count] = batch.outputs
-        self._batch.n_tokens = count
-        return self._batch
+        return count
 
 
 def _pointer(array: np.ndarray[Any, Any], kind: Any) -> Any:

@@ -7,9 +7,12 @@ import llama_cpp
 
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.grid_places import GridPlaces
 from caravan_shard.backends.llama.memory import LlamaMemory
+from caravan_shard.backends.llama.places import Places
 from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
-from caravan_shard.backends.llama.rope import set_rope
+from caravan_shard.backends.llama.rollback import RollbackMemory
+from caravan_shard.backends.llama.rope import position_dimensions, set_rope
 from caravan_shard.backends.llama.window import SplitWindowedMemory, WindowedMemory, ids_needed
 from caravan_shard.config import CELL_BLOCK, ShardConfig
 from caravan_shard.model_flags import MAX_SEQUENCES
@@ -89,6 +92,8 @@ class Contexts:
         # Whether llama.cpp finds the candidates of rows in the contexts where it can.
         self.take_candidates = False
         self._longest_context = config.longest_context(trained_context)
+        # How many tokens of a sequence can be taken back, where some layers are recurrent. Found in the first context.
+        self._rollback_tokens = 0
         self._stateful = bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
         self._cells = cells = config.cells_of(trained_context)
         layouts = config.layouts(cells)
@@ -147,6 +152,7 @@ class Contexts:
             cells=cells,
             cells_per_sequence=min(per_sequence, self._longest_context or per_sequence),
             whole_only=traits.whole_only,
+            rollback_tokens=self._rollback_tokens,
             saving=traits.saving,
         )
 
@@ -162,6 +168,7 @@ class Contexts:
             llama_cpp.llama_free(context)
             raise StartupError("llama.cpp has no KV cache for this architecture, so it cannot generate texts")
         self._cells = int(llama_cpp.llama_n_ctx(context))
+        self._rollback_tokens = int(llama_cpp.llama_n_rs_seq(context))
         return OpenContext(
             context=context,
             memory=self._memory(context, layout),
@@ -213,6 +220,9 @@ class Contexts:
         parameters.type_k = _CACHE_TYPES[config.cache_type_k]
         parameters.type_v = _CACHE_TYPES[config.cache_type_v]
         parameters.kv_unified = layout is KvLayout.UNIFIED
+        if traits.stateful:
+            # llama.cpp computes what can be taken back in one ubatch, and ends the process if that has no room for it.
+            parameters.n_rs_seq = max(0, min(config.rollback_tokens, parameters.n_ubatch - 2))
         parameters.offload_kqv = True
         parameters.no_perf = True
         # In a cache of the window's size, a sequence could not be cut back to a prefix, nor share one.
@@ -229,15 +239,17 @@ class Contexts:
 
     def _memory(self, context: Any, layout: KvLayout) -> LlamaMemory:
         traits, parallel = self._traits[layout], self._config.parallel
+        places = GridPlaces() if position_dimensions(self._model) > 1 else Places()
         # llama.cpp does so whenever it is told to leave flash attention.
         transposes = not self.has_flash_attention(layout)
         if traits.has_guards:
             return WindowedMemory(context, sequences=parallel, window=traits.window, transposes=transposes)
         unified = layout is KvLayout.UNIFIED
         if traits.stateful:
-            return RecurrentMemory(context, sequences=parallel, shares_cells=unified, transposes=transposes)
+            kind = RollbackMemory if self._rollback_tokens else RecurrentMemory
+            return kind(context, sequences=parallel, shares_cells=unified, transposes=transposes, places=places)
         if unified:
-            return LlamaMemory(context, copies_whole=False, streams=1, transposes=transposes)
+            return LlamaMemory(context, copies_whole=False, streams=1, transposes=transposes, places=places)
         if traits.window > 0:
             return SplitWindowedMemory(context, copies_whole=True, streams=parallel, transposes=transposes)
-        return LlamaMemory(context, copies_whole=True, streams=parallel, transposes=transposes)
+        return LlamaMemory(context, copies_whole=True, streams=parallel, transposes=transposes, places=places)

@@ -134,7 +134,7 @@ class LlamaEmbedder:
         )
         if self._memory:
             llama_cpp.llama_memory_clear(self._memory, False)
-        if llama_cpp.llama_decode(self._context, self._batch.fill(batch)) != 0:
+        if llama_cpp.llama_decode(self._context, self._batch.fill(batch, batch.positions)) != 0:
             return [None] * len(texts)
         return [self._vector(place) for place in range(len(texts))]
 

@@ -13,6 +13,7 @@ from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.model import LoadedModel
 from caravan_shard.config import ShardConfig
+from caravan_shard.media.spans import CellSpan
 from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.joint_logprobs import leave_all_logprobs
 from caravan_shard.sampling.top_candidates import StepCandidates
@@ -39,6 +40,7 @@ class LlamaEmbeddingBackend:
         self.joint_draw = leave_all
         self.joint_logprobs = leave_all_logprobs
         self.gives_candidates = False
+        self.media = None
         self.draft_model = None
         self.numerics = Numerics(fingerprint=_fingerprint(self.facts.fingerprint, config)[:16])
         self.state_fingerprint = self.facts.fingerprint
@@ -110,7 +112,13 @@ class LlamaEmbeddingBackend:
         """Not called."""
         raise NotImplementedError
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
+    def restore(
+        self,
+        sequence_id: int,
+        slices: Sequence[CellSlice],
+        shared: PrefixCopy | None = None,
+        spans: Sequence[CellSpan] = (),
+    ) -> bool:
         """Not called."""
         raise NotImplementedError
 

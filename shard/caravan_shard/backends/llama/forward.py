@@ -1,6 +1,7 @@
 """Forward passes on one context of llama.cpp, and the logits that they leave."""
 
 import ctypes
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -12,6 +13,8 @@ from caravan_shard.backends.llama.batch import LlamaBatch
 from caravan_shard.backends.llama.calls import has_single_tokens, split_calls
 from caravan_shard.backends.llama.context import OpenContext
 from caravan_shard.backends.llama.device_candidates import DeviceCandidates
+from caravan_shard.backends.llama.media_calls import MediaPass, media_passes
+from caravan_shard.backends.llama.rope import position_dimensions
 from caravan_shard.sampling.top_candidates import StepCandidates
 
 
@@ -42,19 +45,69 @@ class LlamaForward:
         self._most_outputs = capacity.max_sequences + capacity.max_prompt_logprob_tokens
         self._batch = LlamaBatch(capacity.max_batch_tokens)
         self.ubatch = int(llama_cpp.llama_n_ubatch(opened.context))
+        self._dimensions = position_dimensions(llama_cpp.llama_get_model(opened.context))
         # The logits of the last step if it took more than one call.
         self._gathered: Floats | None = None
         self._logits_address = 0
         self._logits: Floats = np.empty((0, vocabulary_size), np.float32)
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """Run llama_decode, more than once if `split_calls` says so, and wait for the logits."""
+        """Run llama_decode, more than once with media or if `split_calls` says so, and wait for the logits.
+
+        Once it is OK, the memory knows of the rows.
+        """
         outputs = batch.output_count
         assert outputs <= self._most_outputs, f"{outputs} outputs of {self._most_outputs}"
         self._last = batch
         if self._device is not None:
             self._device.prepare(batch)
         self._adapters.apply(self._opened.context, batch.adapter)
+        if batch.media:
+            return self._decode_media(batch, outputs)
+        outcome = self._decode_tokens(batch, outputs)
+        if outcome is DecodeOutcome.OK:
+            self._opened.memory.after_decode(batch)
+        return outcome
+
+    def _decode_media(self, batch: TokenBatch, outputs: int) -> DecodeOutcome:
+        """Run the passes that a step with media takes, and gather their logits."""
+        gathered = np.empty((outputs, self._logits.shape[1]), np.float32)
+        for one in media_passes(batch, by_size=self._opened.splits_calls):
+            own = one.batch.output_count
+            outcome = self._call_media(one) if one.batch.media else self._decode_tokens(one.batch, own)
+            if outcome is not DecodeOutcome.OK:
+                return outcome
+            self._opened.memory.after_decode(one.batch)
+            if own:
+                gathered[one.rows[batch.outputs != 0]] = self.logits(own)
+        self._gathered = gathered
+        return DecodeOutcome.OK
+
+    def _call_media(self, one: MediaPass) -> DecodeOutcome:
+        """Compute rows that have embeddings."""
+        self._gathered = None
+        batch, context = one.batch, self._opened.context
+        positions = self._opened.memory.places.positions(batch)
+        planes = np.tile(positions, (self._dimensions, 1))
+        for rows in batch.media:
+            if rows.piece.planes is not None:
+                own = slice(rows.row, rows.row + rows.cells)
+                planes[:, own] = 0  # the last dimension of a picture
+                planes[: len(rows.piece.planes), own] = rows.piece.planes + positions[rows.row]
+        embeddings = np.concatenate(
+            [rows.piece.embeddings[rows.first : rows.first + rows.cells] for rows in batch.media]
+        )
+        struct = self._batch.fill_media(batch, planes, embeddings)
+        if one.causal:
+            return self._run(struct)
+        llama_cpp.llama_set_causal_attn(context, False)
+        try:
+            return self._run(struct)
+        finally:
+            llama_cpp.llama_set_causal_attn(context, True)
+
+    def _decode_tokens(self, batch: TokenBatch, outputs: int) -> DecodeOutcome:
+        """Run llama_decode on rows that have tokens."""
         is_whole = not self._opened.splits_calls or has_single_tokens(batch)
         calls = [] if is_whole else split_calls(batch, self.ubatch)
         if len(calls) < 2:
@@ -70,7 +123,10 @@ class LlamaForward:
         return DecodeOutcome.OK
 
     def _call(self, batch: TokenBatch) -> DecodeOutcome:
-        outcome = _outcome(llama_cpp.llama_decode(self._opened.context, self._batch.fill(batch)))
+        return self._run(self._batch.fill(batch, self._opened.memory.places.positions(batch)))
+
+    def _run(self, struct: Any) -> DecodeOutcome:
+        outcome = _outcome(llama_cpp.llama_decode(self._opened.context, struct))
         llama_cpp.llama_synchronize(self._opened.context)
         if self._device is not None and outcome is DecodeOutcome.OK:
             self._device.free_retired()

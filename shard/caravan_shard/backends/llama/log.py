@@ -18,9 +18,9 @@ def _forward(level: int, text: bytes, _user_data: Any) -> None:
 
 
 # llama.cpp keeps the pointer for as long as the process lives.
-_callback = llama_cpp.llama_log_callback(_forward)
+log_callback = llama_cpp.llama_log_callback(_forward)
 
 
 def route_llama_log() -> None:
     """Send llama.cpp's log lines through `logging` from now on: errors as errors, all others as debug lines."""
-    llama_cpp.llama_log_set(_callback, None)
+    llama_cpp.llama_log_set(log_callback, None)

@@ -14,6 +14,7 @@ from caravan_shard.backends.llama.devices import Device, drafting_devices
 from caravan_shard.backends.llama.embedder import plan_embedding
 from caravan_shard.backends.llama.metadata import metadata_text
 from caravan_shard.backends.llama.model import measured_model, only_embeds
+from caravan_shard.backends.llama.projector_file import find_projector
 from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, MemoryNeed, Part, in_words
 
@@ -71,6 +72,7 @@ def measure(config: ShardConfig, devices: Sequence[Device]) -> Measured:
             need += _without_weights(_embedding_need(model, config, generates=True))
     if need is not None:
         need += _adapters(config, need)
+        need += _projector(config, need)
     if config.model_draft and need is not None:
         try:
             draft = measure(config.of_draft_model(cells, drafting_devices(config, devices)), devices).need
@@ -157,6 +159,22 @@ def _logits(model: Any, rows: int) -> Part:
 def _adapters(config: ShardConfig, need: MemoryNeed) -> MemoryNeed:
     """Return the adapters' files. Their tensors lie where those of the model do; here, where most of these are."""
     size = sum(adapter.path.stat().st_size for adapter in config.adapters)
+    return MemoryNeed((Part(_place_of_weights(need), "adapters", size),))
+
+
+def _projector(config: ShardConfig, need: MemoryNeed) -> MemoryNeed:
+    """Return the projector's file, without the buffers of an encoding, and what is kept of encoded media."""
+    path = find_projector(config)
+    if path is None:
+        return MemoryNeed()
+    return MemoryNeed(
+        (
+            Part(_place_of_weights(need), "projector", path.stat().st_size),
+            Part(HOST, "media_cache", config.media_cache_bytes),
+        )
+    )
+
+
+def _place_of_weights(need: MemoryNeed) -> str:
     weights = [part for part in need.parts if part.what.endswith("weights")]
-    place = max(weights, key=lambda part: part.size).place if weights else HOST
-    return MemoryNeed((Part(place, "adapters", size),))
+    return max(weights, key=lambda part: part.size).place if weights else HOST

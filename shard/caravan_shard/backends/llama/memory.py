@@ -12,7 +12,9 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_shard.arrays import State
 from caravan_shard.backends.base import CellSlice, TokenBatch
 from caravan_shard.backends.llama.cell_state import CacheCells, StateError, StateFormat, find_format
+from caravan_shard.backends.llama.places import Places
 from caravan_shard.backends.llama.recurrent_state import RecurrentFormat
+from caravan_shard.media.spans import CellSpan
 
 TO_THE_END = -1
 
@@ -20,11 +22,14 @@ TO_THE_END = -1
 class LlamaMemory:
     """The memory of one context. Callers have checked ids and lengths: llama.cpp ends the process on some misuses."""
 
-    def __init__(self, context: Any, *, copies_whole: bool, streams: int, transposes: bool) -> None:
+    def __init__(
+        self, context: Any, *, copies_whole: bool, streams: int, transposes: bool, places: Places | None = None
+    ) -> None:
         """``copies_whole``: llama.cpp can only copy all that the source holds; the copy is then cut.
 
         ``transposes``: the context keeps values transposed. Saved states never have them so: any context can use them.
         """
+        self.places = places or Places()
         self._context = context
         self._transposes = transposes
         self._memory = llama_cpp.llama_get_memory(context)
@@ -43,30 +48,42 @@ class LlamaMemory:
             self._format = None
         return self._format
 
+    @property
+    def form(self) -> StateFormat | RecurrentFormat | None:
+        """The format that was found; None if states cannot be taken apart."""
+        return self._format
+
     def set_format(self, form: StateFormat | None) -> None:
         """Use a format that was found in another context of the model."""
         self._format = form
 
     def after_decode(self, batch: TokenBatch) -> None:
-        """Note that the tokens of ``batch`` are in memory now."""
+        """Note that the rows of ``batch`` are in memory now."""
+        self.places.note(batch)
 
     def clear(self) -> None:
         """Forget every sequence."""
         llama_cpp.llama_memory_clear(self._memory, True)
+        self.places.clear()
 
     def length(self, sequence_id: int) -> int:
         """Return how many tokens of the sequence are in memory."""
-        return int(llama_cpp.llama_memory_seq_pos_max(self._memory, sequence_id)) + 1
+        return self.places.length(sequence_id, int(llama_cpp.llama_memory_seq_pos_max(self._memory, sequence_id)))
 
     def trim(self, sequence_id: int, length: int) -> bool:
         """Keep the first ``length`` tokens; False if llama.cpp cannot."""
-        return bool(llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, length or TO_THE_END, TO_THE_END))
+        first = self.places.position(sequence_id, length) or TO_THE_END
+        if not llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, first, TO_THE_END):
+            return False
+        self.places.trim(sequence_id, length)
+        return True
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
         """Start a sequence with the first tokens of another: by reference, or by copy in the split layout."""
         assert self.length(destination_id) == 0, f"sequence {destination_id} holds tokens"
-        end = TO_THE_END if self._copies_whole else length
+        end = TO_THE_END if self._copies_whole else self.places.position(source_id, length)
         llama_cpp.llama_memory_seq_cp(self._memory, source_id, destination_id, TO_THE_END, end)
+        self.places.copy(source_id, destination_id, length)
         if self._copies_whole and length < self.length(source_id):
             self.trim(destination_id, length)
 
@@ -83,29 +100,41 @@ class LlamaMemory:
     def _saved(self, form: StateFormat, sequence_id: int, start: int, end: int, *, releasing: bool) -> State:
         """Return the state of the cells [start, end); raises StateError."""
         if releasing:
-            llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, end, TO_THE_END)
-            llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, 0, start)
+            first, last = self.places.position(sequence_id, start), self.places.position(sequence_id, end)
+            llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, last, TO_THE_END)
+            llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, 0, first)
             if not self._transposes:
                 return self._whole_state(sequence_id)
         state = self._get_state(sequence_id, self._lent(self._state_bytes(sequence_id)))
-        return self._built(form, [[cache.cut(start, end)] for cache in form.parse(state)])
+        return self._built(form, [[self.places.cut(cache, sequence_id, start, end)] for cache in form.parse(state)])
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
+    def restore(
+        self,
+        sequence_id: int,
+        slices: Sequence[CellSlice],
+        shared: PrefixCopy | None = None,
+        spans: Sequence[CellSpan] = (),
+    ) -> bool:
         """Put saved cells into memory; False, and nothing is held, if there is no room or a state is damaged."""
         assert self.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
         form = self._format
+        self.places.set(sequence_id, spans)
         if form is None:
             return False
         first = 0 if shared is None or self._copies_whole else shared.length
         own = [replace(one, start=max(one.start, first)) for one in slices if one.end > first]
         try:
-            pieces = [[cache.cut(one.start, one.end) for cache in form.parse(one.state)] for one in own]
+            pieces = [
+                [self.places.cut(cache, sequence_id, one.start, one.end) for cache in form.parse(one.state)]
+                for one in own
+            ]
         except StateError:
             return False
         if pieces and not self.put(form, sequence_id, list(zip(*pieces, strict=True))):
             return False
         if shared is not None and first:
-            llama_cpp.llama_memory_seq_cp(self._memory, shared.source_id, sequence_id, TO_THE_END, first)
+            end = self.places.position(sequence_id, first)
+            llama_cpp.llama_memory_seq_cp(self._memory, shared.source_id, sequence_id, TO_THE_END, end)
         return True
 
     def put(self, form: StateFormat, sequence_id: int, parts: Sequence[Sequence[CacheCells]]) -> bool:

@@ -128,6 +128,8 @@ def _check_files(config: ShardConfig) -> None:
         _check_gguf_file(adapter.path, "adapter", "--lora")
     if config.model_draft:
         _check_gguf_file(Path(config.model_draft), "draft model", "-md")
+    if config.mmproj:
+        _check_gguf_file(Path(config.mmproj), "projector", "--mmproj")
 
 
 def _check_gguf_file(path: Path, kind: str, flag: str) -> None:

@@ -16,7 +16,9 @@ from caravan_shard.arrays import State
 from caravan_shard.backends.base import CellSlice
 from caravan_shard.backends.llama.cell_state import StateError, state_head
 from caravan_shard.backends.llama.memory import TO_THE_END, LlamaMemory
+from caravan_shard.backends.llama.places import Places
 from caravan_shard.backends.llama.recurrent_state import RecurrentFormat, find_recurrent_format
+from caravan_shard.media.spans import CellSpan
 
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
@@ -24,12 +26,19 @@ _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 class RecurrentMemory(LlamaMemory):
     """A LlamaMemory whose sequences have recurrent state. An empty range of cells stands for the state at its end."""
 
-    def __init__(self, context: Any, *, sequences: int, shares_cells: bool, transposes: bool) -> None:
+    def __init__(
+        self, context: Any, *, sequences: int, shares_cells: bool, transposes: bool, places: Places | None = None
+    ) -> None:
         """``shares_cells``: the layout is unified."""
         streams = 1 if shares_cells else sequences
-        super().__init__(context, copies_whole=True, streams=streams, transposes=transposes)
+        super().__init__(context, copies_whole=True, streams=streams, transposes=transposes, places=places)
         self._ids = range(sequences) if shares_cells else range(0)
         self._recurrent: RecurrentFormat | None = None
+
+    @property
+    def form(self) -> RecurrentFormat | None:
+        """The format that was found; None if states cannot be taken apart."""
+        return self._recurrent
 
     @property
     def shares_cells(self) -> bool:
@@ -69,42 +78,54 @@ class RecurrentMemory(LlamaMemory):
         if unused is None:
             state = self._get_state(sequence_id, self._lent(self._state_bytes(sequence_id)))
         else:
-            llama_cpp.llama_memory_seq_cp(self._memory, sequence_id, unused, start, end)
+            first, last = (self.places.position(sequence_id, border) for border in (start, end))
+            llama_cpp.llama_memory_seq_cp(self._memory, sequence_id, unused, first, last)
             try:
                 state = self._get_state(unused, self._lent(self._state_bytes(unused)))
             finally:
                 self.trim(unused, 0)
         found = form.parse(state[: -form.block_bytes])
-        return self._built(form.attention, [[cache.cut(start, end)] for cache in found])
+        return self._built(form.attention, [[self.places.cut(cache, sequence_id, start, end)] for cache in found])
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
+    def restore(
+        self,
+        sequence_id: int,
+        slices: Sequence[CellSlice],
+        shared: PrefixCopy | None = None,
+        spans: Sequence[CellSpan] = (),
+    ) -> bool:
         """Put saved cells and the state after them, which is last, into memory; False, and nothing is held, if not."""
         assert self.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
         form, last = self._recurrent, slices[-1]
+        self.places.set(sequence_id, spans)
         # llama.cpp reads at least one cell.
         first = min(shared.length, last.end - 1) if shared is not None and self.shares_cells else 0
         own = [replace(one, start=max(one.start, first)) for one in slices[:-1] if one.end > first]
         try:
             if form is None or last.start != last.end:
                 raise StateError("no recurrent state")
-            form.check(last.state, last.end)
-            whole = self._whole(form, own, last.state)
+            form.check(last.state, int(self.places.all_positions(sequence_id, last.end - 1, last.end)[0]))
+            whole = self._whole(form, sequence_id, own, last.state)
         except StateError:
             return False
         if not self._set_state(sequence_id, whole):
             return False
         if shared is None or not first:
             return True
+        end = self.places.position(sequence_id, first)
         # The recurrent state of the other sequence comes along, whatever its length, and is replaced.
-        llama_cpp.llama_memory_seq_cp(self._memory, shared.source_id, sequence_id, TO_THE_END, first)
+        llama_cpp.llama_memory_seq_cp(self._memory, shared.source_id, sequence_id, TO_THE_END, end)
         alone = self._lent(len(state_head()) + form.block_bytes)
         alone[: -form.block_bytes] = np.frombuffer(state_head(), np.uint8)
         alone[-form.block_bytes :] = last.state
         return self._set_state(sequence_id, alone, _PARTIAL)
 
-    def _whole(self, form: RecurrentFormat, slices: Sequence[CellSlice], block: State) -> State:
+    def _whole(self, form: RecurrentFormat, sequence_id: int, slices: Sequence[CellSlice], block: State) -> State:
         """Return a state of the cells of ``slices`` and of ``block``; raises StateError."""
-        pieces = [[cache.cut(one.start, one.end) for cache in form.parse(one.state)] for one in slices]
+        pieces = [
+            [self.places.cut(cache, sequence_id, one.start, one.end) for cache in form.parse(one.state)]
+            for one in slices
+        ]
         cells = sum(one.end - one.start for one in slices)
         state = self._lent(form.cells_bytes(self._streams, cells) + form.block_bytes)
         if form.attention is None:

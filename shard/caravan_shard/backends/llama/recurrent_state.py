@@ -55,13 +55,13 @@ class RecurrentFormat:
             raise StateError("cells without layers that attend")
         return []
 
-    def check(self, block: State, length: int) -> None:
-        """Raise StateError unless ``block`` is the recurrent state of ``length`` tokens."""
+    def check(self, block: State, last: int) -> None:
+        """Raise StateError unless ``block`` is the recurrent state after a token at the position ``last``."""
         if block.nbytes != self.block_bytes or any(
             block[at : at + len(found)].tobytes() != found for at, found in self.fixed
         ):
             raise StateError("another recurrent state")
-        if int(block[_POSITION_BYTES].view("<i4")[0]) != length - 1:
+        if int(block[_POSITION_BYTES].view("<i4")[0]) != last:
             raise StateError("a recurrent state of another length")
 
 
@@ -91,7 +91,7 @@ def _fixed_bytes(block: State) -> tuple[tuple[int, bytes], ...] | None:
         if at + _ROW.size > block.nbytes:
             return None
         kind, row_bytes = _ROW.unpack_from(block.data, at)
-        if kind not in _TYPES or not 0 < row_bytes <= MAX_ROW_BYTES:
+        if kind not in _TYPES or not 0 <= row_bytes <= MAX_ROW_BYTES:
             return None
         found.append((at, block[at : at + _ROW.size].tobytes()))
         at += _ROW.size + row_bytes

@@ -16,6 +16,14 @@ _SCALINGS: dict[str, int] = {
 _OF_THE_FILE = -1.0
 
 
+_GRIDS = frozenset({llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE})
+
+
+def position_dimensions(model: Any) -> int:
+    """Return how many dimensions the position of an embedding has in a llama_model: 4 with M-RoPE."""
+    return 4 if llama_cpp.llama_model_rope_type(model) in _GRIDS else 1
+
+
 def set_rope(flags: RopeFlags, parameters: Any) -> None:
     """Set the fields of a ``llama_context_params``."""
     parameters.rope_scaling_type = _SCALINGS[flags.rope_scaling]

@@ -20,6 +20,7 @@ from caravan_shard.arrays import Ids, State
 from caravan_shard.backends.base import CellSlice, TokenBatch
 from caravan_shard.backends.llama.cell_state import CacheCells, StateError, StateFormat
 from caravan_shard.backends.llama.memory import LlamaMemory
+from caravan_shard.media.spans import CellSpan
 
 
 def ids_needed(sequences: int) -> int:
@@ -44,6 +45,7 @@ class WindowedMemory(LlamaMemory):
 
     def after_decode(self, batch: TokenBatch) -> None:
         """Guard the cells that may now be outside a window."""
+        super().after_decode(batch)
         out_of_window = self._out_of_window(batch.positions + 1)
         for sequence_id in np.unique(batch.sequence_ids[out_of_window > self._guarded[batch.sequence_ids]]).tolist():
             self._guard(sequence_id, self.length(sequence_id))
@@ -56,7 +58,7 @@ class WindowedMemory(LlamaMemory):
     def trim(self, sequence_id: int, length: int) -> bool:
         """Trim the sequence and its guard."""
         self._guarded[sequence_id] = min(self._guarded[sequence_id], length)
-        return super().trim(sequence_id, length) and super().trim(self._guard_of(sequence_id), length)
+        return super().trim(sequence_id, length) and super().trim(self._sequences + sequence_id, length)
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
         """Copy the prefix and guard it at once: the copy may outlive its source."""
@@ -75,21 +77,24 @@ class WindowedMemory(LlamaMemory):
             pieces.append([cache.cut(first, last) for cache in form.parse(state)])
         return self._built(form, list(zip(*pieces, strict=True)))
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
+    def restore(
+        self,
+        sequence_id: int,
+        slices: Sequence[CellSlice],
+        shared: PrefixCopy | None = None,
+        spans: Sequence[CellSpan] = (),
+    ) -> bool:
         """Put saved cells into memory and guard them."""
-        restored = super().restore(sequence_id, slices, shared)
+        restored = super().restore(sequence_id, slices, shared, spans)
         if restored:
             self._guard(sequence_id, self.length(sequence_id))
         return restored
 
     def _guard(self, sequence_id: int, length: int) -> None:
         guarded = int(self._guarded[sequence_id])
-        guard_id = self._guard_of(sequence_id)
+        guard_id = self._sequences + sequence_id
         llama_cpp.llama_memory_seq_cp(self._memory, sequence_id, guard_id, guarded, length)
         self._guarded[sequence_id] = length
-
-    def _guard_of(self, sequence_id: int) -> int:
-        return self._sequences + sequence_id
 
     def _out_of_window(self, lengths: Ids) -> Ids:
         """Return the positions up to which cells may be outside the window, for sliding and for chunked attention."""

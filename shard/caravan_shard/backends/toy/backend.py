@@ -16,7 +16,9 @@ from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, DraftModel, JointEmbed, TokenBatch
 from caravan_shard.backends.toy.cache import EMPTY_STATE, ToyCache, next_state
+from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS, ToyVocabulary, toy_logits
+from caravan_shard.media.spans import CellSpan
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.joint_logprobs import leave_all_logprobs
@@ -34,6 +36,8 @@ EMBEDDING_SIZE = 16
 class ToyBackend:
     """A Backend. A forward pass takes ``step_s`` plus ``token_s`` per token, in seconds."""
 
+    state_fingerprint = "70" * 32
+
     def __init__(
         self,
         *,
@@ -43,6 +47,7 @@ class ToyBackend:
         layout: KvLayout = KvLayout.UNIFIED,
         other_layouts: Sequence[KvLayout] = (),
         whole_only: bool = False,
+        rollback_tokens: int = 0,
         max_prompt_logprob_tokens: int = 64,
         embedding_size: int = 0,
         ranks: bool = False,
@@ -51,16 +56,23 @@ class ToyBackend:
         token_s: float = 0.0,
         hook: DecodeHook | None = None,
         draft_model: DraftModel | None = None,
+        media: ToyEncoder | None = None,
     ) -> None:
         """``other_layouts``: those that `set_layout` can give the cells. A model that only embeds has no sequences."""
         layouts = (layout, *other_layouts)
-        self.facts = replace(TOY_FACTS, adapters=tuple(adapters))
+        self.media = media
+        self.facts = replace(TOY_FACTS, adapters=tuple(adapters), media=None if media is None else media.facts)
         self.vocabulary = ToyVocabulary()
         self.candidate_filter = filter_candidates
         self.joint_draw = leave_all
         self.joint_logprobs = leave_all_logprobs
         self.capacity = Capacity(
-            layouts=tuple(_layout_limits(layout, cells, max_sequences, whole_only=whole_only) for layout in layouts),
+            layouts=tuple(
+                replace(
+                    _layout_limits(layout, cells, max_sequences, whole_only=whole_only), rollback_tokens=rollback_tokens
+                )
+                for layout in layouts
+            ),
             max_sequences=max_sequences,
             max_batch_tokens=max_batch_tokens,
             max_prompt_logprob_tokens=max_prompt_logprob_tokens,
@@ -70,7 +82,6 @@ class ToyBackend:
             ranks=ranks,
         )
         self.cache = self._new_cache()
-        self.state_fingerprint = "70" * 32
         self.numerics = Numerics(
             fingerprint="70" * 8,
             exact=True,
@@ -87,18 +98,22 @@ class ToyBackend:
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Work like llama_decode, its rules for positions included."""
-        tokens, positions = batch.tokens.tolist(), batch.positions.tolist()
+        tokens, positions = _tokens(batch), batch.positions.tolist()
         sequence_ids = batch.sequence_ids.tolist()
         forced = self.hook(batch) if self.hook is not None else None
         if self._step_s or self._token_s:
             time.sleep(self._step_s + self._token_s * len(tokens))
-        if not tokens or len(tokens) > self.capacity.max_batch_tokens or not self._continues(sequence_ids, positions):
+        is_cut = any(not rows.is_whole and self.facts.media.atomic for rows in batch.media if self.facts.media)
+        if not tokens or len(tokens) > self.capacity.max_batch_tokens or is_cut:
+            return DecodeOutcome.INVALID
+        if not self._continues(sequence_ids, positions):
             return DecodeOutcome.INVALID
         if not self.cache.has_room(Counter(sequence_ids)):
             return DecodeOutcome.NO_KV
         if forced in (DecodeOutcome.NO_KV, DecodeOutcome.INVALID):
             return forced
         computed = len(tokens) if forced in (None, DecodeOutcome.OK) else len(tokens) // 2
+        self.cache.computed = Counter(sequence_ids if computed == len(tokens) else ())
         states = []
         for row in range(computed):
             self.cache.append(sequence_ids[row], tokens[row], batch.adapter)
@@ -139,7 +154,9 @@ class ToyBackend:
 
     def trim(self, sequence_id: int, length: int) -> bool:
         """Work like llama_memory_seq_rm to the end."""
-        if self.capacity.current.whole_only and 0 < length < self.cache.length(sequence_id):
+        limits, back = self.capacity.current, self.cache.length(sequence_id) - length
+        most = min(limits.rollback_tokens, self.cache.computed.pop(sequence_id, 0) - 1)
+        if limits.whole_only and length and back > max(0, most):
             return False
         self.cache.trim(sequence_id, length)
         return True
@@ -163,7 +180,13 @@ class ToyBackend:
             self.cache.trim(sequence_id, 0)
         return states if states.nbytes <= most_bytes else None
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
+    def restore(
+        self,
+        sequence_id: int,
+        slices: Sequence[CellSlice],
+        shared: PrefixCopy | None = None,
+        spans: Sequence[CellSpan] = (),
+    ) -> bool:
         """Give the sequence cells with the states of ``slices``, which are new but for those of ``shared``."""
         assert self.cache.length(sequence_id) == 0, f"sequence {sequence_id} holds tokens"
         last: CellSlice | None = None
@@ -219,6 +242,15 @@ class ToyBackend:
 
     def close(self) -> None:
         """Do nothing: there is nothing to free."""
+
+
+def _tokens(batch: TokenBatch) -> list[int]:
+    """Return the tokens, and those that media spell."""
+    tokens: list[int] = batch.tokens.tolist()
+    for rows in batch.media:
+        spelled = rows.piece.embeddings[rows.first : rows.first + rows.cells, 0]
+        tokens[rows.row : rows.row + rows.cells] = spelled.astype(int).tolist()
+    return tokens
 
 
 def _layout_limits(layout: KvLayout, cells: int, max_sequences: int, *, whole_only: bool) -> LayoutLimits:

@@ -35,13 +35,17 @@ class _Cell:
 
 @dataclass(slots=True)
 class ToyCache:
-    """The cells of each sequence, by sequence id, in order of position."""
+    """The cells of each sequence, by sequence id, in order of position.
+
+    ``computed``: how many tokens of each sequence the last step has computed, as far as none was taken back.
+    """
 
     cells: int
     cells_per_sequence: int
     layout: KvLayout
     used: int = 0
     held: dict[int, list[_Cell]] = field(default_factory=dict)
+    computed: dict[int, int] = field(default_factory=dict)
 
     def length(self, sequence_id: int) -> int:
         """Return how many tokens of the sequence are held."""

@@ -46,6 +46,7 @@ from caravan_router.auth.key import NO_KEY
 from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.conversations.store import Store, StoreSettings
 from caravan_router.core.trace import NO_TRACE
+from caravan_router.media.decoder import MediaDecoder
 from caravan_router.metrics.recorder import Metrics
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 
@@ -92,17 +93,19 @@ def vertex(fields: Mapping[str, Any]) -> Asked:
 
 @pytest.fixture
 async def context() -> AsyncIterator[Context]:
-    engine, templates = ScriptedEngine(model=CHAT_MODEL), TemplateRenderer()
+    engine, templates, decoder = ScriptedEngine(model=CHAT_MODEL), TemplateRenderer(), MediaDecoder()
     yield Context(
         sender=Sender(key=NO_KEY, headers={}),
         limits=LIMITS,
         templates=templates,
+        decoding=decoder,
         served=ServedModel(engine, Metrics().of("scripted")),
         model=CHAT_MODEL,
         adapter="",
         bounds=bounds_of(LIMITS, CHAT_MODEL),
     )
     await templates.close()
+    await decoder.close()
     assert engine.all_closed
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.chat.exact_tokens import with_exact_tokens
+from caravan_router.core.prompt_media import FIRST_CELL_NUMBER
 from caravan_testing.scripted_engine import ScriptedEngine
 
 CONTROL = 500
@@ -83,3 +84,13 @@ async def test_ids_beyond_the_vocabulary_are_not_looked_up() -> None:
     rendered = TokenizedText((1, 2), (b"a", b"b"), (False, False))
     for exact in ((1, 10**9), (-1,), ()):
         assert await with_exact_tokens(Vocabulary(), exact, rendered) == (1, 2)
+
+
+async def test_cells_of_media_count_as_the_same_where_both_have_them() -> None:
+    vocabulary = Vocabulary()
+    ab, a, b = (vocabulary.id_of(piece) for piece in (b"ab", b"a", b"b"))
+    cell = FIRST_CELL_NUMBER + 7
+    rendered = TokenizedText((ab, cell, ab), (b"ab", b"", b"ab"), (False, True, False))
+    assert await with_exact_tokens(vocabulary, (a, b, cell, a, b), rendered) == (a, b, cell, a, b)
+    assert await with_exact_tokens(vocabulary, (a, b, cell + 1, a, b), rendered) == (a, b, cell, ab)
+    assert await with_exact_tokens(vocabulary, (a, b, a, b), rendered) == (a, b, cell, ab)

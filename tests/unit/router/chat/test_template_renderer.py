@@ -150,6 +150,6 @@ async def test_the_process_does_not_get_the_routers_environment(
 ) -> None:
     monkeypatch.setenv("SECRET", "s3cret")
     await renderer.render("start", {}, 10)
-    (process,) = renderer._idle
-    environment = await asyncio.to_thread(Path(f"/proc/{process.pid}/environ").read_text)
+    (pid,) = renderer._processes.idle_pids
+    environment = await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_text)
     assert "s3cret" not in environment

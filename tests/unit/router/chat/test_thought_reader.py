@@ -17,6 +17,7 @@ from caravan_router.chat.thought_format import (
     HUNYUAN,
     KIMI,
     MISTRAL_THINK,
+    MUSE,
     SEED,
     THINK,
     Beginning,
@@ -77,6 +78,10 @@ CASES: list[tuple[ThoughtFormat, Beginning, str, str, str]] = [
     (GRANITE_TAGS, UNDECIDED, "<think>a</think>\n<response>b</response>", "a", "b"),
     (HUNYUAN, UNDECIDED, "<think>\na\n</think>\n<answer>\nb\n</answer>", "a", "b\n"),
     (COMMAND, THOUGHT, "a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b"),
+    (MUSE, UNDECIDED, " to=self<|message|>a<|eom|><|start|>assistant to=user<|message|>b", "a", "b"),
+    (MUSE, UNDECIDED, " to=user<|message|>b to=5", "", "b to=5"),
+    # Calls are for the parser of calls.
+    (MUSE, UNDECIDED, " to=self<|message|>a<|eom|><|start|>assistant to=f<|message|>c", "a", "to=f<|message|>c"),
     (APERTUS, UNDECIDED, "<|inner_prefix|>a<|inner_suffix|>b", "a", "b"),
     (GEMMA_4, UNDECIDED, "<|channel>thought\na<channel|>b", "a", "b"),
     (EXAONE, THOUGHT, "\na\n</thought>\n\nb", "a", "b"),

@@ -13,7 +13,7 @@ from caravan_router.chat.template_errors import TemplateError
 from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.tool_derivation import ToolFormats
 from caravan_router.chat.tool_format import CONTROL, KEY, ToolFormat, is_tag, pieces
-from caravan_router.chat.tool_grammar import tool_constraint
+from caravan_router.chat.tool_grammar import opens_calls, tool_constraint
 from caravan_router.chat.tool_parser import Part, TextPart, ToolParser
 from caravan_testing.byte_grammar import accepts, drawn
 from caravan_testing.scripted_engine import ScriptedEngine
@@ -216,6 +216,44 @@ async def test_whatever_the_constraint_allows_is_a_valid_call(family: Family) ->
             jsonschema.validate(arguments, BOUNDED if name == "get_weather" else {"maxProperties": 0})
 
 
+# Nothing but a name, a bracket or a word opens their calls, or something else may do so, too.
+NOT_OPENED = {"Gemma 3", "xLAM", "Llama 3", "Llama 4", "gpt-oss", "GigaChat 3", "Muse Glimmer", "Functionary 3.2"}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+async def test_calls_behind_a_text_match_their_schemas_and_texts_are_free(family: Family) -> None:
+    tool_format = await FORMATS.of(family.template)
+    assert opens_calls(tool_format) == (family.name not in NOT_OPENED)
+    if family.name in NOT_OPENED:
+        return
+    calls = CASES["one" if tool_format.single else "parallel"]
+    constraint = await tool_constraint(ScriptedEngine(), tool_format, FUNCTIONS, several=True, beside=())
+    output = _native(family, calls)
+    first = tool_format.opening_units[0]
+    for text in ("", "Let me see.", "First <b>, then [c].\n\nSo: {", f"{first[:-1]} is no "):
+        assert accepts(constraint.source, text)
+        assert accepts(constraint.source, f"{text}{output}"), (constraint.source, f"{text}{output}")
+        assert not accepts(constraint.source, f"{text}{output}x")
+        assert not accepts(constraint.source, f"{text}{output.replace(calls[0][0], 'unknown')}")
+        assert not accepts(constraint.source, f"{text}{output.replace('city', 'town')}")
+        assert not accepts(constraint.source, f"{text}{first}")
+
+
 def _native(family: Family, calls: list[Call]) -> str:
     output = family.written(calls)
+    if family.name == "Functionary 3.2":
+        # The prompt ends with it.
+        return output.removeprefix(">>>")
     return output.strip() if family.name != "gpt-oss" else output.replace("json{", "json<|message|>{")
+
+
+FUNCTIONARY = next(family for family in FAMILIES if family.name == "Functionary 3.2")
+
+
+@pytest.mark.parametrize("before", ["", ">>>"])
+async def test_what_stands_before_a_text_of_functionary_is_left_out(before: str) -> None:
+    tool_format = await FORMATS.of(FUNCTIONARY.template)
+    for content in ("Let me see.", "all", "1 >>> 2\nf {"):
+        for calls in (CASES["parallel"], []):
+            output = f"{before}all\n{content}{FUNCTIONARY.written(calls)}"
+            assert read(tool_format, [output]) == read(tool_format, list(output)) == (content, calls)

@@ -8,7 +8,7 @@ from caravan_router.chat.known_tool_formats import GENERIC, HERMES, LLAMA_3, MIS
 from caravan_router.chat.tool_format import ToolFormat
 from caravan_router.chat.tool_grammar import tool_constraint
 from caravan_router.chat.tool_parser import CallPart, ToolParser
-from caravan_testing.byte_grammar import accepts
+from caravan_testing.byte_grammar import FIRST_CONTROL, accepts
 from caravan_testing.scripted_engine import ScriptedEngine
 
 PARAMETERS = {
@@ -58,3 +58,16 @@ async def test_a_marker_that_is_a_control_token_is_matched_by_its_token_id() -> 
     engine = ScriptedEngine(controls={"[TOOL_CALLS]": 255})
     constraint = await tool_constraint(engine, MISTRAL, {"f": None}, several=False)
     assert constraint.source.startswith('start: <[255]> "[" call "]"\n')
+
+
+async def test_where_control_tokens_open_calls_a_text_may_have_their_letters() -> None:
+    controls = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|other|>")
+    engine = ScriptedEngine(controls={control: FIRST_CONTROL + at for at, control in enumerate(controls)})
+    thoughts = {"<think>", "</think>"}
+    constraint = await tool_constraint(engine, HERMES, {"f": PARAMETERS}, several=True, beside=thoughts)
+    calls = MORE[HERMES] % ((CALL % "arguments",) * 2)
+    for text in ("", "Well.\n", "<think>So: {</think>", "a<think></think>\nb", '<tool_call"> [TOOL_CALLS]'):
+        assert accepts(constraint.source, text, controls)
+        assert accepts(constraint.source, f"{text}{calls}", controls)
+        for wrong in (calls.replace("°C", "°F"), f"{calls}x", "<tool_call>", "<|other|>", f"{calls}{calls}"):
+            assert not accepts(constraint.source, f"{text}{wrong}", controls)

@@ -343,9 +343,10 @@ async def test_shards_are_listed(service: Service) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("draft_tokens", "most", "reason"), [(64, 64, None), (0, 0, "the memory of its sequences cannot be cut back")]
-)
+CANNOT_CUT_BACK = "the memory of its sequences cannot be cut back (see the shard's --rollback-tokens)"
+
+
+@pytest.mark.parametrize(("draft_tokens", "most", "reason"), [(64, 64, None), (0, 0, CANNOT_CUT_BACK)])
 async def test_operators_see_whether_drafts_are_possible(draft_tokens: int, most: int, reason: str | None) -> None:
     room = ShardRoom(
         max_sequences=8,

@@ -20,12 +20,15 @@ HERMES = (
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": SCHEMA}}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "description": "d", "parameters": SCHEMA},
+}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Łódź"}}\n</tool_call>'
 EXCLUSIVE = "Grammar and tools are mutually exclusive, unless it is a JSON schema."
 # What surrounds the schema of a call in the grammar.
-_BEFORE, _BEHIND = 'call_0: "<tool_call>\\n" %json ', ' "\\n</tool_call>"'
+_BEFORE, _BEHIND = "call_0: %json ", ' "\\n</tool_call>"'
 
 
 @pytest.fixture
@@ -213,7 +216,7 @@ async def test_some_tool_must_be_called(service: Service, engine: ScriptedEngine
     assert constraint is not None
     lines = constraint.source.splitlines()
     assert lines[0] == 'start: call ("\\n" call)*'
-    assert lines[3] == "call: call_0 | call_1"
+    assert lines[3:] == ["opened: call_0 | call_1", 'call: "<tool_call>\\n" opened']
     schema = json.loads(lines[1].removeprefix(_BEFORE).removesuffix(_BEHIND))
     arguments = SCHEMA | {"additionalProperties": False}
     assert schema["properties"] == {"name": {"const": "weather"}, "arguments": arguments}
@@ -226,9 +229,9 @@ async def test_the_constraint_names_control_tokens_by_id(service: Service, engin
     engine.controls = {"<tool_call>": 900, "</tool_call>": 901}
     await chat(service, tool_choice="required")
     assert engine.spec.constraint is not None
-    call = engine.spec.constraint.source.splitlines()[1]
-    assert call.startswith('call_0: <[900]> "\\n" %json {')
-    assert call.endswith('} "\\n" <[901]>')
+    lines = engine.spec.constraint.source.splitlines()
+    assert lines[1].endswith('} "\\n" <[901]>')
+    assert lines[-1] == 'call: <[900]> "\\n" opened'
 
 
 async def test_definitions_of_a_parameter_schema_move_to_the_root_of_the_call_schema(
@@ -252,6 +255,28 @@ async def test_an_answer_to_a_schema_may_take_the_place_of_calls(service: Servic
     assert json.loads(lines[2].removeprefix("answer: %json "))["properties"] == SCHEMA["properties"]
     await chat(service, response_format=schema, tool_choice="required")
     assert "answer" not in engine.spec.constraint.source
+
+
+@pytest.mark.parametrize("choice", [None, "auto"])
+async def test_calls_of_strict_tools_match_their_schemas_behind_any_text(
+    service: Service, engine: ScriptedEngine, choice: str | None
+) -> None:
+    engine.controls = {"<tool_call>": 900, "</tool_call>": 901}
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    lax = {"type": "function", "function": {"name": "clock", "strict": False}}
+    await chat(service, tools=[lax], tool_choice=choice)
+    assert engine.spec.constraint is None
+    await chat(service, tools=[strict, lax], tool_choice=choice)
+    assert engine.spec.constraint is not None
+    lines = engine.spec.constraint.source.splitlines()
+    assert lines[0] == "start: TEXT? (section)?"
+    assert json.loads(lines[3].removeprefix(_BEFORE).removesuffix(' "\\n" <[901]>'))["properties"]["arguments"] == (
+        SCHEMA | {"additionalProperties": False}
+    )
+    # Nothing opens the calls of this one.
+    engine.model = replace(engine.model, chat_template="{{ tools }}")
+    await chat(service, tools=[strict])
+    assert engine.spec.constraint is None
 
 
 async def test_with_tool_choice_none_the_prompt_has_no_tools(service: Service, engine: ScriptedEngine) -> None:

@@ -382,22 +382,22 @@ async def test_a_conversation_has_a_bounded_size(service: Service) -> None:
     """References make copies, so that a small request could have huge items."""
     conversation = await create(service, "a" * 1_000_000)
     [large] = await items(service, conversation)
-    references = [{"type": "item_reference", "id": large["id"]}] * 16
+    references = [{"type": "item_reference", "id": large["id"]}] * 33
     for path, body in (
         ("items", {"items": references}),
         ("edit", {"operations": [{"op": "insert", "items": references}]}),
     ):
         found = (await change(service, f"{conversation}/{path}", body, 400))["error"]
         assert found["message"].endswith(
-            "`items` must have at most 16777216 bytes, including the items of earlier turns"
+            "`items` must have at most 33554432 bytes, including the items of earlier turns"
         )
     response = await service.post("/v1/responses", {"input": references, "conversation": conversation})
     assert (response.status, (await response.json())["error"]["param"]) == (400, "input")
     # The bound is that of all items together.
-    await change(service, f"{conversation}/items", {"items": references[:10]})
-    await change(service, f"{conversation}/items", {"items": references[:10]}, 400)
+    await change(service, f"{conversation}/items", {"items": references[:20]})
+    await change(service, f"{conversation}/items", {"items": references[:20]}, 400)
     await change(service, f"{conversation}/rewind", {"to": large["id"]})
-    await change(service, f"{conversation}/items", {"items": references[:10]})
+    await change(service, f"{conversation}/items", {"items": references[:20]})
     await change(service, f"{conversation}/edit", {"operations": [{"op": "insert", "items": []}] * 1001}, 400)
 
 

@@ -287,6 +287,8 @@ async def test_the_choice_of_tools(service: Service, engine: ScriptedEngine) -> 
     assert "weather" not in text_of(engine)
     await create(service, tools=[WEATHER], tool_choice={"type": "auto"})
     assert engine.spec.constraint is None
+    await create(service, tools=[WEATHER | {"strict": True}], tool_choice={"type": "auto"})
+    assert engine.spec.constraint is not None
     await create(service, tool_choice={"type": "auto"})
 
 

@@ -47,9 +47,9 @@ _UNREADABLE: tuple[Any, ...] = ([], {"no_such_field": 1, "messages": 1, "instanc
 
 
 def test_every_generating_route_is_in_the_table() -> None:
-    assert {
-        route.path for route in ROUTES if set(GENERATION_ERRORS) <= set(route.errors) and not route.operator
-    } <= set(_REFUSED)
+    """Those that take forms have tests of their own, in `test_audio`."""
+    generating = [route for route in ROUTES if set(GENERATION_ERRORS) <= set(route.errors) and not route.operator]
+    assert {route.path for route in generating if route.form is None} <= set(_REFUSED)
 
 
 @pytest.mark.parametrize("path", _REFUSED)

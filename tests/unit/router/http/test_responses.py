@@ -109,7 +109,10 @@ async def test_the_next_turn_has_the_tokens_that_were_generated() -> None:
 async def test_calls_become_items_and_their_outputs_messages() -> None:
     called = engine('<tool_call>{"name": "add", "arguments": {"a', '": 1}}</tool_call>')
     called.model = replace(WORD_MODEL, chat_template=TEMPLATE + "{# <tool_call> #}")
-    tools = [{"type": "function", "name": "add", "parameters": {"type": "object"}}, {"type": "web_search"}]
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "name": "add", "parameters": {"type": "object"}},
+        {"type": "web_search"},
+    ]
     async with serving(called) as service:
         events = await stream(service, {"input": "Hi", "tools": tools})
         kinds = [event["type"].removeprefix("response.") for event in events]
@@ -126,6 +129,9 @@ async def test_calls_become_items_and_their_outputs_messages() -> None:
         await service.reply("/v1/responses", {"input": [output], **previous})
         assert prompt_text(service.engine).startswith("[user]Hi</s>[assistant]<tool_call>")
         assert "[tool]2</s>" in prompt_text(service.engine)
+        for strict in (True, False):
+            await service.reply("/v1/responses", {"input": "Hi", "tools": [{**tools[0], "strict": strict}]})
+            assert (service.engine.spec.constraint is not None) == strict
 
 
 async def test_custom_tools_are_functions_of_one_text() -> None:
@@ -185,7 +191,10 @@ async def test_thoughts_are_items_of_their_own() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"x" * 65: ""}}, "metadata"),
         ({"input": []}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].image_url",
+        ),
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
         ({"input": [{}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),

@@ -84,7 +84,7 @@ async def test_a_prediction_is_no_longer_than_an_output(drafting: Service) -> No
     ("prediction", "param"),
     [
         ({"type": "content", "content": "a" * 9000}, "prediction.content"),
-        ({"type": "content", "content": [{"type": "image_url", "image_url": {}}]}, "prediction.content[0]"),
+        ({"type": "content", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "prediction.content[0]"),
         ({"type": "other", "content": "a"}, "prediction.type"),
     ],
 )

@@ -50,12 +50,14 @@ CHANGES = {
     "commands": {"begin", "end", "end_step", "note_step"},
     "drain": {"begin"},
     "header": {"clear"},
+    "media": {"forget", "note"},
     "saves": {"drop", "drop_unwanted", "expect", "give_up", "make_room", "note_runs", "note_saved"},
     "stays": {"enter", "free", "move", "note_progress", "note_use", "recycle", "take_id", "take_prefix_changes"},
 }
 # Those that modules call beside the ledger.
 CHANGED_BY_OTHERS = {
     "scheduler.py": {"commands.end", "drain.begin", "saves.drop", "saves.note_runs"},
+    "encoding_results.py": {"media.forget", "media.note"},
     "planning/moving.py": {"saves.expect"},
     "planning/step_plan.py": {"claims.any_of"},
     "planning/shard_index.py": {"stays.take_prefix_changes"},

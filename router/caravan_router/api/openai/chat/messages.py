@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from caravan_router.api.generation.parts import text_for
+from caravan_router.api.generation.parts import NO_MEDIA, MediaParts, text_for
 from caravan_router.api.generation.rules import unsupported_field_error
-from caravan_router.api.openai.chat.schema import ContentPart, Message, Tool, ToolCall
+from caravan_router.api.openai.chat.schema import ContentPart, ImageUrl, InputAudio, Message, Tool, ToolCall
 from caravan_router.api.openai.rules import empty_messages_error, missing_field_error, nested_error
 
 Json = dict[str, Any]
@@ -16,25 +16,29 @@ Json = dict[str, Any]
 MAX_DEPTH = 64
 
 
-def template_messages(messages: Sequence[Message], *, developer_known: bool) -> list[Json]:
-    """Return one object per message; its ``content`` is a text. Raises ValidationError."""
+def template_messages(messages: Sequence[Message], media: MediaParts, *, developer_known: bool) -> list[Json]:
+    """Return one object per message; its ``content`` is a text, with marks of pictures and sounds added to ``media``.
+
+    Raises ValidationError.
+    """
     if not messages:
         raise empty_messages_error()
     names: dict[str, str] = {}
-    return [
-        _template_message(f"messages[{number}]", message, names, developer_known=developer_known)
-        for number, message in enumerate(messages)
-    ]
+    result = []
+    for number, message in enumerate(messages):
+        # Few templates have the role "developer"; "system" has the same meaning.
+        role = "system" if message.role == "developer" and not developer_known else message.role
+        field = f"messages[{number}]"
+        content = _text(f"{field}.content", message, media)
+        result.append(_template_message(field, message, {"role": role, "content": content}, names))
+    return result
 
 
-def _template_message(field: str, message: Message, names: dict[str, str], *, developer_known: bool) -> Json:
-    """``names``: names of the functions called so far, by call id."""
+def _template_message(field: str, message: Message, result: Json, names: dict[str, str]) -> Json:
+    """Add what a message has beside role and content. ``names``: names of the functions called so far, by call id."""
     for name, value in (("audio", message.audio), ("function_call", message.function_call)):
         if value:
             raise unsupported_field_error(f"{field}.{name}", "set it to null", value)
-    # Few templates have the role "developer"; "system" has the same meaning.
-    role = "system" if message.role == "developer" and not developer_known else message.role
-    result: Json = {"role": role, "content": _text(f"{field}.content", message)}
     if thought := message.reasoning_content or message.reasoning:
         result["reasoning_content"] = thought
     if message.name is not None:
@@ -52,7 +56,7 @@ def _template_message(field: str, message: Message, names: dict[str, str], *, de
     return result
 
 
-def _text(field: str, message: Message) -> str:
+def _text(field: str, message: Message, media: MediaParts) -> str:
     match message.content:
         case None:
             if message.role != "assistant":
@@ -61,21 +65,30 @@ def _text(field: str, message: Message) -> str:
         case str(text):
             return text
         case parts:
-            return text_of_parts(field, parts)
+            # What the model says is text.
+            return text_of_parts(field, parts, NO_MEDIA if message.role == "assistant" else media)
 
 
-def text_of_parts(field: str, parts: Sequence[ContentPart]) -> str:
-    """Return the texts of ``parts``, joined. Raises ValidationError."""
-    return "".join(_part(f"{field}[{number}]", part) for number, part in enumerate(parts))
+def text_of_parts(field: str, parts: Sequence[ContentPart], media: MediaParts = NO_MEDIA) -> str:
+    """Return the texts of ``parts``, joined. Pictures and sounds are added to ``media``. Raises ValidationError."""
+    return "".join(_part(f"{field}[{number}]", part, media) for number, part in enumerate(parts))
 
 
-def _part(field: str, part: ContentPart) -> str:
+def _part(field: str, part: ContentPart, media: MediaParts) -> str:
     match part:
         case ContentPart(type="text", text=str(text)):
             return text
         case ContentPart(type="refusal", refusal=str(text)):
             return text
-        case ContentPart(type="text" | "refusal"):
+        case ContentPart(type="image_url") if not media.sees:
+            return text_for(field, part.type)
+        case ContentPart(type="input_audio") if not media.hears:
+            return text_for(field, part.type)
+        case ContentPart(type="image_url", image_url=ImageUrl(url=url)):
+            return media.picture_at(f"{field}.image_url.url", url)
+        case ContentPart(type="input_audio", input_audio=InputAudio(data=data)):
+            return media.sound(f"{field}.input_audio.data", data)
+        case ContentPart(type="text" | "refusal" | "image_url" | "input_audio"):
             raise missing_field_error(f"{field}.{part.type}")
         case _:
             return text_for(field, part.type)

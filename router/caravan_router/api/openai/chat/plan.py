@@ -1,11 +1,13 @@
 """Plans a chat generation: the rendered prompt, the thoughts of the output, and the tools that it may call."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from caravan_router.api.errors import ChatTemplateError
 from caravan_router.api.generation.context import PromptContext
+from caravan_router.api.generation.media import decoded
+from caravan_router.api.generation.parts import NO_MEDIA, MediaParts
 from caravan_router.api.generation.rules import TooManyBytesError
 from caravan_router.api.openai.chat.messages import template_messages, template_tools
 from caravan_router.api.openai.chat.schema import ChatRequest
@@ -28,13 +30,15 @@ _MISTRAL_CALLS = "[TOOL_CALLS]"
 class ChatPlan:
     """``tools``: what the output may call. ``template``: the source of the template; "" without messages.
 
-    ``reads_thoughts``: thoughts are split off the output; `Conversation.thought` has their format.
+    ``reads_thoughts``: thoughts are split off the output; `Conversation.thought` has their format. ``media``: the
+    pictures and sounds whose marks the conversation has.
     """
 
     conversation: Conversation
     tools: ToolPlan
     template: str = ""
     reads_thoughts: bool = False
+    media: MediaParts = NO_MEDIA
 
     @property
     def thought(self) -> ThoughtPlan | None:
@@ -46,8 +50,12 @@ class ChatPlan:
 NO_PLAN = ChatPlan(conversation=Conversation(messages=()), tools=NO_TOOLS)
 
 
-def chat_plan_of(context: PromptContext, body: ChatRequest, *, constrained: bool) -> ChatPlan:
+def chat_plan_of(
+    context: PromptContext, body: ChatRequest, *, constrained: bool, media: MediaParts | None = None
+) -> ChatPlan:
     """Plan the reply to ``body``; ``constrained``: the answer has a constraint.
+
+    ``media``: pictures and sounds that the messages have marks of; those that the messages have themselves are added.
 
     Raises ValidationError, ToolError, ChatTemplateError.
     """
@@ -56,7 +64,8 @@ def chat_plan_of(context: PromptContext, body: ChatRequest, *, constrained: bool
         source = template_of(context.model, tools=bool(plan.tools))
     except TemplateError as error:
         raise ChatTemplateError(str(error)) from error
-    messages = template_messages(body.messages, developer_known="developer" in source)
+    media = MediaParts(context.model.media) if media is None else media
+    messages = template_messages(body.messages, media, developer_known="developer" in source)
     tools = template_tools(plan.tools)
     if _MISTRAL_CALLS in source:
         messages = with_short_ids(messages)
@@ -80,6 +89,7 @@ def chat_plan_of(context: PromptContext, body: ChatRequest, *, constrained: bool
         tools=plan,
         template=source,
         reads_thoughts=thought is not None and body.reasoning_format != "none",
+        media=media,
     )
 
 
@@ -104,8 +114,11 @@ async def chat_prompt_of(context: PromptContext, plan: ChatPlan) -> ChatPrompt:
     size = sum(len(text.encode()) for text in strings_of(list(plan.conversation.messages)))
     if size > limit:
         raise TooManyBytesError("messages", limit, size)
+    conversation = plan.conversation
+    if plan.media.files:
+        conversation = replace(conversation, media=await decoded(context, plan.media))
     try:
-        return await prompt_of(context.engine, context.templates, context.model, plan.conversation, limit)
+        return await prompt_of(context.engine, context.templates, context.model, conversation, limit)
     except TemplateOutputError as error:
         raise TooManyBytesError("messages", error.limit_bytes, error.given_bytes) from error
     except TemplateError as error:

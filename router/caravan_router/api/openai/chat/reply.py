@@ -26,8 +26,10 @@ from caravan_router.api.openai.choices import choices_of
 from caravan_router.api.openai.completion_details import completion_details
 from caravan_router.api.openai.errors import OPENAI
 from caravan_router.api.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage
-from caravan_router.api.openai.schema import PromptTokensDetails, Usage
+from caravan_router.api.openai.prompt_details import prompt_details
+from caravan_router.api.openai.schema import Usage
 from caravan_router.api.stream import Events
+from caravan_router.core.prompt_media import text_ids
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -68,7 +70,7 @@ class ChatAnswer(Answer):
         if wants_usage(body.stream_options):
             self._chunk.usage = None
         if body.return_token_ids:
-            self._chunk.prompt_token_ids = list(chat.request.prompt)
+            self._chunk.prompt_token_ids = text_ids(chat.request.prompt)
         self._chunk.truncated = chat.left_out or msgspec.UNSET
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
@@ -80,7 +82,7 @@ class ChatAnswer(Answer):
             token_ids = token_ids_of(whole.pieces) if self._body.return_token_ids else msgspec.UNSET
             reply.choices.append(ChatChoice(index, whole.message(), logprobs, whole.finish, token_ids))
         if self._body.return_token_ids:
-            reply.prompt_token_ids = list(self._chat.request.prompt)
+            reply.prompt_token_ids = text_ids(self._chat.request.prompt)
         reply.truncated = self._chat.left_out or msgspec.UNSET
         reply.usage = self._usage(runs)
         return _ENCODER.encode(reply)
@@ -125,10 +127,8 @@ class ChatAnswer(Answer):
     def _usage(self, runs: Sequence[Run]) -> Usage:
         prompt = len(self._chat.request.prompt)
         output = sum(run.tokens for run in runs)
-        # The first choice computes the prompt, and the others share the result.
-        cached = PromptTokensDetails(runs[0].cached_tokens)
         thoughts = self._thought_tokens if self._chat.thinks else None
-        return Usage(prompt, output, prompt + output, cached, completion_details(runs, thoughts))
+        return Usage(prompt, output, prompt + output, prompt_details(runs[0]), completion_details(runs, thoughts))
 
 
 def _new_id() -> str:

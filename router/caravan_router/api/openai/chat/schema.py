@@ -7,14 +7,34 @@ import msgspec
 from caravan_router.api.openai.schema import GeneratingFields, Usage
 
 
+class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A picture. ``url``: ``data:image/png;base64,…``; nothing is fetched. ``detail`` changes nothing.
+
+    The file may be a PNG, JPEG, WebP or GIF file, whatever the URL calls it.
+    """
+
+    url: str
+    detail: str | None = None
+
+
+class InputAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sound: the base64 of a WAV, MP3 or FLAC file, whatever ``format`` says."""
+
+    data: str
+    format: str | None = None
+
+
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a message. ``type`` must be "text" or "refusal"; other parts are refused."""
+    """A part of a message.
+
+    ``type``: "text", "refusal", "image_url" if the model sees, "input_audio" if it hears; other parts are refused.
+    """
 
     type: str
     text: str | None = None
     refusal: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
+    image_url: ImageUrl | None = None
+    input_audio: InputAudio | None = None
     file: Any = None
 
 
@@ -56,7 +76,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``parameters``: a JSON schema; absent if there are none. TGI also calls it ``arguments``.
 
-    ``strict`` changes nothing: a call that ``tool_choice`` demands always matches the schema.
+    ``strict``: if it is true for one function, calls match their schemas also if ``tool_choice`` demands none, where a
+    tag opens calls. Those that it demands always do.
     """
 
     name: str

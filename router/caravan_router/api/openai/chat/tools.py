@@ -18,13 +18,14 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 class ToolPlan:
     """``tools``: shown to the model. ``callable``: those it may call. ``required``: it must call one.
 
-    ``several``: it may call more than one.
+    ``several``: it may call more than one. ``strict``: calls must match their schemas also where none is required.
     """
 
     tools: Sequence[Tool] = ()
     callable: Sequence[Tool] = ()
     required: bool = False
     several: bool = True
+    strict: bool = False
 
 
 NO_TOOLS = ToolPlan()
@@ -47,7 +48,8 @@ def tool_plan_of(body: ChatRequest, limits: Limits) -> ToolPlan:
         case "none":
             return NO_TOOLS
         case None | "auto":
-            return ToolPlan(tools=tools, callable=tools, several=several)
+            strict = any(tool.function.strict for tool in tools)
+            return ToolPlan(tools=tools, callable=tools, several=several, strict=strict)
         case "required":
             if not tools:
                 raise ToolError("`tool_choice` is `required`, but there are no `tools`")

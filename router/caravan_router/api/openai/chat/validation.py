@@ -11,6 +11,8 @@ from caravan_router.api.generation.checks import check_positive, check_range
 from caravan_router.api.generation.constraints import FieldConstraint, compiled
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.fill import prompt_before
+from caravan_router.api.generation.media import tokenize_mixed
+from caravan_router.api.generation.parts import NO_MEDIA, MediaParts
 from caravan_router.api.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_plain, tokenize_prompt
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.run import Run
@@ -33,10 +35,11 @@ from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.thought_format import Beginning, beginning_after
 from caravan_router.chat.thought_reader import ThoughtReader
 from caravan_router.chat.tool_format import ToolFormat
-from caravan_router.chat.tool_grammar import functions_of, tool_constraint
+from caravan_router.chat.tool_grammar import functions_of, opens_calls, tool_constraint
 from caravan_router.chat.tool_parser import ToolParser
 from caravan_router.chat.value_grammar import UnsupportedSchemaError
 from caravan_router.core.engine import ModelFacts
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.text.assembler import TextOptions
 
 
@@ -95,7 +98,7 @@ class ChatSource:
     ``exact``: tokens that the prompt begins with as far as they stand for its text. ``names``: what the client calls
     messages and new tokens. ``clamps``: a number of new tokens that does not fit counts as all that fit.
     ``tells_stop``: the reply names the stop string that ended it. ``max_prompt_tokens``: the client's own limit of the
-    prompt; None for none.
+    prompt; None for none. ``media``: pictures and sounds that the messages, or ``raw``, have marks of.
     """
 
     body: ChatRequest
@@ -107,6 +110,15 @@ class ChatSource:
     clamps: bool = False
     tells_stop: bool = False
     max_prompt_tokens: int | None = None
+    media: MediaParts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    plan: ChatPlan
+    tokens: tuple[int, ...]
+    beginning: Beginning = Beginning.UNDECIDED
+    media: PromptMedia | None = None
 
 
 async def validate_whole_chat(context: Context, source: ChatSource, choices: Choices = ONE_CHOICE) -> ValidChat:
@@ -122,29 +134,39 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     biases = biases_of(body.logit_bias, limits, model)
     text = text_options_of(body, limits)
     asked = constraint_of(body, limits)
-    plan, prompt, beginning = await _prompt(context, source, asked)
+    prompt = await _prompt(context, source, asked)
+    plan, beginning = prompt.plan, prompt.beginning
     if source.clamps and max_tokens is not None:
-        room = bounds.max_total_tokens - len(prompt)
+        room = bounds.max_total_tokens - len(prompt.tokens)
         max_tokens = min(max_tokens, room) if room > 0 else None
-    max_new = fit(prompt, max_tokens, bounds, source.names)
+    max_new = fit(prompt.tokens, max_tokens, bounds, source.names)
     check_new_tokens(source.names[1], choices.candidates, max_new, bounds)
     stopping = stopping_of(body, max_new, model)
     prediction = await _prediction(context, body, drafts=serving.max_draft_tokens > 0)
     tool_format = await context.templates.tool_formats.of(plan.template) if plan.tools.callable else None
     constraint = await _constraint(context, plan, tool_format, asked)
     thought = await _thought(context, plan, beginning, constrained=constraint is not None)
-    extras = Extras(constraint=constraint, adapter=context.adapter, prediction=prediction, thought=thought)
+    extras = Extras(
+        constraint=constraint,
+        adapter=context.adapter,
+        prediction=prediction,
+        thought=thought,
+        media=prompt.media,
+    )
     alternatives = (body.top_logprobs or 0) if body.logprobs or choices.ranked else None
     samplings = samplings_of(body, choices.candidates, model, alternatives=alternatives, biases=biases)
     in_output = plan.reads_thoughts or source.tells_stop
     request = ValidRequest(
-        specs=with_beams([serving.spec(prompt, sampling, stopping, extras) for sampling in samplings], body, model),
+        specs=with_beams(
+            [serving.spec(prompt.tokens, sampling, stopping, extras) for sampling in samplings], body, model
+        ),
         text=replace(text, stops=()) if in_output else text,
         characters=_characters(source, plan),
     )
     return ValidChat(
         request=request,
-        plan=plan,
+        # The files were decoded, and would be in memory as long as the reply is generated.
+        plan=replace(plan, media=NO_MEDIA),
         model=context.adapter or model.name,
         logprobs=bool(body.logprobs),
         beginning=beginning,
@@ -154,21 +176,19 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     )
 
 
-async def _prompt(
-    context: Context, source: ChatSource, asked: FieldConstraint | None
-) -> tuple[ChatPlan, tuple[int, ...], Beginning]:
+async def _prompt(context: Context, source: ChatSource, asked: FieldConstraint | None) -> _Prompt:
     if source.raw is not None and source.suffix:
         before = await tokenize_plain(context.engine, "prompt", source.raw, context.bounds)
-        return NO_PLAN, await prompt_before(context, before, source.suffix), Beginning.UNDECIDED
+        return _Prompt(NO_PLAN, await prompt_before(context, before, source.suffix))
     if source.raw is not None:
-        raw = await tokenize_prompt(context.engine, "prompt", source.raw, context.bounds)
-        return NO_PLAN, raw.token_ids, Beginning.UNDECIDED
+        raw = await tokenize_mixed(context, "prompt", source.raw, source.media)
+        return _Prompt(NO_PLAN, raw.tokens.token_ids, media=raw.media)
     if (token_ids := source.body.prompt_token_ids) is not None:
         if source.body.messages or source.body.tools:
             raise prompt_tokens_error("messages" if source.body.messages else "tools")
         check_token_ids("prompt_token_ids", token_ids, context.bounds.max_input_tokens, context.model)
-        return NO_PLAN, tuple(token_ids), Beginning.UNDECIDED
-    plan = chat_plan_of(context, source.body, constrained=asked is not None)
+        return _Prompt(NO_PLAN, tuple(token_ids))
+    plan = chat_plan_of(context, source.body, constrained=asked is not None, media=source.media)
     if asked is not None and plan.tools.tools and asked.constraint.kind is not ConstraintKind.JSON_SCHEMA:
         raise ToolError(
             f"Grammar and tools are mutually exclusive, unless it is a JSON schema. Given: `tools` and `{asked.field}`"
@@ -178,7 +198,8 @@ async def _prompt(
         tokens = await with_exact_tokens(context.engine, source.exact, prompt.tokens)
     else:
         tokens = _after(source.earlier, prompt.tokens, context.model)
-    return plan, tokens, _beginning(plan, prompt)
+    media = None if prompt.media is None else prompt.media.located(tokens)
+    return _Prompt(plan, tokens, _beginning(plan, prompt), media)
 
 
 def _beginning(plan: ChatPlan, prompt: ChatPrompt) -> Beginning:
@@ -219,8 +240,9 @@ def _after(earlier: tuple[int, ...], prompt: TokenizedText, model: ModelFacts) -
 
 def _characters(source: ChatSource, plan: ChatPlan) -> int:
     if source.raw is not None:
-        return len(source.raw)
-    return sum(len(text) for message in plan.conversation.messages for text in strings_of(message["content"]))
+        return len(source.raw if source.media is None else source.media.without_marks(source.raw))
+    texts = (text for message in plan.conversation.messages for text in strings_of(message["content"]))
+    return sum(len(plan.media.without_marks(text)) for text in texts)
 
 
 def _check_fields(body: ChatRequest, bounds: Bounds) -> int | None:
@@ -253,13 +275,18 @@ async def _constraint(
     context: Context, plan: ChatPlan, tool_format: ToolFormat | None, asked: FieldConstraint | None
 ) -> Constraint | None:
     engine, tools = context.engine, plan.tools
-    if tool_format is None or not (tools.required or asked):
+    beside = None
+    if tool_format is not None and tools.strict and asked is None and opens_calls(tool_format):
+        beside = frozenset[str]() if plan.thought is None else plan.thought.thought_format.controls
+    if tool_format is None or not (tools.required or asked or beside is not None):
         return await compiled(engine, asked)
     functions = functions_of(template_tools(tools.callable))
     # An output that must call a tool is no answer.
     answer = None if asked is None or tools.required else asked.constraint.source
     try:
-        constraint = await tool_constraint(engine, tool_format, functions, several=tools.several, answer=answer)
+        constraint = await tool_constraint(
+            engine, tool_format, functions, several=tools.several, answer=answer, beside=beside
+        )
     except UnsupportedSchemaError as error:
         raise ToolError(f"`tools` cannot be enforced: {error}") from error
     size, limit = len(constraint.source.encode()), context.limits.max_constraint_bytes

@@ -1,10 +1,14 @@
 """Exports of conversations, and their import."""
 
+from collections.abc import Sequence
+from itertools import takewhile
+
 from caravan_router.api.openai.conversations.schema import Export, Tokens
 from caravan_router.api.openai.responses.items import MAX_ITEMS, read_exported_item
 from caravan_router.api.openai.responses.rules import repeated_item_error, too_many_items_error
 from caravan_router.conversations.ids import new_id
 from caravan_router.conversations.nodes import START, Chain, ExactTokens, Head, Node, Position
+from caravan_router.core.prompt_media import is_cell
 
 
 def exported(head: Head, chain: Chain) -> Export:
@@ -13,8 +17,13 @@ def exported(head: Head, chain: Chain) -> Export:
     return Export(
         items=chain.items,
         metadata=head.metadata,
-        tokens=None if tokens is None else Tokens(fingerprint=tokens.fingerprint, token_ids=list(tokens.token_ids)),
+        tokens=None if tokens is None else Tokens(fingerprint=tokens.fingerprint, token_ids=_shown(tokens.token_ids)),
     )
+
+
+def _shown(tokens: Sequence[int]) -> list[int]:
+    """Return the tokens up to the first picture or sound, whose cells are no tokens for others."""
+    return list(takewhile(lambda token: not is_cell(token), tokens))
 
 
 def imported(export: Export) -> tuple[Position, Node | None]:

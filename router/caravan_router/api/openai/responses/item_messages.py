@@ -1,22 +1,46 @@
 """Turns items into the messages that chat templates expect."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from caravan_router.api.generation.parts import MediaParts
 from caravan_router.api.openai.chat.schema import FunctionCall, Message, ToolCall
 from caravan_router.api.openai.responses.items import HOSTED
+from caravan_router.api.openai.responses.parts import shown_part
 from caravan_router.api.openai.responses.tools import custom_arguments
 from caravan_router.conversations.nodes import Json
 
 
-def messages_of(instructions: str | None, items: Sequence[Json]) -> list[Message]:
+@dataclass(frozen=True, slots=True)
+class ItemTexts:
+    """Makes texts of the contents of items, with marks of ``media``.
+
+    ``fields``: what a request calls the items that it has, by their ids. Earlier ones are called by their ids.
+    """
+
+    media: MediaParts
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, item: Json, key: str = "content") -> str:
+        """Return the text of ``item``'s content, or its output. Raises ValidationError."""
+        content = item[key]
+        if isinstance(content, str):
+            return content
+        name = f"{self.fields.get(item['id'], item['id'])}.{key}"
+        of_tool = key != "content"
+        parts = enumerate(content)
+        return "".join(shown_part(f"{name}[{number}]", part, self.media, of_tool=of_tool) for number, part in parts)
+
+
+def messages_of(instructions: str | None, items: Sequence[Json], texts: ItemTexts) -> list[Message]:
     """Return the messages of ``items``; ``instructions`` and system messages at the start become one message.
 
     Many templates know a system message at the start only. Thoughts, a text and calls that follow each other are one
-    turn of the assistant.
+    turn of the assistant. Raises ValidationError.
     """
     system = [] if instructions is None else [instructions]
     start = next((at for at, item in enumerate(items) if not _is_system(item)), len(items))
-    system += [_text(item) for item in items[:start]]
+    system += [texts.of(item) for item in items[:start]]
     messages = [Message(role="system", content="\n\n".join(system))] if system else []
     turn = _AssistantTurn()
     for item in items[start:]:
@@ -26,17 +50,18 @@ def messages_of(instructions: str | None, items: Sequence[Json]) -> list[Message
                 turn.thoughts += [part["text"] for part in item["content"]]
             case "message" if item["role"] == "assistant":
                 turn.begin_text(messages)
-                turn.texts.append(_text(item))
+                turn.texts.append(texts.of(item))
             case "function_call":
                 turn.calls.append(_call(item, item["arguments"]))
             case "custom_tool_call":
                 turn.calls.append(_call(item, custom_arguments(item["input"])))
             case "message":
                 turn.end(messages)
-                messages.append(Message(role=item["role"], content=_text(item)))
+                messages.append(Message(role=item["role"], content=texts.of(item)))
             case "function_call_output" | "custom_tool_call_output":
                 turn.end(messages)
-                messages.append(Message(role="tool", content=item["output"], tool_call_id=item["call_id"]))
+                output = texts.of(item, "output")
+                messages.append(Message(role="tool", content=output, tool_call_id=item["call_id"]))
             case kind:
                 assert kind in HOSTED, kind
     turn.end(messages)
@@ -72,10 +97,6 @@ def count_system(items: Sequence[Json]) -> int:
 
 def _is_system(item: Json) -> bool:
     return item["type"] == "message" and item["role"] in {"system", "developer"}
-
-
-def _text(item: Json) -> str:
-    return "".join(part["text"] for part in item["content"])
 
 
 def _call(item: Json, arguments: str) -> ToolCall:

@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from caravan_router.api.body import mismatch
-from caravan_router.api.generation.parts import text_for
 from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.openai.chat.messages import check_depth
+from caravan_router.api.openai.responses.parts import Content, read_parts, text_of_part, text_part
 from caravan_router.api.openai.responses.rules import (
     items_size_error,
     too_many_items_error,
@@ -22,7 +22,7 @@ from caravan_router.conversations.nodes import Json
 
 MAX_ITEMS = 10_000
 """Items of a request with those that it continues, and of a conversation."""
-MAX_BYTES = 16 << 20
+MAX_BYTES = 32 << 20
 """Size of these items as JSON."""
 
 # Items of tools that OpenAI runs. They are stored, and the model is not shown them.
@@ -41,7 +41,6 @@ HOSTED = frozenset(
 # Ids are parts of paths.
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
-Content = str | list[dict[str, Any]]
 T = TypeVar("T")
 
 
@@ -112,20 +111,18 @@ def _item(field: str, item: Json, earlier: Mapping[str, Json]) -> Json:
 
 def _message(field: str, item: Json) -> Json:
     message = _convert(field, item, _Message)
-    # Assistants' texts have a type of their own.
-    kind = "output_text" if message.role == "assistant" else "input_text"
-    parts = [text_part(kind, text) for text in _texts(f"{field}.content", message.content)]
+    place = f"{field}.content"
+    if message.role == "assistant":
+        # Its texts have a type of their own.
+        parts = [text_part("output_text", text) for text in _texts(place, message.content)]
+    else:
+        parts = read_parts(place, message.content)
     return message_item(new_id("msg"), message.role, parts)
 
 
 def message_item(item_id: str, role: str, parts: list[Json], status: str = "completed") -> Json:
     """Return a message; ``parts`` are its content."""
     return {"id": item_id, "type": "message", "status": status, "role": role, "content": parts}
-
-
-def text_part(kind: str, text: str) -> Json:
-    """Return a part of a message: an "input_text" or an "output_text"."""
-    return {"type": kind, "text": text, **({"annotations": [], "logprobs": []} if kind == "output_text" else {})}
 
 
 def _function_call(field: str, item: Json) -> Json:
@@ -152,9 +149,11 @@ def custom_call_item(item_id: str, call_id: str, name: str, given: str, status: 
 
 def _output_of(kind: str, prefix: str) -> Callable[[str, Json], Json]:
     def read(field: str, item: Json) -> Json:
-        output = _convert(field, item, _Output)
-        text = "".join(_texts(f"{field}.output", output.output, of_tool=True))
-        return {"id": new_id(prefix), "type": kind, "status": "completed", "call_id": output.call_id, "output": text}
+        given = _convert(field, item, _Output)
+        parts = read_parts(f"{field}.output", given.output, of_tool=True)
+        texts = [part["text"] for part in parts if part["type"] == "input_text"]
+        output = "".join(texts) if len(texts) == len(parts) else parts
+        return {"id": new_id(prefix), "type": kind, "status": "completed", "call_id": given.call_id, "output": output}
 
     return read
 
@@ -200,20 +199,11 @@ _READERS: dict[str, Callable[[str, Json], Json]] = {
 }
 
 
-def _texts(field: str, content: Content, *, of_tool: bool = False) -> list[str]:
-    """Return the texts of a content. ``of_tool``: see `text_for`."""
+def _texts(field: str, content: Content) -> list[str]:
+    """Return the texts of a content that has nothing else."""
     if isinstance(content, str):
         return [content]
-    texts = []
-    for number, part in enumerate(content):
-        kind, text = str(part.get("type")), part.get("text", part.get("refusal"))
-        if kind not in {"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"}:
-            texts.append(text_for(f"{field}[{number}]", kind, of_tool=of_tool))
-        elif not isinstance(text, str):
-            raise missing_field_error(f"{field}[{number}].text")
-        else:
-            texts.append(text)
-    return texts
+    return [text_of_part(f"{field}[{number}]", part) for number, part in enumerate(content)]
 
 
 def _convert(field: str, item: Json, kind: type[T]) -> T:

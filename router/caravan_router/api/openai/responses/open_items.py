@@ -9,8 +9,8 @@ from caravan_router.api.openai.responses.items import (
     function_call_item,
     message_item,
     reasoning_item,
-    text_part,
 )
+from caravan_router.api.openai.responses.parts import text_part
 from caravan_router.api.openai.responses.tools import custom_input
 from caravan_router.conversations.ids import new_id
 from caravan_router.conversations.nodes import Json

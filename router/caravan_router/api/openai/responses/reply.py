@@ -14,6 +14,7 @@ from caravan_router.api.openai.chat.output import ChatOutput, Part, read_outputs
 from caravan_router.api.openai.chat.validation import ValidChat
 from caravan_router.api.openai.errors import OPENAI
 from caravan_router.api.openai.events import token_ids_of
+from caravan_router.api.openai.prompt_details import media_tokens
 from caravan_router.api.openai.responses.draft import Draft
 from caravan_router.api.openai.responses.running import RunningResponse
 from caravan_router.api.openai.responses.schema import (
@@ -147,9 +148,12 @@ class ResponseAnswer(Answer):
 
     def _usage(self, output: ChatOutput) -> ResponseUsage:
         prompt, generated = len(self._chat.request.prompt), output.run.tokens
+        pictures, sounds = media_tokens(output.run.spec)
         return ResponseUsage(
             input_tokens=prompt,
-            input_tokens_details=InputTokensDetails(output.run.cached_tokens),
+            input_tokens_details=InputTokensDetails(
+                output.run.cached_tokens, image_tokens=pictures, audio_tokens=sounds
+            ),
             output_tokens=generated,
             output_tokens_details=OutputTokensDetails(output.thought_tokens),
             total_tokens=prompt + generated,

@@ -107,10 +107,15 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    """``cache_write_tokens`` is always 0: what is cached costs nothing extra."""
+    """``cache_write_tokens`` is always 0: what is cached costs nothing extra.
+
+    ``image_tokens`` and ``audio_tokens``: those of pictures and sounds; absent if there are none.
+    """
 
     cached_tokens: int
     cache_write_tokens: int = 0
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):

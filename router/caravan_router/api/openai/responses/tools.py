@@ -49,7 +49,10 @@ def _function(field: str, tool: Mapping[str, Any]) -> Tool:
         raise unsupported_field_error(f"{field}.parameters", "send a JSON schema", parameters)
     if not isinstance(description, str | None):
         raise unsupported_field_error(f"{field}.description", "send a text", description)
-    return Tool(function=FunctionDefinition(name=tool["name"], description=description, parameters=parameters))
+    strict = tool.get("strict") is True
+    return Tool(
+        function=FunctionDefinition(name=tool["name"], description=description, parameters=parameters, strict=strict)
+    )
 
 
 def _custom(tool: Mapping[str, Any]) -> Tool:

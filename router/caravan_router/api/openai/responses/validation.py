@@ -8,13 +8,14 @@ import msgspec
 from caravan_router.api.errors import ContextLengthError, ValidationError
 from caravan_router.api.generation.checks import check_positive
 from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.parts import MediaParts
 from caravan_router.api.generation.rules import empty_prompt_error, unsupported_field_error
 from caravan_router.api.generation.schema import Format, JsonSchemaFormat, NamedSchema
 from caravan_router.api.openai.chat.messages import check_depth
-from caravan_router.api.openai.chat.schema import ChatRequest
+from caravan_router.api.openai.chat.schema import ChatRequest, Message
 from caravan_router.api.openai.chat.truncation import Room, does_not_fit, shortened, unsplit
 from caravan_router.api.openai.chat.validation import ChatSource, ValidChat, validate_whole_chat
-from caravan_router.api.openai.responses.item_messages import calls_of, count_system, messages_of, turns_of
+from caravan_router.api.openai.responses.item_messages import ItemTexts, calls_of, count_system, messages_of, turns_of
 from caravan_router.api.openai.responses.rules import metadata_error
 from caravan_router.api.openai.responses.schema import InputFields, NamedSchemaFormat, ResponseRequest, Truncated
 from caravan_router.api.openai.responses.tools import OfferedTools, chosen_tools
@@ -97,6 +98,7 @@ class _Attempts:
         self._body = body
         self._offered = offered
         self._items = items
+        self._fields = {item["id"]: f"input[{number}]" for number, item in enumerate(turn.items)}
         self._system = count_system(items)
         self._starts = unsplit(turns_of(items), calls_of(items))
         model = context.model
@@ -112,8 +114,11 @@ class _Attempts:
     async def without(self, turns: int) -> ValidChat:
         """Validate without the first ``turns`` turns."""
         kept = [*self._items[: self._system], *self._items[self._system + len(self.dropped(turns)) :]]
-        body = chat_request(self._body, kept, self._offered, thinks=self._thinks)
-        source = ChatSource(body=body, names=("input", "max_output_tokens"), exact=self._known, clamps=True)
+        texts = ItemTexts(MediaParts(self._context.model.media), self._fields)
+        messages = messages_of(self._body.instructions, kept, texts)
+        body = chat_request(self._body, messages, self._offered, thinks=self._thinks)
+        names = ("input", "max_output_tokens")
+        source = ChatSource(body=body, names=names, exact=self._known, clamps=True, media=texts.media)
         return await validate_whole_chat(self._context, source)
 
     async def shortened(self, before: int) -> tuple[int, ValidChat]:
@@ -123,14 +128,14 @@ class _Attempts:
         return await shortened(self.without, max(0, len(self._starts) - 1), room, before)
 
 
-def chat_request(body: InputFields, items: Sequence[Json], offered: OfferedTools, *, thinks: bool) -> ChatRequest:
+def chat_request(body: InputFields, messages: list[Message], offered: OfferedTools, *, thinks: bool) -> ChatRequest:
     """Return the chat request with the same meaning, for a model that ``thinks`` or not. Raises ValidationError."""
     tools, choice = chosen_tools(offered.tools, body.tool_choice)
     sampling = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
     serving = ("max_output_tokens", "priority", "timeout", "cache_salt", "speculate")
     limit, priority, timeout, salt, speculate = (getattr(body, name, None) for name in serving)
     return ChatRequest(
-        messages=messages_of(body.instructions, items),
+        messages=messages,
         tools=list(tools) or None,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,

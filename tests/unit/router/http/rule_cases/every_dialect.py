@@ -1,6 +1,7 @@
 """Rules that several dialects share."""
 
 from dataclasses import replace
+from typing import Any
 
 from unit.router.http.rule_cases.case import (
     CHAT,
@@ -20,6 +21,15 @@ from unit.router.http.rule_cases.case import (
 from caravan_router.api.errors import BodyMismatchError
 from caravan_router.api.generation import rules
 from caravan_router.api.limits import Limits
+from caravan_testing.scripted_engine import MEDIA, SEEING_MODEL
+from caravan_testing.seen_prompts import data_url
+
+_PLACE = "messages[0].content[0].image_url.url"
+
+
+def _picture(url: str) -> dict[str, Any]:
+    return chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]})
+
 
 CASES = [
     Case(
@@ -153,16 +163,50 @@ CASES = [
         CHAT,
         chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
         "messages[0].content[0]",
-        "`messages[0].content[0]` must be text: the model reads nothing else. Given: type 'image_url'",
+        "`messages[0].content[0]` must be text: the model does not see pictures. Given: type 'image_url'",
     ),
     Case(
         rules.not_text_error,
         OLLAMA,
         {"images": ["a"]},
         None,
-        "`images[0]` must be text: the model reads nothing else. Given: type 'image'",
+        "`images[0]` must be text: the model does not see pictures. Given: type 'image'",
     ),
     Case(
         rules.token_id_error, VECTORS, {"input": [-1]}, "input", "`input` token ids must be >= 0 and < 1000. Given: -1"
+    ),
+    Case(
+        rules.data_url_error,
+        CHAT,
+        _picture("http://x/a.png"),
+        _PLACE,
+        f"`{_PLACE}` must be a URL of the form `data:image/png;base64,…`, which has the picture in it: nothing is "
+        "fetched. Given: 'http://x/a.png'",
+        model=SEEING_MODEL,
+    ),
+    Case(
+        rules.media_file_error,
+        CHAT,
+        _picture("data:;base64,AAAA"),
+        _PLACE,
+        f"`{_PLACE}` must be a PNG, JPEG, WebP or GIF file",
+        model=SEEING_MODEL,
+    ),
+    Case(
+        rules.media_size_error,
+        CHAT,
+        _picture(data_url()),
+        _PLACE,
+        f"`{_PLACE}` must have at most 9 bytes when it is decoded. Given: 1728",
+        model=replace(SEEING_MODEL, media=replace(MEDIA, max_bytes=9)),
+    ),
+    Case(
+        rules.too_many_media_error,
+        CHAT,
+        _picture(data_url()),
+        _PLACE,
+        f"`{_PLACE}`: a request may have at most 0 pictures and sounds. Given: 1",
+        model=SEEING_MODEL,
+        limits=Limits(max_media=0),
     ),
 ]

@@ -23,10 +23,10 @@ CASES = [
     Case(
         responses_rules.items_size_error,
         RESPONSES,
-        {"input": [{"role": "user", "content": "x" * (1 << 20)}] * 16},
+        {"input": [{"role": "user", "content": "x" * (1 << 20)}] * 32},
         "input",
-        "`input` must have at most 16777216 bytes, including the items of earlier turns",
-        limits=Limits(payload_limit=20 << 20),
+        "`input` must have at most 33554432 bytes, including the items of earlier turns",
+        limits=Limits(payload_limit=40 << 20),
     ),
     Case(
         responses_rules.unknown_item_error,

@@ -1,0 +1,187 @@
+"""The pictures and sounds in the prompts of an executor's conversations.
+
+Among the tokens of a conversation, each cell of a medium has a number of its own, as in the server's router. A list of
+tokens says by that which media it has, however it was made of others.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from caravan.errors import GenerationError, RequestError
+from caravan_proto.messages.media import MediaFacts, MediaSpan
+from caravan_router.core.media import Media, Picture
+from caravan_router.core.prompt_media import FIRST_CELL_NUMBER, cell_numbers, is_cell
+from caravan_router.engine.media_parts import content_of, shape_of
+from caravan_shard.arrays import Ids
+from caravan_shard.backends.base import Backend
+from caravan_shard.checks.medium import check_shape
+from caravan_shard.media.encoder import NO_TOKEN, EncodedSlice, EncodingError, MediaEncoder, MediaRows, SliceSize
+from caravan_shard.media.spans import CellSpan
+from caravan_shard.media.store import MediaStore
+
+# Embeddings that are kept; others are computed again when they are needed.
+_KEPT_BYTES = 256 << 20
+
+
+class _Cell(NamedTuple):
+    """Cell ``place`` of a ``slice``, whose offset has no meaning."""
+
+    slice: MediaSpan
+    place: int
+
+
+class ExecutorMedia:
+    """The media of one executor, by the numbers of their cells. They are kept as long as a conversation has them."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._store = MediaStore(_KEPT_BYTES)
+        self._contents: dict[bytes, Media] = {}
+        self._cells: dict[int, _Cell] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """What names the projector, hexadecimal; empty without one."""
+        encoder = self._backend.media
+        return "" if encoder is None else encoder.facts.fingerprint.hex()
+
+    def tokens_of(self, media: Media) -> list[int]:
+        """Return what stands for a medium in a prompt, and know it from now on. Raises RequestError."""
+        encoder = self._encoder(media)
+        shape = shape_of(media)
+        if (refusal := check_shape(shape, encoder.facts)) is not None:
+            raise RequestError(refusal.sentence)
+        try:
+            layout = encoder.tokenize(shape)
+        except EncodingError as error:
+            raise RequestError(str(error)) from None
+        tokens: list[int] = []
+        slices = 0
+        for piece in layout:
+            if not isinstance(piece, SliceSize):
+                tokens += piece
+                continue
+            span = MediaSpan(
+                offset=0, media_id=media.id, slice_index=slices, count=piece.cells, positions=piece.positions
+            )
+            numbers = cell_numbers(span, encoder.facts.fingerprint)
+            self._cells.update((number, _Cell(span, place)) for place, number in enumerate(numbers))
+            tokens += numbers
+            slices += 1
+        self._contents[media.id] = media
+        return tokens
+
+    def _encoder(self, media: Media) -> MediaEncoder:
+        encoder = self._backend.media
+        if encoder is None or not _reads(encoder.facts, media):
+            verb = "see" if isinstance(media, Picture) else "hear"
+            raise RequestError(
+                f"{self._backend.facts.name} does not {verb}: open it with a projector (mmproj) that does"
+            )
+        return encoder
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raise RequestError if ``tokens`` have unknown cells, or part of a medium that is computed whole only."""
+        at = 0 if _have_cells(tokens) else len(tokens)
+        while at < len(tokens):
+            if not is_cell(tokens[at]):
+                at += 1
+                continue
+            if tokens[at] not in self._cells:
+                raise RequestError(f"no conversation has a picture or sound with the cell {tokens[at]}")
+            cell, count = self._cells[tokens[at]], self._run(tokens, at)
+            if self._is_atomic and (cell.place > 0 or count < cell.slice.count):
+                raise RequestError("this model reads a picture or sound as a whole, or not at all")
+            at += count
+
+    @property
+    def _is_atomic(self) -> bool:
+        return self._backend.media is not None and self._backend.media.facts.atomic
+
+    def _run(self, tokens: Sequence[int], start: int) -> int:
+        """Return how many tokens from ``start`` on are cells of one slice that follow each other."""
+        first = self._cells[tokens[start]]
+        count = 1
+        while start + count < len(tokens):
+            following = self._cells.get(tokens[start + count])
+            if following is None or following != (first.slice, first.place + count):
+                break
+            count += 1
+        return count
+
+    def chunk(self, tokens: Sequence[int], count: int, room: int) -> int:
+        """Return how many first ``tokens`` a step takes that should take ``count`` and has ``room``; 0 for none."""
+        if not self._is_atomic or count >= len(tokens) or not is_cell(tokens[count]):
+            return count
+        cell = self._cells[tokens[count]]
+        if cell.place == 0 or count > cell.place:
+            return count - cell.place
+        return cell.slice.count if cell.slice.count <= room else 0
+
+    def ids(self, tokens: Sequence[int]) -> Ids:
+        """Return ``tokens`` for a pass, in which cells of media have no token."""
+        try:
+            return np.array(tokens, np.int32)
+        except OverflowError:
+            return np.array([NO_TOKEN if is_cell(token) else token for token in tokens], np.int32)
+
+    def rows(self, tokens: Sequence[int], row: int) -> list[MediaRows]:
+        """Return the rows of media of a pass that has ``tokens`` from ``row`` on."""
+        found, at = list[MediaRows](), 0 if _have_cells(tokens) else len(tokens)
+        while at < len(tokens):
+            if not is_cell(tokens[at]):
+                at += 1
+                continue
+            cell, count = self._cells[tokens[at]], self._run(tokens, at)
+            piece = self._encoded(cell.slice.media_id)[cell.slice.slice_index]
+            found.append(MediaRows(row + at, piece, cell.place, count))
+            at += count
+        return found
+
+    def _encoded(self, media_id: bytes) -> Sequence[EncodedSlice]:
+        slices = self._store.find(media_id)
+        if slices is None:
+            media = self._contents[media_id]
+            try:
+                slices = self._encoder(media).encode(shape_of(media), content_of(media))
+            except EncodingError as error:
+                raise GenerationError(f"a picture or sound could not be encoded: {error}") from None
+            self._store.put(media_id, slices)
+        return slices
+
+    def spans(self, tokens: Sequence[int]) -> list[CellSpan]:
+        """Return the spans of ``tokens`` that must not be cut."""
+        found, at = list[CellSpan](), 0
+        while self._is_atomic and at < len(tokens):
+            count = 1
+            if is_cell(tokens[at]):
+                count = self._run(tokens, at)
+                found.append(CellSpan(at, at + count, self._cells[tokens[at]].slice.positions))
+            at += count
+        return found
+
+    def used_in(self, texts: Iterable[Sequence[int]]) -> list[Media]:
+        """Return the media that any of these lists of tokens has."""
+        used = {self._cells[token].slice.media_id: None for tokens in texts for token in tokens if is_cell(token)}
+        return [self._contents[media_id] for media_id in used]
+
+    def numbers_of(self, media: Iterable[Media]) -> list[int]:
+        """Return the numbers of all cells of ``media``, which are known from now on. Raises RequestError."""
+        return [token for one in media for token in self.tokens_of(one) if is_cell(token)]
+
+    def keep(self, texts: Iterable[Sequence[int]]) -> None:
+        """Forget the media that none of these lists of tokens has."""
+        if self._contents:
+            kept = {media.id for media in self.used_in(texts)}
+            self._contents = {key: media for key, media in self._contents.items() if key in kept}
+            self._cells = {number: cell for number, cell in self._cells.items() if cell.slice.media_id in kept}
+
+
+def _have_cells(tokens: Sequence[int]) -> bool:
+    return max(tokens, default=0) >= FIRST_CELL_NUMBER
+
+
+def _reads(facts: MediaFacts, media: Media) -> bool:
+    return facts.images if isinstance(media, Picture) else facts.audio

@@ -1,0 +1,29 @@
+"""What counts as a picture or a sound in a prompt."""
+
+from typing import Any, Protocol, runtime_checkable
+
+from caravan_router.core.media import Media, Picture, Sound
+
+__all__ = ["Picture", "PillowImage", "PromptMedia", "Sound", "media_of"]
+
+
+@runtime_checkable
+class PillowImage(Protocol):
+    """A picture of Pillow's, which this package does not need."""
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+    def convert(self, mode: str) -> Any: ...
+    def tobytes(self) -> bytes: ...
+
+
+PromptMedia = Picture | Sound | PillowImage
+
+
+def media_of(value: Any) -> Media | None:
+    """Return the picture or sound that ``value`` is; None if it is neither."""
+    if isinstance(value, Picture | Sound):
+        return value
+    if isinstance(value, PillowImage):
+        return Picture.of(*value.size, value.convert("RGB").tobytes())
+    return None

@@ -1,0 +1,40 @@
+"""Decodes the pictures and sounds of one client, and counts them."""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from caravan_router.core.media import Media, Picture
+from caravan_router.media.decoder import MediaDecoder
+from caravan_router.media.file import MediaFile
+from caravan_router.media.problems import MediaFileError
+from caravan_router.metrics.recorder import ModelMetrics
+
+
+class Decoding(Protocol):
+    """Makes media of files."""
+
+    async def decode(self, file: MediaFile) -> Media:
+        """Return the picture or the sound that ``file`` has. Raises MediaFileError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CountedDecoding:
+    """Decodes for requests of one model and one ``owner``, the name of an API key."""
+
+    decoder: MediaDecoder
+    metrics: ModelMetrics
+    owner: str
+
+    async def decode(self, file: MediaFile) -> Media:
+        """Return the picture or the sound that ``file`` has. Raises MediaFileError."""
+        began = time.monotonic()
+        try:
+            medium = await self.decoder.decode(file, self.owner)
+        except MediaFileError as error:
+            self.metrics.media_refused(error.reason.value)
+            raise
+        kind = "picture" if isinstance(medium, Picture) else "sound"
+        self.metrics.media_decoded(kind, time.monotonic() - began)
+        return medium

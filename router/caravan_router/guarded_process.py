@@ -1,0 +1,171 @@
+"""Child processes for work on what strangers made. They may die or hang at any time, and are then replaced.
+
+A message is its length in four bytes and then its content. The process ends itself when its time for a request is up;
+one that does not, because it is stopped or starved of CPU, is killed.
+"""
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import BinaryIO
+
+LENGTH_BYTES = 4
+
+# Extra time before a process that should have ended itself is killed.
+_GRACE_S = 3.0
+# Extra time for the first request of a process, which includes its start.
+_START_S = 20.0
+
+
+class Ended(Enum):
+    """How a process ended without a reply."""
+
+    TIME = "it used up its time"
+    HUNG = "it neither answered nor ended"
+    DIED = "it died"
+
+
+class ProcessEndedError(Exception):
+    """The process has ended, or was ended, before it replied."""
+
+    def __init__(self, how: Ended) -> None:
+        super().__init__(how.value)
+        self.how = how
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What runs in the processes: ``module`` answers one request after another with `serve`, each in ``time_limit_s``.
+
+    ``grace_s``: extra time before a process is killed that has not ended itself.
+    """
+
+    module: str
+    processes: int
+    time_limit_s: float
+    grace_s: float = _GRACE_S
+
+
+class GuardedProcesses:
+    """Starts processes when they are first needed, keeps them until ``close``, and replaces those that ended."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._turns = asyncio.Semaphore(worker.processes)
+        self._idle: list[asyncio.subprocess.Process] = []
+        self._closed = False
+
+    async def ask(self, request: bytes, *, anew: bool = False) -> bytes:
+        """Return the reply of an idle process, or of a new one, as is always asked with ``anew``.
+
+        Raises ProcessEndedError.
+        """
+        async with self._turns:
+            # One that died while it was idle has lost no request.
+            while self._idle and self._idle[-1].returncode is not None:
+                await _end(self._idle.pop())
+            new = anew or not self._idle
+            process = await self._start() if new else self._idle.pop()
+            return await self._answer(process, request, _START_S if new else 0)
+
+    async def close(self) -> None:
+        """End all processes. Call this when nothing is asked any more."""
+        self._closed = True
+        while self._idle:
+            await _end(self._idle.pop())
+
+    @property
+    def idle_pids(self) -> list[int]:
+        """The ids of the processes that wait for a request."""
+        return [process.pid for process in self._idle]
+
+    async def _answer(self, process: asyncio.subprocess.Process, request: bytes, start_s: float) -> bytes:
+        answered = False
+        how = Ended.DIED
+        try:
+            async with asyncio.timeout(self._worker.time_limit_s + self._worker.grace_s + start_s):
+                reply = await _exchange(process, request)
+            answered = True
+            return reply
+        except TimeoutError:
+            how = Ended.HUNG
+        except (EOFError, ConnectionError):
+            # It is ending. Killed before that is known, it would not be known how it ended.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._worker.grace_s):
+                    await process.wait()
+        finally:
+            # One without a reply still works, also after the client has left: it cannot serve the next request.
+            if answered and not self._closed and len(self._idle) < self._worker.processes:
+                self._idle.append(process)
+            else:
+                await _end(process)
+        raise ProcessEndedError(Ended.TIME if process.returncode == -signal.SIGALRM else how)
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        # It gets no more of the environment than it needs, so that nobody's file can read keys or tokens in it.
+        environment = {name: os.environ[name] for name in ("PYTHONPATH", "TZ") if name in os.environ}
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            self._worker.module,
+            str(self._worker.time_limit_s),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+            # Ctrl-C is for the router, which drains first.
+            start_new_session=True,
+        )
+
+
+def framed(message: bytes) -> bytes:
+    """Return the bytes of one message, length included."""
+    return len(message).to_bytes(LENGTH_BYTES, "big") + message
+
+
+def limit_process(memory_bytes: int) -> None:
+    """Limit the memory of this process, before it reads its first request."""
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def serve(answer: Callable[[bytes], bytes]) -> None:
+    """Answer requests from standard input until it ends."""
+    time_limit_s = float(sys.argv[1])
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    # The signal has its default action, the kernel kills the process: nothing that runs in it can prevent that.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    while (request := _read(requests)) is not None:
+        signal.setitimer(signal.ITIMER_REAL, time_limit_s)
+        reply = framed(answer(request))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        replies.write(reply)
+        replies.flush()
+
+
+def _read(requests: BinaryIO) -> bytes | None:
+    head = requests.read(LENGTH_BYTES)
+    return requests.read(int.from_bytes(head, "big")) if len(head) == LENGTH_BYTES else None
+
+
+async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> bytes:
+    """Send one request and read its reply. Raises EOFError or ConnectionError if the process ends before it replies."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(framed(request))
+    await process.stdin.drain()
+    head = await process.stdout.readexactly(LENGTH_BYTES)
+    return await process.stdout.readexactly(int.from_bytes(head, "big"))
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    # Read the rest of the output and close the pipes.
+    await process.communicate()

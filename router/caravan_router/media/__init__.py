@@ -1,0 +1,1 @@
+"""Decodes files of pictures and sounds that clients send, in processes of their own. Nothing is ever fetched."""

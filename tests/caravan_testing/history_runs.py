@@ -1,0 +1,229 @@
+"""Has random conversations with a real server, and counts the answers that equal those computed from the start.
+
+Between the answers the server restarts, shards drain and are killed, and urgent requests preempt others.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from aiohttp import ClientSession, ClientTimeout
+
+from caravan_testing.metrics_text import total
+from caravan_testing.random_histories import Histories, Messages, tokens_of
+from caravan_testing.serve_process import Served, serve
+
+# Of the tokenizers of all test models: words, and the token that ends a message.
+WORDS, END = range(20, 250), 2
+_CELLS, _SEQUENCES, _SHARDS = 1024, 2, 2
+_ANSWER_TOKENS, _LONG_ANSWER_TOKENS = 16, 160
+_FLAGS = ("--exact", "-t", "1", "-np", str(_SEQUENCES), "-c", str(_CELLS * _SEQUENCES))
+# More than all shards have sequences at a time.
+_CROWD, _URGENT = 2 * _SEQUENCES * _SHARDS, 2
+_WITHIN_S = 180.0
+
+
+@dataclass
+class Counts:
+    """Answers by what happened before, those that were equal, and what the server says of all of them."""
+
+    answers: Counter[str] = field(default_factory=Counter)
+    same: Counter[str] = field(default_factory=Counter)
+    metrics: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    tokens: list[int]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Asker:
+    """Asks one server."""
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+
+    async def ask(
+        self, messages: Messages, new_tokens: int, started: asyncio.Event | None = None, **fields: Any
+    ) -> Answer:
+        """Return a greedy answer. ``started``: set when its first token is there."""
+        body = {"prompt": tokens_of(messages), "max_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
+        body |= {"return_token_ids": True, "stream": True, "stream_options": {"include_usage": True}} | fields
+        tokens: list[int] = []
+        usage: dict[str, Any] = {}
+        async with self._session.post("/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[len(b"data: ") :])
+                assert "error" not in event, event
+                tokens += [token for choice in event["choices"] for token in choice["token_ids"]]
+                usage = event.get("usage") or usage
+                if started is not None:
+                    started.set()
+        assert len(tokens) == new_tokens
+        return Answer(tokens, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+
+    async def metrics(self) -> str:
+        return await (await self._session.get("/metrics")).text()
+
+    async def until_all_serve(self) -> None:
+        async with asyncio.timeout(_WITHIN_S):
+            while True:
+                listed = (await (await self._session.get("/admin/shards")).json())["shards"]
+                if [one["state"] for one in listed].count("serving") == _SHARDS:
+                    return
+                await asyncio.sleep(0.05)
+
+    async def drain_the_fullest(self) -> None:
+        """Let the shard that holds most go; what it holds moves to another."""
+        held = (await (await self._session.get("/admin/prefixes")).json())["shards"]
+        fullest = max(held, key=lambda one: int(one["cells"]) + int(one["memory_bytes"]))["shard"]
+        before = await self._states()
+        async with self._session.post(f"/admin/shards/{fullest.replace('/', '%2F')}/drain") as response:
+            assert response.status == 200, await response.text()
+        async with asyncio.timeout(_WITHIN_S):
+            while True:
+                if await self._states() != before:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def _states(self) -> list[str]:
+        listed = (await (await self._session.get("/admin/shards")).json())["shards"]
+        return [one["state"] for one in listed]
+
+
+@contextlib.asynccontextmanager
+async def asking(server: Served) -> AsyncIterator[Asker]:
+    async with ClientSession(server.url, timeout=ClientTimeout(_WITHIN_S)) as session:
+        yield Asker(session)
+
+
+class HistoryRun:
+    """Random conversations with the servers of one model.
+
+    ``one``: the server that all is done to. ``plain``: one that computes each prompt from the start, alone.
+    """
+
+    def __init__(self, one: Served, plain: Asker, asker: Asker, histories: Histories, counts: Counts) -> None:
+        self._one, self._plain, self._asker = one, plain, asker
+        self._histories, self._counts = histories, counts
+
+    @property
+    def kinds(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """What can happen, by name, but for a restart."""
+        return {
+            "fork": lambda: self._answer("fork", self._histories.forks(3)),
+            "rewind": lambda: self._answer("rewind", [self._histories.rewound()]),
+            "edit": lambda: self._answer("edit", [self._histories.edited(), self._histories.shifted()]),
+            "move": self._move,
+            "preemption": self._preempt,
+            "lost shard": self._lose_a_shard,
+        }
+
+    async def begin(self) -> None:
+        """Have turns that nothing disturbs, so that there is something to go on with."""
+        await self._answer("next turn", [self._histories.new(), self._histories.new()])
+        await self.go_on("next turn", 2)
+
+    async def go_on(self, kind: str, count: int) -> None:
+        await self._answer(kind, [self._histories.next_turn() for _ in range(count)])
+
+    async def _move(self) -> None:
+        await self._asker.until_all_serve()
+        await self._asker.drain_the_fullest()
+        await self.go_on("move", 3)
+        await self._asker.until_all_serve()
+
+    async def _preempt(self) -> None:
+        """Let urgent requests come while more run and wait than fit."""
+        await self._crowd("preemption", self._urgent)
+
+    async def _urgent(self) -> None:
+        await self._answer("preemption", [self._histories.next_turn() for _ in range(_URGENT)], priority=2)
+
+    async def _lose_a_shard(self) -> None:
+        """Kill a shard while all have work."""
+        await self._asker.until_all_serve()
+
+        async def kill() -> None:
+            os.kill(self._histories.chance.choice(self._one.shard_pids()), signal.SIGKILL)
+
+        await self._crowd("lost shard", kill)
+        await self._asker.until_all_serve()
+
+    async def _crowd(self, kind: str, meanwhile: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Ask for many long answers, and do something when the first of them has begun."""
+        prompts = self._histories.any_of(_CROWD)
+        started = asyncio.Event()
+
+        async def interrupt() -> None:
+            await started.wait()
+            await meanwhile()
+
+        interrupting = asyncio.create_task(interrupt())
+        asked = [self._asker.ask(prompt, _LONG_ANSWER_TOKENS, started) for prompt in prompts]
+        answers = await asyncio.gather(*asked)
+        await interrupting
+        await self._check(kind, prompts, answers)
+
+    async def _answer(self, kind: str, prompts: Sequence[Messages], **fields: Any) -> None:
+        answers = await asyncio.gather(*(self._asker.ask(one, _ANSWER_TOKENS, **fields) for one in prompts))
+        await self._check(kind, prompts, answers)
+
+    async def _check(self, kind: str, prompts: Sequence[Messages], answers: Sequence[Answer]) -> None:
+        counts = self._counts
+        for prompt, answer in zip(prompts, answers, strict=True):
+            salt = f"{sum(counts.answers.values())}"
+            expected = await self._plain.ask(prompt, len(answer.tokens), cache_salt=salt)
+            assert expected.cached_tokens == 0
+            counts.answers[kind] += 1
+            counts.same[kind] += answer.tokens == expected.tokens
+            counts.prompt_tokens += answer.prompt_tokens
+            counts.cached_tokens += answer.cached_tokens
+            self._histories.keep(prompt, answer.tokens[:_ANSWER_TOKENS])
+
+
+@contextlib.contextmanager
+def _servers(model: Path, folder: Path, flags: Sequence[str]) -> Iterator[Served]:
+    with serve("--shards", str(_SHARDS), "--cache-dir", str(folder), *_FLAGS, *flags, models=[model]) as server:
+        yield server
+
+
+def had(model: Path, folder: Path, *, answers: int, seed: int = 0, flags: Sequence[str] = ()) -> Counts:
+    """Have conversations until there are ``answers``. ``folder``: for what is saved. ``flags``: more of the server."""
+    chance, counts = Random(seed), Counts()
+    histories = Histories(chance, WORDS, END, longest=_CELLS - _LONG_ANSWER_TOKENS)
+
+    async def one_life(server: Served, plain_server: Served, kinds: Sequence[str], first: str) -> None:
+        async with asking(server) as asker, asking(plain_server) as plain:
+            await asker.until_all_serve()
+            run = HistoryRun(server, plain, asker, histories, counts)
+            await (run.begin() if not histories.kept else run.go_on(first, 3))
+            for kind in kinds:
+                if sum(counts.answers.values()) < answers:
+                    await run.kinds[kind]()
+            page = await asker.metrics()
+            for name in ("caravan_preemptions", "caravan_shard_losses_total"):
+                counts.metrics[name] += int(total(page, name))
+
+    names = ["fork", "rewind", "rewind", "edit", "move", "preemption", "lost shard"]
+    with serve(*_FLAGS, models=[model]) as plain_server:
+        while sum(counts.answers.values()) < answers:
+            chance.shuffle(names)
+            with _servers(model, folder, flags) as server:
+                asyncio.run(one_life(server, plain_server, names, "restart"))
+    return counts

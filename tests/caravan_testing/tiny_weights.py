@@ -1,0 +1,32 @@
+"""Random weights of the models that tests make, and how these get into a file."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gguf import GGUFWriter
+from numpy.typing import NDArray
+
+Weights = NDArray[np.floating[Any]]
+
+
+class RandomWeights:
+    """Draws weights, the same ones every time."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def __call__(self, *shape: int, scale: float = 1.0) -> Weights:
+        """Return a matrix that keeps the length of what it is multiplied with, times ``scale``, on average."""
+        numbers: NDArray[np.float64] = scale * self._random.standard_normal(shape) / np.sqrt(shape[-1])
+        return numbers
+
+
+def write_weights(writer: GGUFWriter, tensors: Mapping[str, Weights]) -> None:
+    """Add the tensors in 32 bits, write the file and close it."""
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

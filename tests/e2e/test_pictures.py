@@ -1,0 +1,126 @@
+"""Client libraries send pictures unmodified, and get what the words would have got that the pictures spell.
+
+llama.cpp reads the pictures with a projector that gives a patch the embedding of a word.
+"""
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from huggingface_hub import InferenceClient
+from openai import BadRequestError, OpenAI
+from PIL import Image
+
+from caravan_testing.serve_process import MODEL, ROOT, Served, serve
+from caravan_testing.spelling_projector import write_spelling_projector
+
+pytestmark = pytest.mark.e2e
+
+WORDS = " The sky is blue and the sea is green in the light of a summer day"
+TOKENS = 12
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """A server whose model reads ``picture`` as WORDS."""
+
+    served: Served
+    picture: Path
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.picture.read_bytes()).decode()
+
+    @property
+    def url(self) -> str:
+        return f"data:image/png;base64,{self.base64}"
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+    folder = tmp_path_factory.mktemp("pictures")
+    vocabulary = gguf.GGUFReader(MODEL).fields["tokenizer.ggml.tokens"]
+    known = {bytes(vocabulary.parts[place]).decode(): number for number, place in enumerate(vocabulary.data)}
+    tokens = [known[f"\u0120{word}"] for word in WORDS.split()]
+    speller = write_spelling_projector(folder / "projector.gguf", MODEL, [*dict.fromkeys(tokens)])
+    picture = folder / "picture.png"
+    Image.fromarray(speller.picture(tokens)).save(picture)
+    flags = ("-np", "4", "-c", "16384", "-t", "1", "-fa", "off", "--kv-layout", "split")
+    with serve(*flags, "--mmproj", str(folder / "projector.gguf")) as served:
+        yield Seeing(served, picture)
+
+
+def test_openai_python_sends_pictures_in_chats(seeing: Seeing) -> None:
+    said = []
+    with OpenAI(base_url=f"{seeing.served.url}/v1", api_key="none") as client:
+        extra = client.models.list().data[0].model_extra or {}
+        assert extra["architecture"]["input_modalities"] == ["text", "image"]
+        parts: list[Any] = [
+            {"type": "image_url", "image_url": {"url": seeing.url, "detail": "high"}},
+            {"type": "text", "text": WORDS},
+        ]
+        for part in parts:
+            content: Any = [{"type": "text", "text": "See:"}, part, {"type": "text", "text": " Well?"}]
+            messages: Any = [{"role": "user", "content": content}]
+            reply = client.chat.completions.create(model="any", messages=messages, max_tokens=TOKENS, temperature=0)
+            assert reply.usage is not None
+            said.append((reply.choices[0].message.content, reply.usage.prompt_tokens))
+        assert said[0] == said[1]
+        parts[0]["image_url"]["url"] = "https://example.com/a.png"
+        with pytest.raises(BadRequestError, match="nothing is fetched"):
+            client.chat.completions.create(model="any", messages=[{"role": "user", "content": parts[:1]}])
+
+
+def test_openai_python_sends_pictures_in_responses_and_conversations(seeing: Seeing) -> None:
+    said = []
+    with OpenAI(base_url=f"{seeing.served.url}/v1", api_key="none") as client:
+        for part in ({"type": "input_image", "image_url": seeing.url}, {"type": "input_text", "text": WORDS}):
+            content: Any = [{"type": "input_text", "text": "See:"}, part]
+            turn: Any = [{"role": "user", "content": content}]
+            common: Any = {"model": "any", "max_output_tokens": TOKENS, "temperature": 0}
+            first = client.responses.create(input=turn, **common)
+            second = client.responses.create(input="And then?", previous_response_id=first.id, **common)
+            assert first.usage is not None
+            said.append((first.output_text, second.output_text, first.usage.input_tokens))
+        assert said[0] == said[1]
+
+
+def test_huggingface_hub_sends_pictures(seeing: Seeing) -> None:
+    client = InferenceClient(seeing.served.url)
+    said = []
+    for part in ({"type": "image_url", "image_url": {"url": seeing.url}}, {"type": "text", "text": WORDS}):
+        messages: Any = [{"role": "user", "content": [{"type": "text", "text": "See:"}, part]}]
+        said.append(client.chat_completion(messages, max_tokens=TOKENS, temperature=0).choices[0].message.content)
+    assert said[0] == said[1]
+    shown = client.text_generation(f"See:![]({seeing.url}) and", max_new_tokens=TOKENS)
+    assert shown == client.text_generation(f"See:{WORDS} and", max_new_tokens=TOKENS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "text-generation",
+        pytest.param("anthropic", marks=pytest.mark.clients),
+        pytest.param("ollama", marks=pytest.mark.clients),
+    ],
+)
+def test_a_client_in_its_own_environment_sends_pictures(seeing: Seeing, name: str) -> None:
+    python = ROOT / f".cache/clients/{name}/bin/python"
+    assert python.exists(), f"no environment for {name}: run `make test-clients`"
+    script = Path(__file__).parent / "clients/pictures.py"
+    command = [str(python), str(script), name, seeing.served.url, str(seeing.picture), WORDS]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    said = json.loads(run.stdout.splitlines()[-1])
+    half = len(said) // 2
+    if name == "anthropic":
+        assert said[:half] == said[half:]
+    else:
+        assert said[::2] == said[1::2]
+    assert all(said)
