@@ -17,6 +17,7 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_shard.backends.base import CellSlice, TokenBatch
 from caravan_shard.backends.llama.places import Places
 from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
+from caravan_shard.media.spans import CellSpan
 
 _STATE_ONLY = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
@@ -28,9 +29,7 @@ class RollbackMemory(RecurrentMemory):
         self, context: Any, *, sequences: int, shares_cells: bool, transposes: bool, places: Places | None = None
     ) -> None:
         """``context``: one that keeps earlier states. ``shares_cells``: the layout is unified."""
-        super().__init__(
-            context, sequences=sequences, shares_cells=shares_cells, transposes=transposes, places=places
-        )
+        super().__init__(context, sequences=sequences, shares_cells=shares_cells, transposes=transposes, places=places)
         self._most = int(llama_cpp.llama_n_rs_seq(context))
         self._ubatch = int(llama_cpp.llama_n_ubatch(context))
         # How many tokens of each sequence the last step has computed, as far as nothing has changed since.
@@ -71,21 +70,24 @@ class RollbackMemory(RecurrentMemory):
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
         """Start a sequence with all tokens of another."""
         if source_id in self._cut:
-            self._put_state_anew(source_id)
+            state = self._whole_state(source_id, _STATE_ONLY)
+            if not self._set_state(source_id, state, _STATE_ONLY):
+                raise RuntimeError(f"llama.cpp does not take back the state of sequence {source_id}")
+            self._cut.discard(source_id)
         self._computed.pop(source_id, None)
         super().copy(source_id, destination_id, length)
 
-    def restore(self, sequence_id: int, slices: Sequence[CellSlice], shared: PrefixCopy | None = None) -> bool:
+    def restore(
+        self,
+        sequence_id: int,
+        slices: Sequence[CellSlice],
+        shared: PrefixCopy | None = None,
+        spans: Sequence[CellSpan] = (),
+    ) -> bool:
         """Put a saved sequence into memory; False, and nothing is held, if there is no room or a state is damaged."""
         self._forget(sequence_id)
-        return super().restore(sequence_id, slices, shared)
+        return super().restore(sequence_id, slices, shared, spans)
 
     def _forget(self, sequence_id: int) -> None:
         self._computed.pop(sequence_id, None)
-        self._cut.discard(sequence_id)
-
-    def _put_state_anew(self, sequence_id: int) -> None:
-        state = self._whole_state(sequence_id, _STATE_ONLY)
-        if not self._set_state(sequence_id, state, _STATE_ONLY):
-            raise RuntimeError(f"llama.cpp does not take back the state of sequence {sequence_id}")
         self._cut.discard(sequence_id)
