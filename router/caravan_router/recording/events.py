@@ -6,7 +6,7 @@ import msgspec
 
 from caravan_proto.messages.limits import LayoutLimits
 from caravan_proto.messages.results import DraftSource, FinishReason, StepOutcome
-from caravan_router.scheduling.events import ShardLimits
+from caravan_router.scheduling.events import EncodeOutcome, ShardLimits
 
 
 class Beams(msgspec.Struct, frozen=True):
@@ -17,6 +17,15 @@ class Beams(msgspec.Struct, frozen=True):
     length_penalty: float
     early_stopping: Literal["YES", "NO", "NEVER"]
     eos: list[int]
+
+
+class Media(msgspec.Struct, frozen=True, array_like=True):
+    """`PromptMedia`, with numbers for the media and the encoder. ``spans``: the fields of each, in order."""
+
+    spans: list[tuple[int, int, int, int, int, int]]
+    contents: list[int]
+    encoder: int
+    atomic: bool
 
 
 class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,6 +53,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     constraint: int = 0
     thought: int = 0
     beams: Beams | None = None
+    media: Media | None = None
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
@@ -75,7 +85,10 @@ class Take(_Event, frozen=True):
 
 
 class SavedCells(msgspec.Struct, frozen=True, array_like=True):
-    """`SavedRun`, whose ``cuts`` are positions and the numbers of keys; ``before``: the number of the note's key."""
+    """`SavedRun`, whose ``cuts`` are positions and the numbers of keys; ``before``: the number of the note's key.
+
+    ``cells``: all its tokens, if those of the note are empty because there are cells of media among them.
+    """
 
     start: int
     cuts: list[tuple[int, int]]
@@ -86,6 +99,7 @@ class SavedCells(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     tenant: str
     adapter: str
+    cells: list[int] = []
 
 
 class Join(_Event, frozen=True):
@@ -112,7 +126,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Step(_Event, frozen=True):
-    """`Stepped`. Logprobs of prompts are counted; a logprob of minus infinity is null."""
+    """`Stepped`. Logprobs of prompts are counted; a logprob of minus infinity is null. ``missing``: media."""
 
     shard: str
     command: int
@@ -125,6 +139,7 @@ class Step(_Event, frozen=True):
     drafts: list[tuple[int, DraftSource, int, int]]
     evaluations: list[tuple[int, list[tuple[int, float | None]]]]
     feedback: list[tuple[int, float]]
+    missing: list[int]
 
 
 class Save(_Event, frozen=True):
@@ -154,6 +169,14 @@ class Layout(_Event, frozen=True):
 class Fetch(_Event, frozen=True):
     transfer: int
     fetched: list[bool]
+    seconds: float
+
+
+class Encode(_Event, frozen=True):
+    """`Encoded`."""
+
+    encoding: int
+    outcome: EncodeOutcome
     seconds: float
 
 
@@ -206,6 +229,6 @@ class Tick(_Event, frozen=True):
 
 
 Event = (
-    Submit | Cancel | Replace | Take | Join | Lose | Drain | Step | Save | Load | Layout | Fetch | End | Flush | Pin
-    | Unpin | Grace | Tick
+    Submit | Cancel | Replace | Take | Join | Lose | Drain | Step | Save | Load | Layout | Fetch | Encode | End | Flush
+    | Pin | Unpin | Grace | Tick
 )  # fmt: skip

@@ -2,26 +2,36 @@
 
 from collections.abc import Iterable
 
+from caravan_router.core.prompt_media import FIRST_CELL_NUMBER
 from caravan_router.scheduling.prefix_keys import PrefixKeys
 
 
 class _Numbers(dict[int, int]):
-    """Numbers for tokens, in the order in which they appear."""
+    """Numbers for tokens, in the order in which they appear. Those of cells of media stay above all token ids."""
 
     def __missing__(self, token: int) -> int:
-        number = self[token] = len(self)
+        number = self[token] = len(self) + (FIRST_CELL_NUMBER if token >= FIRST_CELL_NUMBER else 0)
         return number
 
 
+class _CellNumbers(_Numbers):
+    """Numbers for the cells of media alone: they are made of what is in a medium."""
+
+    def __missing__(self, token: int) -> int:
+        return super().__missing__(token) if token >= FIRST_CELL_NUMBER else token
+
+
 class Names:
-    """Numbers the tokens, the keys of prefixes, the API keys, the namespaces and the constraints of one recording.
+    """Numbers the tokens, media, keys of prefixes, API keys, namespaces and constraints of one recording.
 
     A number means the same in the whole recording, and nothing outside of it. ``keeps_tokens``: the tokens stay as they
-    are, so that texts can be read.
+    are, so that texts can be read, but for cells of media.
     """
 
     def __init__(self, *, keeps_tokens: bool = False) -> None:
-        self._tokens: dict[int, int] | None = None if keeps_tokens else _Numbers()
+        self._tokens: _Numbers = _CellNumbers() if keeps_tokens else _Numbers()
+        # Ids of media and fingerprints of their encoders. None has no number but 0.
+        self._media: dict[bytes, int] = {b"": 0}
         self._keys: dict[bytes, int] = {}
         # How many numbers of keys were given in this part.
         self.keys = 0
@@ -38,12 +48,16 @@ class Names:
 
     def token(self, token: int) -> int:
         """Return the number of a token."""
-        return token if self._tokens is None else self._tokens[token]
+        return self._tokens[token]
 
     def tokens(self, tokens: Iterable[int]) -> list[int]:
         """Return the numbers of tokens."""
         numbers = self._tokens
-        return list(tokens) if numbers is None else [numbers[token] for token in tokens]
+        return [numbers[token] for token in tokens]
+
+    def medium(self, media_id: bytes) -> int:
+        """Return the number of a medium, or of an encoder by its fingerprint."""
+        return self._media.setdefault(media_id, len(self._media))
 
     def key(self, key: bytes) -> int:
         """Return the number of the key of a prefix, a new one if it is new."""

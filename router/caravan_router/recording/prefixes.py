@@ -83,14 +83,15 @@ class PlayedKeys:
             self.note_root(run.before, run.adapter)
         known = self._prefixes.get(run.before)
         end = max((position for position, _ in run.cuts), default=0)
-        if known is None or len(known[1]) != run.start or len(run.tokens) != end - run.start:
+        own = run.cells or run.tokens
+        if known is None or len(known[1]) != run.start or len(own) != end - run.start:
             self.unknown += 1
             return
         namespace, before = known
-        if not run.tokens:  # recurrent state
+        if not own:  # recurrent state
             self.note(run.cuts[-1][1], state_key(self.key(run.before)))
             return
-        tokens = (*before, *run.tokens)
+        tokens = (*before, *own)
         keys = PrefixKeys(namespace, lambda start, stop: tokens[start:stop])
         for position, number in run.cuts:
             self._prefixes[number] = namespace, tokens[:position]

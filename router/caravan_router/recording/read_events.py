@@ -7,13 +7,16 @@ from typing import assert_never
 
 from caravan_proto.messages.commands import RunNote
 from caravan_proto.messages.constraint import Constraint, ConstraintKind, Thought
+from caravan_proto.messages.media import MediaSpan
 from caravan_proto.messages.results import DraftCount, LayoutSet, Loaded, Saved
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_router.core.generation import BeamSearch, EarlyStopping, GenerationSpec
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import Tenant
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.recording import events as form
+from caravan_router.recording.played_media import contents_of, media_id_of
 from caravan_router.recording.prefixes import PlayedKeys, namespace_of, prefix_key, with_adapter
 from caravan_router.scheduling import events as heard
 from caravan_router.scheduling.pins import Pin
@@ -81,6 +84,8 @@ class EventReader:
                 )
             case form.Fetch():
                 return heard.Fetched(transfer_id=event.transfer, fetched=tuple(event.fetched), seconds=event.seconds)
+            case form.Encode():
+                return heard.Encoded(encode_id=event.encoding, outcome=event.outcome, seconds=event.seconds)
             case form.Flush():
                 key = None if event.key is None else self._key(event.key, event.prefix)
                 return heard.FlushRequested(event.flush, frozenset(event.shards), key)
@@ -169,6 +174,7 @@ def _step(step: form.Step) -> heard.Stepped:
             for sequence, likeliest in step.evaluations
         ),
         feedback=tuple(step.feedback),
+        missing_media=tuple(map(media_id_of, step.missing)),
     )
 
 
@@ -213,4 +219,24 @@ def _spec(spec: form.Spec) -> GenerationSpec:
             eos_token_ids=frozenset(beams.eos),
         ),
         thought=Thought(closings=()) if spec.thought else None,
+        media=None if spec.media is None else _media(spec.media),
+    )
+
+
+def _media(media: form.Media) -> PromptMedia:
+    return PromptMedia(
+        spans=tuple(
+            MediaSpan(
+                offset=offset,
+                media_id=media_id_of(number),
+                slice_index=slice_index,
+                first=first,
+                count=count,
+                positions=positions,
+            )
+            for offset, number, slice_index, first, count, positions in media.spans
+        ),
+        contents=contents_of(media.contents),
+        encoder=media_id_of(media.encoder),
+        atomic=media.atomic,
     )

@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict, deque
 from typing import Any
 
 from caravan_router.recording.events import SavedCells
+from caravan_router.recording.played_media import contents_of, media_id_of
 from caravan_router.recording.prefixes import PlayedKeys, prefix_key, root_of
 from caravan_router.recording.state_classes import CLASSES, is_enum, is_named_tuple
 from caravan_router.scheduling.prefix_keys import PrefixKeys
@@ -112,6 +113,10 @@ class StateReader:
                 return math.inf if told else -math.inf
             case "key":
                 return self._keys.key(told)
+            case "medium":
+                return media_id_of(told)
+            case "contents":
+                return contents_of(told)
             case "enum":
                 made = CLASSES[told[0]]
                 if not is_enum(made):
@@ -160,6 +165,7 @@ class StateReader:
                         self._nodes[note["tokens"][0]][1],
                         note["tenant"],
                         note["adapter"],
+                        node[3],
                     )
                 )
         for run in sorted(found, key=lambda one: one.start):

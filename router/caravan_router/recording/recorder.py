@@ -9,10 +9,12 @@ from weakref import WeakValueDictionary
 import msgspec
 
 import caravan_proto
+from caravan_proto.messages.commands import Save
 from caravan_router.recording.events import Replace, Take
 from caravan_router.recording.lines import VERSION, CallLine, Header, Line, SchedulerLine, StateLine, config_of
 from caravan_router.recording.names import Names
 from caravan_router.recording.part_file import PartFile
+from caravan_router.recording.run_cells import RunCells
 from caravan_router.recording.write_actions import write_actions
 from caravan_router.recording.write_events import EventWriter
 from caravan_router.recording.write_state import StateWriter
@@ -53,6 +55,7 @@ class Recorder:
         self._schedulers: WeakValueDictionary[int, SchedulerRecorder] = WeakValueDictionary()
         self._count = 0
         self.names = Names(keeps_tokens=keeps_tokens)
+        self.cells = RunCells()
         self._tokens = "real" if keeps_tokens else "numbered"
         # How many schedulers have let requests go that no other one has taken yet: a part does not end between.
         self.passing = 0
@@ -101,7 +104,7 @@ class Recorder:
             self._write(Line(scheduler=follower.line))
             # Their keys are all that it has, and cannot be renamed.
             follower.scheduler.forget_forks()
-            nodes = StateWriter(self.names).write(follower.scheduler)
+            nodes = StateWriter(self.names, self.cells).write(follower.scheduler)
             self._write(Line(state=StateLine(id=number, keys=self.names.keys, nodes=nodes)))
 
     def write_page(self, message: Message) -> None:
@@ -135,7 +138,7 @@ class SchedulerRecorder:
         self.line = line
         self.scheduler = scheduler
         self._recorder = recorder
-        self._events = EventWriter(recorder.names, scheduler)
+        self._events = EventWriter(recorder.names, scheduler, recorder.cells)
         # It begins with the first call, on the clock of the scheduler.
         self._timeline: ModelTimeline | None = None
         self._heard: list[form.Event] = []
@@ -154,6 +157,9 @@ class SchedulerRecorder:
         self._timeline.note(events, actions, now)
         for message in self._timeline.messages(now):
             self._recorder.write_page(message)
+        for action in actions:
+            if type(action) is Save:
+                self._recorder.cells.note(action, self.scheduler, self._recorder.names)
         decided = write_actions(actions, self._recorder.names)
         self._recorder.write_call(CallLine(self.line.id, now, self._heard, decided))
 

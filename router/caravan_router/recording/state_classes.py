@@ -9,6 +9,7 @@ from typing import Any
 
 import caravan_proto.messages
 import caravan_router.core.generation
+import caravan_router.core.prompt_media
 import caravan_router.core.stopping
 import caravan_router.core.tenant
 import caravan_router.core.tokens
@@ -36,6 +37,13 @@ TOKENS = frozenset(
     }
 )
 TOKEN_KEYS = frozenset({("_Node", "children")})
+# Fields that hold the id of a medium, or the fingerprint of an encoder; or have such ids as keys.
+MEDIA = frozenset(
+    {("MediaSpan", "media_id"), ("Encoding", "media_id"), ("PromptMedia", "encoder"), ("ShardLimits", "encoder")}
+)
+MEDIA_KEYS = frozenset({("ShardMedia", "_encoded"), ("Encodings", "_lost")})
+# A field that has media by their ids, of which nothing else is told.
+CONTENTS = frozenset({("PromptMedia", "contents")})
 # Fields that hold the name of an API key, or have such names as keys.
 TENANTS = frozenset({("Tenant", "name"), ("RunNote", "tenant"), ("Pin", "tenant")})
 TENANT_KEYS = frozenset({("FairShare", "_counters"), ("SchedulerState", "_tenants")})
@@ -73,6 +81,7 @@ def _classes() -> dict[str, type[Any]]:
         *_modules(caravan_router.scheduling),
         *_modules(caravan_proto.messages),
         caravan_router.core.generation,
+        caravan_router.core.prompt_media,
         caravan_router.core.stopping,
         caravan_router.core.tenant,
         caravan_router.core.tokens,

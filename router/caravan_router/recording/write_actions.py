@@ -17,12 +17,14 @@ from caravan_proto.messages.commands import (
     SequenceParameters,
     SetLayout,
 )
+from caravan_proto.messages.media import MediaSpan
 from caravan_router.core.prefixes import ShardPrefixes
 from caravan_router.scheduling.actions import (
     Action,
     Deliver,
     Drafted,
     Drained,
+    Encode,
     Fail,
     Fetch,
     Flushed,
@@ -43,6 +45,7 @@ class ActionNames(Protocol):
     def token(self, token: int) -> int: ...
     def tokens(self, tokens: Iterable[int]) -> list[int]: ...
     def key(self, key: bytes) -> int: ...
+    def medium(self, media_id: bytes) -> int: ...
     def forget_key(self, key: bytes) -> None: ...
     def tenant(self, name: str) -> str: ...
 
@@ -93,10 +96,11 @@ def _write(action: Action, names: ActionNames) -> Plain:
             loaded = [
                 [
                     entry.sequence_id,
-                    names.tokens(entry.token_ids),
+                    _sent(entry.token_ids, entry.media, names),
                     [[names.key(piece.key), piece.start, piece.end] for piece in entry.slices],
                     entry.adapter,
                     _copy(entry.copy),
+                    *_spans(entry.media, names),
                 ]
                 for entry in action.entries
             ]
@@ -108,6 +112,8 @@ def _write(action: Action, names: ActionNames) -> Plain:
         case Fetch():
             keys = [names.key(key) for key in action.keys]
             return ["fetch", action.transfer_id, action.source, action.target, keys, action.size_bytes]
+        case Encode():
+            return ["encode", action.encode_id, action.shard, names.medium(action.media.id)]
         case Drained():
             return ["drained", action.shard]
         case Start():
@@ -152,7 +158,26 @@ def _copy(copy: PrefixCopy | None) -> Plain | None:
 
 def _chunk(chunk: Chunk, names: ActionNames) -> Plain:
     setup = None if chunk.setup is None else _setup(chunk.setup, names)
-    return [chunk.sequence_id, chunk.start, names.tokens(chunk.token_ids), chunk.last, setup, _copy(chunk.copy)]
+    tokens, media = _sent(chunk.token_ids, chunk.media, names), _spans(chunk.media, names)
+    return [chunk.sequence_id, chunk.start, tokens, chunk.last, setup, _copy(chunk.copy), *media]
+
+
+def _sent(tokens: Sequence[int], media: Sequence[MediaSpan], names: ActionNames) -> list[int]:
+    """Return tokens as they are sent. Those under ``media`` are 0, which is no token there."""
+    written: list[int] = []
+    for span in media:
+        written += names.tokens(tokens[len(written) : span.offset])
+        written += tokens[span.offset : span.end]
+    return written + names.tokens(tokens[len(written) :])
+
+
+def _spans(media: Sequence[MediaSpan], names: ActionNames) -> Plain:
+    """Return the spans as one more field if there are any."""
+    spans = [
+        [span.offset, names.medium(span.media_id), span.slice_index, span.first, span.count, span.positions]
+        for span in media
+    ]
+    return [spans] if spans else []
 
 
 def _setup(setup: SequenceParameters, names: ActionNames) -> Plain:
@@ -173,12 +198,13 @@ def _row(row: Row, names: ActionNames) -> Plain:
     return [
         row.sequence_id,
         row.start,
-        names.tokens(row.token_ids),
+        _sent(row.token_ids, row.media, names),
         None if row.outputs is None else row.outputs.value,
         row.adapter,
         row.top_n_tokens,
         row.keep_length,
         _copy(row.copy),
+        *_spans(row.media, names),
     ]
 
 

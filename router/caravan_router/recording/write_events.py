@@ -7,8 +7,11 @@ from typing import assert_never
 
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.recording import events as form
 from caravan_router.recording.names import Names
+from caravan_router.recording.played_media import media_id_of
+from caravan_router.recording.run_cells import RunCells
 from caravan_router.scheduling import events as heard
 from caravan_router.scheduling.pins import Pin
 from caravan_router.scheduling.scheduler import Scheduler
@@ -18,8 +21,9 @@ from caravan_router.scheduling.sequence import Request
 class EventWriter:
     """Writes events of one scheduler, which tells what a key stands for that came from nowhere else."""
 
-    def __init__(self, names: Names, scheduler: Scheduler) -> None:
+    def __init__(self, names: Names, scheduler: Scheduler, cells: RunCells) -> None:
         self._names = names
+        self._cells = cells
         self._scheduler = scheduler
 
     def write(self, event: heard.Event) -> form.Event:
@@ -39,7 +43,11 @@ class EventWriter:
             case heard.Taken():
                 return form.Take([sequence.request_id for sequence in event.sequences])
             case heard.ShardJoined():
-                limits = replace(event.limits, end_tokens=frozenset(names.tokens(sorted(event.limits.end_tokens))))
+                limits = replace(
+                    event.limits,
+                    end_tokens=frozenset(names.tokens(sorted(event.limits.end_tokens))),
+                    encoder=media_id_of(names.medium(event.limits.encoder)),
+                )
                 return form.Join(event.shard, limits, self._runs(event.runs), event.survived)
             case heard.ShardLost():
                 return form.Lose(event.shard)
@@ -55,6 +63,8 @@ class EventWriter:
                 return form.Layout(event.shard, event.command_id, event.layout, list(event.lost), event.seconds)
             case heard.Fetched():
                 return form.Fetch(event.transfer_id, list(event.fetched), event.seconds)
+            case heard.Encoded():
+                return form.Encode(event.encode_id, event.outcome, event.seconds)
             case heard.FlushRequested():
                 prefix = None if event.key is None else self._prefix_of(event.key)
                 key = None if event.key is None else names.key(event.key)
@@ -87,6 +97,7 @@ class EventWriter:
                 for sequence, likeliest in step.evaluations
             ],
             list(step.feedback),
+            [self._names.medium(media_id) for media_id in step.missing_media],
         )
 
     def _submit(self, request: Request) -> form.Submit:
@@ -128,6 +139,19 @@ class EventWriter:
                 early_stopping=beams.early_stopping.name,  # type: ignore[arg-type]  # mypy knows it as a text
                 eos=names.tokens(sorted(beams.eos_token_ids)),
             ),
+            media=None if spec.media is None else self._media(spec.media),
+        )
+
+    def _media(self, media: PromptMedia) -> form.Media:
+        medium = self._names.medium
+        return form.Media(
+            [
+                (span.offset, medium(span.media_id), span.slice_index, span.first, span.count, span.positions)
+                for span in media.spans
+            ],
+            [medium(media_id) for media_id in media.contents],
+            medium(media.encoder),
+            media.atomic,
         )
 
     def _runs(self, runs: Iterable[heard.SavedRun]) -> list[form.SavedCells]:
@@ -143,6 +167,7 @@ class EventWriter:
                 names.tokens(run.note.tokens),
                 names.tenant(run.note.tenant),
                 run.note.adapter,
+                [] if run.note.tokens else self._cells.of(run.start, run.cuts),
             )
             for run in runs
         ]

@@ -8,14 +8,20 @@ import copy
 import math
 from array import array
 from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
 from typing import Any
 
+from caravan_proto.messages.commands import RunNote, SaveEntry
 from caravan_router.recording.names import Names
 from caravan_router.recording.prefixes import namespace_of, with_adapter
+from caravan_router.recording.run_cells import RunCells
 from caravan_router.recording.state_classes import (
+    CONTENTS,
     HASH_KEYS,
     HASHES,
     LEFT_OUT,
+    MEDIA,
+    MEDIA_KEYS,
     NAMES,
     NAMESPACE_KEYS,
     TENANT_KEYS,
@@ -26,6 +32,7 @@ from caravan_router.recording.state_classes import (
     is_enum,
     is_named_tuple,
 )
+from caravan_router.scheduling.events import SavedRun
 from caravan_router.scheduling.pins import Pin
 from caravan_router.scheduling.prefix_keys import PrefixKeys, key_behind
 from caravan_router.scheduling.scheduler import Scheduler
@@ -36,11 +43,19 @@ Node = list[Any]
 Field = tuple[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Medium:
+    """A medium as a key."""
+
+    number: int
+
+
 class StateWriter:
     """Writes one state, with ``names`` that are new in this part of the recording."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Names, cells: RunCells) -> None:
         self._names = names
+        self._cells = cells
         self._nodes: list[Node] = []
         # By identity. What has a place is kept alive by the state.
         self._places: dict[int, int] = {}
@@ -96,6 +111,8 @@ class StateWriter:
             return value
         if isinstance(value, float):
             return value if math.isfinite(value) else {"inf": value > 0}
+        if isinstance(value, _Medium):
+            return {"medium": value.number}
         if isinstance(value, bytes):
             return {"key": self._names.key(value)}
         if is_enum(type(value)):
@@ -128,6 +145,9 @@ class StateWriter:
             self._roots[value.note.before] = self._names.key(value.note.before)
         if isinstance(value, Pin):
             self._pins.append((value, fields))
+        if isinstance(value, KeptRun | SavedRun | SaveEntry) and isinstance(value.note, RunNote):
+            # What makes the keys is told beside the fields, if the note lacks it.
+            return ["object", NAMES[kind], fields, [] if value.note.tokens else self._cells.of(value.start, value.cuts)]
         return ["object", NAMES[kind], fields]
 
     def _field(self, field: Field, value: Any, todo: list[tuple[int, object]]) -> Any:
@@ -140,6 +160,10 @@ class StateWriter:
             return self._value(type(value)(*_array_code(value), names.tokens(value)), todo)
         if field in TENANTS:
             return names.tenant(value)
+        if field in MEDIA:
+            return {"medium": names.medium(value)}
+        if field in CONTENTS:
+            return {"contents": [names.medium(media_id) for media_id in value]}
         if field in HASHES:
             return {"hashes": self._later(value)}
         return self._keyed(field, value, todo)
@@ -148,6 +172,9 @@ class StateWriter:
         """Write a dictionary whose keys have other names, or any other value."""
         if field in TOKEN_KEYS:
             return self._value({self._names.token(key): one for key, one in value.items()}, todo)
+        if field in MEDIA_KEYS:
+            media = ((_Medium(self._names.medium(key)), one) for key, one in value.items())
+            return self._value(type(value)(media), todo)
         if field in TENANT_KEYS:
             return self._value({self._names.tenant(key): one for key, one in value.items()}, todo)
         if field == ("WaitingQueue", "_buckets"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from caravan_router.recording.lines import CallLine, SchedulerLine, StateLine, read_config
+from caravan_router.recording.played_media import media_number_of
 from caravan_router.recording.prefixes import PlayedKeys
 from caravan_router.recording.read_events import EventReader
 from caravan_router.recording.read_lines import RecordingError, RecordingFile
@@ -38,6 +39,9 @@ class _PlayedNames:
 
     def key(self, key: bytes) -> int:
         return self._keys.number(key)
+
+    def medium(self, media_id: bytes) -> int:
+        return media_number_of(media_id)
 
     def forget_key(self, key: bytes) -> None:
         self._keys.forget(key)
