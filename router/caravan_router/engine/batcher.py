@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.core.engine import ModelFacts
@@ -18,6 +18,7 @@ from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.prefixes import PinRefusal, PrefixReport
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
 from caravan_router.engine.absence import Absence
+from caravan_router.engine.followers import Followers
 from caravan_router.engine.model_prefixes import ModelPrefixes
 from caravan_router.engine.observer import EngineObserver, QueueUse, ShardUse
 from caravan_router.engine.queries import ShardQueries
@@ -57,22 +58,6 @@ from caravan_router.scheduling.sequence import Request, Sequence
 from caravan_router.scheduling.shard.kept_run import Tier
 
 
-class Follower(Protocol):
-    """Is told what a scheduler hears and decides."""
-
-    def hear(self, events: list[Event]) -> None:
-        """Note what the scheduler is about to handle."""
-        ...
-
-    def note(self, events: list[Event], actions: list[Action], now: float) -> None:
-        """Note what the scheduler has decided because of ``events``. The actions are not carried out yet."""
-        ...
-
-    def note_error(self, error: Exception, now: float) -> None:
-        """Note that the scheduler has raised ``error`` instead, which is a bug."""
-        ...
-
-
 class Batcher:
     """The engine of one model. Nothing moves unless ``run`` is running; everything happens on its event loop.
 
@@ -104,7 +89,7 @@ class Batcher:
         self.used_s = 0.0
         self.prefixes = ModelPrefixes(facts, self.scheduler, self.post)
         # They are told of each call of the scheduler.
-        self.followers: list[Follower] = []
+        self.followers = Followers()
         # Set once the first shard has joined.
         self.ready = asyncio.Event()
 
@@ -122,16 +107,13 @@ class Batcher:
 
     def _handle(self, events: list[Event], now: float) -> list[Action]:
         """Let the scheduler handle ``events``, and its followers know."""
-        for follower in self.followers:
-            follower.hear(events)
+        self.followers.hear(events)
         try:
             actions = self.scheduler.handle(events, now)
         except Exception as error:
-            for follower in self.followers:
-                follower.note_error(error, now)
+            self.followers.note_error(error, now)
             raise
-        for follower in self.followers:
-            follower.note(events, actions, now)
+        self.followers.note(events, actions, now)
         return actions
 
     @property

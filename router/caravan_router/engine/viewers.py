@@ -1,6 +1,7 @@
 """Those who watch the schedulers, and the messages that they have not read yet."""
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection
@@ -10,6 +11,8 @@ import msgspec
 from caravan_router.engine.batcher import Batcher
 from caravan_router.timeline.messages import Dropped, Gone, Hello, Message
 from caravan_router.timeline.model_timeline import FRAME_S, STATE_S, ModelTimeline
+
+_log = logging.getLogger(__name__)
 
 # Most viewers at a time, and most messages that wait for one of them.
 _MOST_VIEWERS = 16
@@ -56,6 +59,8 @@ class Viewers:
         self._batchers = batchers
         self._viewers: set[_Viewer] = set()
         self._timelines: dict[Batcher, ModelTimeline] = {}
+        # Those whose timeline has raised an exception, until nobody watches.
+        self._failed: set[Batcher] = set()
         self._telling: asyncio.Task[None] | None = None
 
     def messages(self) -> AsyncGenerator[bytes, None] | None:
@@ -82,6 +87,7 @@ class Viewers:
             self._telling = None
         for batcher in list(self._timelines):
             batcher.followers.remove(self._timelines.pop(batcher))
+        self._failed.clear()
 
     async def _tell(self) -> None:
         while True:
@@ -90,15 +96,21 @@ class Viewers:
 
     def _tell_once(self, now: float) -> None:
         for batcher in self._batchers:
-            if batcher not in self._timelines:
+            if batcher not in self._timelines and batcher not in self._failed:
                 timeline = self._timelines[batcher] = ModelTimeline(batcher.model.name, batcher.scheduler, now)
                 batcher.followers.append(timeline)
         for batcher in [one for one in self._timelines if one not in self._batchers]:
             batcher.followers.remove(self._timelines.pop(batcher))
             self._put(Gone(model=batcher.model.name, at=round(now, 6)))
-        for timeline in self._timelines.values():
-            for message in timeline.messages(now):
-                self._put(message)
+        for batcher, timeline in list(self._timelines.items()):
+            try:
+                for message in timeline.messages(now):
+                    self._put(message)
+            except Exception:  # noqa: BLE001  whatever a bug raises
+                _log.exception("a timeline is not told any more", extra={"model": batcher.model.name})
+                batcher.followers.remove(self._timelines.pop(batcher))
+                self._failed.add(batcher)
+                self._put(Gone(model=batcher.model.name, at=round(now, 6)))
 
     def _put(self, message: Message) -> None:
         encoded = _encode(message)

@@ -174,7 +174,7 @@ class StateReader:
             if node[0] == "object" and node[1] == "generation.GenerationSpec":
                 self._keys.note_root(root_of(node[2]["namespace"]), node[2]["adapter"])
             elif node[0] == "object" and node[1] == "pins.Pin" and node[2]["namespace"] is not None:
-                tokens = self._nodes[node[2]["tokens"][0]][1]
+                tokens = node[3] or self._nodes[node[2]["tokens"][0]][1]
                 self._keys.note(node[2]["key"]["key"], prefix_key(node[2]["namespace"], tokens))
 
     def _hashed(self, plain: dict[str, Any]) -> Any:

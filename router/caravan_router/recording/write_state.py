@@ -64,8 +64,8 @@ class StateWriter:
         self._hashes: dict[int, tuple[Sequence, int]] = {}
         # Values to be written when all sequences are known, and the lists for that.
         self._by_hash: list[tuple[Any, list[Any]]] = []
-        # Pins, and what is written of them.
-        self._pins: list[tuple[Pin, dict[str, Any]]] = []
+        # Pins, and what is written of them: fields, and tokens beside them.
+        self._pins: list[tuple[Pin, dict[str, Any], list[int]]] = []
         # Keys of empty prefixes with which saved runs begin, and their numbers.
         self._roots: dict[bytes, int] = {}
 
@@ -83,8 +83,8 @@ class StateWriter:
             for hashed, pairs in self._by_hash:
                 pairs += self._hashed(hashed, todo)
             self._by_hash.clear()
-        for pin, fields in self._pins:
-            fields["namespace"] = self._namespace_of_pin(pin)
+        for pin, fields, told in self._pins:
+            fields["namespace"] = self._namespace_of_pin(pin) or self._tell_pin(pin, scheduler, told)
         return self._nodes
 
     def _namespace_of_pin(self, pin: Pin) -> str | None:
@@ -95,6 +95,19 @@ class StateWriter:
         for root, number in (*self._roots.items(), *self._names.roots):
             if len(tokens) == pin.length and key_behind(root, tokens) == pin.key:
                 return with_adapter(namespace_of(number), pin.adapter)
+        return None
+
+    def _tell_pin(self, pin: Pin, scheduler: Scheduler, told: list[int]) -> str | None:
+        """Add the tokens of a pin that lacks them, as there are media among them, and return its namespace.
+
+        Nothing and None if no shard holds it in cells.
+        """
+        for shard in scheduler.shards.values():
+            for resident in (*shard.stays.parked.values(), *shard.stays.residents.values()):
+                sequence = resident.sequence
+                if sequence.known_tokens >= pin.length and sequence.keys.at(pin.length) == pin.key:
+                    told += self._names.tokens(sequence.tokens(0, pin.length))
+                    return self._namespace(sequence.request.prefix_namespace)
         return None
 
     def _place(self, value: object, todo: list[tuple[int, object]]) -> list[int]:
@@ -144,7 +157,9 @@ class StateWriter:
         if isinstance(value, KeptRun) and value.start == 0:
             self._roots[value.note.before] = self._names.key(value.note.before)
         if isinstance(value, Pin):
-            self._pins.append((value, fields))
+            told: list[int] = []
+            self._pins.append((value, fields, told))
+            return ["object", NAMES[kind], fields, told]
         if isinstance(value, KeptRun | SavedRun | SaveEntry) and isinstance(value.note, RunNote):
             # What makes the keys is told beside the fields, if the note lacks it.
             return ["object", NAMES[kind], fields, [] if value.note.tokens else self._cells.of(value.start, value.cuts)]

@@ -6,6 +6,7 @@ from statistics import median
 
 from caravan_proto.messages.results import StepOutcome
 from caravan_router.recording import events as form
+from caravan_router.recording.played_media import media_id_of
 from caravan_router.recording.read_events import read_request
 from caravan_router.recording.write_actions import Plain
 from caravan_router.replay.measured_times import MeasuredStep, MeasuredTimes, measure
@@ -67,6 +68,9 @@ class Demand:
     steps: dict[str, list[MeasuredStep]] = field(default_factory=dict)
     cell_s: float = 0.0
     until_s: float = 0.0
+    # By the numbers of encodings: the ids of media. And by these, what encoding took.
+    _encodings: dict[int, bytes] = field(default_factory=dict)
+    _encode_s: dict[bytes, float] = field(default_factory=dict)
     _pauses: list[float] = field(default_factory=list)
     # By shard.
     _paces: dict[str, _Reported] = field(default_factory=dict)
@@ -120,6 +124,10 @@ class Demand:
                 self._paces.pop(event.shard, None)
             case form.Drain():
                 self.changes.append(ShardChange(at, event.shard, drains=True))
+            case form.Encode():
+                media_id = self._encodings.pop(event.encoding, None)
+                if media_id is not None and event.seconds > 0:
+                    self._encode_s[media_id] = event.seconds
             case form.Step():
                 self._measure(event)
                 self._note_pace(event, at)
@@ -161,6 +169,11 @@ class Demand:
             steps = [step for of_shard in self.steps.values() for step in of_shard]
         return measure(steps, self.cell_s)
 
+    def encode_s(self, media_id: bytes) -> float:
+        """Return how long it took to encode a medium; if nobody knows, what others took on average."""
+        known = self._encode_s
+        return known.get(media_id, sum(known.values()) / len(known) if known else 0.0)
+
     def _see(self, decision: Plain, at: float) -> None:
         if decision[0] == "deliver":
             _, request, _, tokens, ends = decision
@@ -174,6 +187,8 @@ class Demand:
             self._commands[command] = len(ride), sum(n for n, _ in sizes), sum(n * start for n, start in sizes)
         elif decision[0] == "decode":
             self._commands[decision[2]] = len(decision[4]), 0, 0
+        elif decision[0] == "encode":
+            self._encodings[decision[1]] = media_id_of(decision[3])
         elif decision[0] == "fail":
             self.ended.add(decision[1])
             self.seen.fail(decision[1])

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from caravan_proto.messages.commands import Chunk, Command, Prefill, SetLayout
 from caravan_proto.messages.results import LayoutSet
-from caravan_router.replay.measured_times import MeasuredTimes
+from caravan_router.replay.demand import Demand
 from caravan_router.replay.played_shard import PlayedShard
 from caravan_router.scheduling.events import CommandEnded, Event, ShardLimits, Stepped
 
@@ -17,15 +17,18 @@ OutputOf = Callable[[str, int, int], int]
 
 
 class RecordedShard(PlayedShard):
-    """``overhead_s`` passes between two steps. Nothing is drafted."""
+    """As much passes between two steps as there. Nothing is drafted."""
 
-    def __init__(
-        self, name: str, limits: ShardLimits, times: MeasuredTimes, overhead_s: float, output_of: OutputOf
-    ) -> None:
-        super().__init__(name, times)
+    def __init__(self, name: str, limits: ShardLimits, demand: Demand, output_of: OutputOf) -> None:
+        super().__init__(name, demand.times_of(name))
         self._limits = limits
-        self._overhead_s = overhead_s
+        self._overhead_s = demand.overhead_s
+        self._encode_s = demand.encode_s
         self._output_of = output_of
+
+    def encode_s(self, media_id: bytes) -> float:
+        """Return how long it took to encode a medium."""
+        return self._encode_s(media_id)
 
     def send(self, command: Command) -> None:
         """Take a command. Outputs end where they ended when they were recorded."""

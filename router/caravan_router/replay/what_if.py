@@ -52,8 +52,7 @@ class WhatIf:
             if change.shard in self._fleet.names and (change.limits is not None or not change.drains):
                 self._fleet.lose(change.shard)
             if change.limits is not None:
-                times = self._demand.times_of(change.shard)
-                shard = RecordedShard(change.shard, change.limits, times, self._demand.overhead_s, self._output_of)
+                shard = RecordedShard(change.shard, change.limits, self._demand, self._output_of)
                 self._fleet.join(Member(shard, change.limits, 0))
             elif change.drains and change.shard in self._fleet.names:
                 self._fleet.drain(change.shard)

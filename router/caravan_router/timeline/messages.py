@@ -158,13 +158,14 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request in the queue, and what it waits for.
 
     ``reason``: ``no_shard`` is up; its ``prefix`` is computed by the request ``of``; a busy ``shard`` is the ``holder``
-    of its prefix; a ``fetch`` brings saved cells; no shard has ``cells``, or a free place for ``sequences``; shards are
-    in a ``step``, or the next one is full; or it is not its ``turn``. ``key``: the name of its API key. ``saved_on``:
-    the shard that saved what was computed of it. ``started``: it ran before.
+    of its prefix; a ``fetch`` brings saved cells; the ``encoding`` of its pictures and sounds goes on; no shard has
+    ``cells``, or a free place for ``sequences``; shards are in a ``step``, or the next one is full; or it is not its
+    ``turn``. ``key``: the name of its API key. ``saved_on``: the shard that saved what was computed of it.
+    ``started``: it ran before.
     """
 
     request: Holder
-    reason: Literal["no_shard", "prefix", "holder", "fetch", "cells", "sequences", "step", "turn"]
+    reason: Literal["no_shard", "prefix", "holder", "fetch", "encoding", "cells", "sequences", "step", "turn"]
     arrived: float
     tokens: int
     priority: int = 0

@@ -1,12 +1,16 @@
 """``/admin/timeline`` over a whole Caravan."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from aiohttp import ClientResponse, ClientSession
 
-from caravan_router.timeline.messages import Frame, Hello, Message, State
+from caravan_router.recording.recorder import Recorder
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.timeline.messages import Frame, Gone, Hello, Message, State
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, generate
 from caravan_testing.waiting import eventually
 
@@ -81,3 +85,24 @@ async def test_two_viewers_see_the_same_and_a_dropped_one_disturbs_nobody() -> N
             frame = messages[-1]
             assert isinstance(frame, Frame)
             assert any(block.kind == "prefill" for block in frame.blocks)
+
+
+async def test_bugs_of_the_timeline_and_of_a_recording_do_not_end_what_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError("bug")
+
+    async with cluster(ClusterConfig(step_s=0.001)) as running, ClientSession() as session:
+        batcher = running.engine
+        recorder = Recorder(tmp_path / "recording")
+        batcher.followers.append(recorder.follow("toy", batcher.scheduler, SchedulerConfig()))
+        async with session.get(f"{running.url}/admin/timeline") as response:
+            await eventually(lambda: followers(running) == 2, "the scheduler is followed")
+            monkeypatch.setattr("caravan_router.timeline.lanes.Lanes.note", bug)
+            assert await ask(session, running, PROMPT) == 20
+            assert followers(running) == 0
+            monkeypatch.setattr("caravan_router.timeline.model_timeline.ModelTimeline.messages", bug)
+            await read_until(response, lambda one: isinstance(one, Gone))
+            assert await ask(session, running, PROMPT) == 20
+        recorder.close()

@@ -76,7 +76,7 @@ class Planner:
 
     def reason_to_wait(self, sequence: Sequence) -> Why:
         """Return what ``sequence``, which is in the queue, waits for."""
-        return why_waiting(sequence, self._state.shards, self._index, self._state.transfers)
+        return why_waiting(sequence, self._state, self._index)
 
     def _requeue(self, changes: Collection[str]) -> None:
         """Let requests wait in the queue again that waited for a shard and need no longer."""

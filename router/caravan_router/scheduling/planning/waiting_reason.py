@@ -1,13 +1,11 @@
 """What a waiting request waits for, told to those who watch. Nothing is decided by it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from caravan_router.scheduling.planning.shard_index import ShardIndex
 from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.account import ShardAccount
-from caravan_router.scheduling.transfers import Transfers
+from caravan_router.scheduling.state import SchedulerState
 
 
 class WaitingReason(Enum):
@@ -20,6 +18,8 @@ class WaitingReason(Enum):
     HOLDER = "holder"
     # What was saved of it is copied to the shard on which it will start.
     FETCH = "fetch"
+    # The shard on which it will start encodes its pictures or sounds.
+    ENCODING = "encoding"
     # No shard has the cells.
     CELLS = "cells"
     # All places for sequences are taken.
@@ -39,8 +39,9 @@ class Why:
     request_id: int = 0
 
 
-def why_waiting(sequence: Sequence, shards: Mapping[str, ShardAccount], index: ShardIndex, transfers: Transfers) -> Why:
+def why_waiting(sequence: Sequence, state: SchedulerState, index: ShardIndex) -> Why:
     """Return what ``sequence``, which is in the queue, waits for, as far as the last plan knows."""
+    shards = state.shards
     if not shards:
         return Why(WaitingReason.NO_SHARD)
     if (holder := index.queues.shard_of(sequence.request_id)) is not None:
@@ -48,8 +49,10 @@ def why_waiting(sequence: Sequence, shards: Mapping[str, ShardAccount], index: S
     awaited = index.prompts.awaited.get(sequence.request_id)
     if awaited is not None and not awaited.is_over(index.clock.now_s):
         return Why(WaitingReason.PREFIX, request_id=awaited.leader.request_id)
-    if transfers.is_awaited_by(sequence.request_id):
+    if state.transfers.is_awaited_by(sequence.request_id):
         return Why(WaitingReason.FETCH)
+    if state.encodings.are_awaited_by(sequence.request_id):
+        return Why(WaitingReason.ENCODING)
     able = [name for name, shard in shards.items() if shard.stays.free_sequences > 0]
     if not able:
         return Why(WaitingReason.SEQUENCES)

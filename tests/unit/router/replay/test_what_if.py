@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from caravan_router.replay.virtual_fleet import Fleet, Member
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Cancelled, Submitted
 from caravan_router.scheduling.scheduler import Scheduler
+from caravan_testing.model_media import ENCODER, with_pictures
 from caravan_testing.recorded import recorded
 from caravan_testing.requests import request
 
@@ -109,3 +111,33 @@ def test_a_later_part_is_played_with_the_shards_that_there_were(
     found = rows("".join(told.splitlines(keepends=True)[:-1]))
     assert [row[:2] for row in found.values()] == [[REQUESTS / 2, REQUESTS / 2]] * 3
     assert "requests are left out" in told.splitlines()[-1]
+
+
+class SeeingShard(PlayedShard):
+    """Encodes a medium in a quarter of a second."""
+
+    def encode_s(self, media_id: bytes) -> float:
+        assert media_id
+        return 0.25
+
+
+def test_media_take_as_long_to_encode_as_they_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "recording"
+    recorder = Recorder(path)
+    config = SchedulerConfig()
+    scheduler = recorded(Scheduler(config), config, recorder)
+    kind = ShardKind(sequences=4, cells=8000, host_cells=1000)
+    shard = SeeingShard("a", kind.times)
+    fleet = Fleet([scheduler], [Member(shard, replace(kind.limits, encoder=ENCODER), 0)], lambda *_: None)
+    fleet.begin()
+    for number in range(1, 11):
+        fleet.run_until(number * 1.0)
+        prompt, media = with_pictures([number] * 60, [(10, 20, 2 * number), (35, 20, 2 * number + 1)])
+        fleet.handle([Submitted(request(number, prompt, 5, arrived_s=number * 1.0, media=media))])
+    fleet.run_until(100.0)
+    recorder.close()
+    assert main([str(path), "--with", "max-batch-size=4"]) == 0
+    for row in rows(capsys.readouterr().out).values():
+        requests, answered, _, _, _, ttft_p50, *_ = row
+        assert requests == answered == 10
+        assert 500 < ttft_p50 < 700, "two pictures, one after another"

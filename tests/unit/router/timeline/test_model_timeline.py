@@ -9,6 +9,7 @@ from caravan_router.scheduling.events import ShardLimits
 from caravan_router.timeline.messages import Block, Frame, Mark, ShardPicture, State
 from caravan_router.timeline.model_timeline import ModelTimeline
 from caravan_testing.ledgers import limits_of
+from caravan_testing.model_media import with_pictures
 from caravan_testing.simulation import Simulation, simulation
 
 PROMPT = tuple(range(1, 65))
@@ -219,6 +220,14 @@ class TestReasons:
         second = watched.run.submit((*PROMPT, *range(70, 160), 5), 4, ignore_eos=True)
         watched.run.advance("a")
         assert self.reasons(watched)[second] == ("prefix", first, "")
+
+    def test_a_picture_that_is_encoded(self) -> None:
+        watched = Watched("a", limits=limits_of())
+        prompt, media = with_pictures(PROMPT, [(10, 20, 1)])
+        request = watched.run.submit(prompt, 4, media=media)
+        assert self.reasons(watched) == {request: ("encoding", 0, "")}
+        watched.run.finish_encoding("a")
+        assert self.reasons(watched) == {}
 
     def test_a_step_that_must_end_first(self) -> None:
         watched = Watched("a", limits=limits_of())
