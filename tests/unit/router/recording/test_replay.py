@@ -158,5 +158,5 @@ def test_nothing_of_a_picture_is_in_a_recording(tmp_path: Path, keeps_tokens: bo
         for told in (shows.id, shows.rgb, ENCODER):
             assert base64.b64encode(told).rstrip(b"=") not in text
         assert str(cells[0]).encode() not in text
-        assert str(FIRST_CELL_NUMBER)[:-1].encode() in text, "cells have numbers above all tokens"
+        assert str(FIRST_CELL_NUMBER)[:6].encode() in text, "cells have numbers above all tokens"
         assert differences(part) == []
