@@ -154,7 +154,7 @@ class Load(_Event, frozen=True):
     shard: str
     command: int
     loaded: list[bool]
-    bad_runs: list[int]
+    bad_runs: list[int]  # their places among all that the command loads
     seconds: float
 
 
@@ -185,11 +185,15 @@ class End(_Event, frozen=True):
     command: int
 
 
-class PrefixOf(msgspec.Struct, frozen=True, array_like=True):
-    """The prefix of ``length`` tokens of a request, which a shard keeps, although it has ended."""
+class PrefixOf(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """The prefix of ``length`` tokens that a shard keeps: of the request ``of``, which has ended, in its cells.
 
-    request: int
+    With ``shard``, that shard has it in one of its saved runs: that at the place ``of``.
+    """
+
+    of: int
     length: int
+    shard: str = ""
 
 
 class Flush(_Event, frozen=True):
@@ -215,7 +219,9 @@ class Pin(_Event, frozen=True):
 
 
 class Unpin(_Event, frozen=True):
-    key: int
+    """`Unpinned`, by the place of the pin among all; null if there is none."""
+
+    pin: int | None
 
 
 class Grace(_Event, frozen=True):

@@ -1,6 +1,6 @@
 """Other names for what a recording must not tell. Decisions depend on which things are equal, and on nothing else."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from caravan_router.core.prompt_media import FIRST_CELL_NUMBER
 from caravan_router.scheduling.prefix_keys import PrefixKeys
@@ -69,6 +69,11 @@ class Names:
     def forget_key(self, key: bytes) -> None:
         """Give the key a new number when it comes again: nothing tells any more which tokens it stands for."""
         self._keys.pop(key, None)
+
+    def forget_unknown(self, knows: Callable[[int], bool]) -> None:
+        """Give new numbers to keys of which a state does not tell what they stand for, such as those just dropped."""
+        for key in [key for key, number in self._keys.items() if not knows(number)]:
+            del self._keys[key]
 
     def knows_key(self, key: bytes) -> bool:
         """Whether the key has a number."""

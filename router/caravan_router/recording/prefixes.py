@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from caravan_router.recording.events import SavedCells
 from caravan_router.scheduling.prefix_keys import PrefixKeys, state_key
 
+# What keys begin with that nobody has.
+_UNKNOWN = b"unknown"
+
 
 def namespace_of(root: int) -> str:
     """Return the namespace, without adapter, that a recording's number of an empty prefix stands for."""
@@ -51,9 +54,18 @@ class PlayedKeys:
     def key(self, number: int) -> bytes:
         """Return the key of this number. One that nothing tells of is a key that nobody has."""
         if (key := self._keys.get(number)) is None:
-            key = b"unknown" + number.to_bytes(9, "big")
+            key = _UNKNOWN + number.to_bytes(9, "big")
             self._note(number, key)
         return key
+
+    def forget_unknown(self) -> None:
+        """Give keys new numbers that nothing told of, as `Names.forget_unknown` did."""
+        for key in [key for key in self._numbers if key.startswith(_UNKNOWN)]:
+            self.forget(key)
+
+    def knows(self, number: int) -> bool:
+        """Whether anything told of the key with this number."""
+        return not self._keys.get(number, _UNKNOWN).startswith(_UNKNOWN)
 
     def note(self, number: int, key: bytes) -> None:
         """Note what the recording tells of a number."""

@@ -16,6 +16,7 @@ from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import Tenant
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.recording import events as form
+from caravan_router.recording.kept_prefixes import key_of, loaded_keys
 from caravan_router.recording.played_media import contents_of, media_id_of
 from caravan_router.recording.prefixes import PlayedKeys, namespace_of, prefix_key, with_adapter
 from caravan_router.scheduling import events as heard
@@ -71,7 +72,7 @@ class EventReader:
                     shard=event.shard,
                     command_id=event.command,
                     loaded=event.loaded,
-                    bad_runs=[self._keys.key(number) for number in event.bad_runs],
+                    bad_runs=self._bad_runs(event),
                     seconds=event.seconds,
                 )
             case form.Layout():
@@ -92,7 +93,8 @@ class EventReader:
             case form.Pin():
                 return heard.PinRequested(event.pin, self._pin(event))
             case form.Unpin():
-                return heard.Unpinned(self._keys.key(event.key))
+                pins = [pin.key for pin in self._scheduler.pins]
+                return heard.Unpinned(b"" if event.pin is None else pins[event.pin])
             case form.Grace():
                 return heard.GraceChanged(_limit(event.seconds))
             case form.Tick():
@@ -120,13 +122,14 @@ class EventReader:
         return heard.ShardJoined(event.shard, event.limits, runs, event.survived)
 
     def _key(self, number: int, prefix: form.PrefixOf | None) -> bytes:
-        """Return the key of a number, which may be that of a ``prefix`` in cells."""
-        if prefix is not None:
-            for shard in self._scheduler.shards.values():
-                for resident in shard.stays.parked.values():
-                    if (resident.request_id, resident.computed) == (prefix.request, prefix.length):
-                        self._keys.note(number, resident.prefix_key)
+        """Return the key of a number, which may be that of a ``prefix``."""
+        if prefix is not None and (key := key_of(self._scheduler, prefix)) is not None:
+            self._keys.note(number, key)
         return self._keys.key(number)
+
+    def _bad_runs(self, event: form.Load) -> list[bytes]:
+        loaded = loaded_keys(self._scheduler, event.shard, event.command)
+        return [loaded[place] for place in event.bad_runs]
 
     def _pin(self, event: form.Pin) -> Pin:
         namespace = None

@@ -48,7 +48,7 @@ class StateReader:
             raise StateError(f"{type(error).__name__}: {error}") from error
 
     def _read(self) -> Scheduler:
-        self._note_runs()
+        self.note_keys()
         for place, node in enumerate(self._nodes):
             self._make_shell(place, node)
         objects = [place for place, node in enumerate(self._nodes) if node[0] == "object"]
@@ -147,7 +147,7 @@ class StateReader:
 
     # Keys and hashes
 
-    def _note_runs(self) -> None:
+    def note_keys(self) -> None:
         """Note the keys of all saved runs, which their tokens make; each after those that it begins behind."""
         found = []
         for node in self._nodes:

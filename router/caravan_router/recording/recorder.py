@@ -14,6 +14,8 @@ from caravan_router.recording.events import Replace, Take
 from caravan_router.recording.lines import VERSION, CallLine, Header, Line, SchedulerLine, StateLine, config_of
 from caravan_router.recording.names import Names
 from caravan_router.recording.part_file import PartFile
+from caravan_router.recording.prefixes import PlayedKeys
+from caravan_router.recording.read_state import StateReader
 from caravan_router.recording.run_cells import RunCells
 from caravan_router.recording.write_actions import write_actions
 from caravan_router.recording.write_events import EventWriter
@@ -111,12 +113,15 @@ class Recorder:
             self._end("a bug")
 
     def _write_states(self) -> None:
+        told = PlayedKeys()
         for number, follower in sorted(self._schedulers.items()):
             self._write(Line(scheduler=follower.line))
             # Their keys are all that it has, and cannot be renamed.
             follower.scheduler.forget_forks()
             nodes = StateWriter(self.names, self.cells).write(follower.scheduler)
             self._write(Line(state=StateLine(id=number, keys=self.names.keys, nodes=nodes)))
+            StateReader(nodes, told).note_keys()
+            self.names.forget_unknown(told.knows)
 
     def write_page(self, message: Message) -> None:
         """Write a message of the timeline."""

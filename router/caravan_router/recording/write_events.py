@@ -9,6 +9,7 @@ from caravan_proto.messages.results import LayoutSet, Loaded, Saved
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.recording import events as form
+from caravan_router.recording.kept_prefixes import find_prefix, loaded_keys
 from caravan_router.recording.names import Names
 from caravan_router.recording.played_media import media_id_of
 from caravan_router.recording.run_cells import RunCells
@@ -57,7 +58,8 @@ class EventWriter:
                 saved, sizes = list(event.saved), list(event.sizes_bytes)
                 return form.Save(event.shard, event.command_id, saved, sizes, event.seconds)
             case Loaded():
-                bad = [names.key(key) for key in event.bad_runs]
+                loaded = loaded_keys(self._scheduler, event.shard, event.command_id)
+                bad = [loaded.index(key) for key in event.bad_runs if key in loaded]
                 return form.Load(event.shard, event.command_id, list(event.loaded), bad, event.seconds)
             case LayoutSet():
                 return form.Layout(event.shard, event.command_id, event.layout, list(event.lost), event.seconds)
@@ -72,7 +74,8 @@ class EventWriter:
             case heard.PinRequested():
                 return self._pin(event.pin_id, event.pin)
             case heard.Unpinned():
-                return form.Unpin(names.key(event.key))
+                pins = [pin.key for pin in self._scheduler.pins]
+                return form.Unpin(pins.index(event.key) if event.key in pins else None)
             case heard.GraceChanged():
                 return form.Grace(_finite(event.seconds))
             case heard.Tick():
@@ -173,14 +176,8 @@ class EventWriter:
         ]
 
     def _prefix_of(self, key: bytes) -> form.PrefixOf | None:
-        """Return what a key stands for that the recording has not told: what a shard keeps in cells."""
-        if self._names.knows_key(key):
-            return None
-        for shard in self._scheduler.shards.values():
-            for resident in shard.stays.parked.values():
-                if resident.prefix_key == key:
-                    return form.PrefixOf(resident.request_id, resident.computed)
-        return None
+        """Return what a key stands for that the recording has not told, or has forgotten."""
+        return None if self._names.knows_key(key) else find_prefix(self._scheduler, key)
 
     def _pin(self, pin_id: int, pin: Pin) -> form.Pin:
         names, prefix = self._names, self._prefix_of(pin.key)

@@ -110,6 +110,7 @@ class Player:
             scheduler = StateReader(line.nodes, self.keys).read()
         except StateError as error:
             raise RecordingError(f"the state of the scheduler {line.id}: {error}") from error
+        self.keys.forget_unknown()
         self.schedulers[line.id] = scheduler
         self._readers[line.id] = EventReader(self.keys, scheduler, self._take)
         limits = {name: shard.capacity.limits for name, shard in scheduler.shards.items()}
