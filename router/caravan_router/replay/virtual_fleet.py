@@ -49,7 +49,7 @@ class Fleet:
         self._members = {member.shard.name: member for member in members}
         self._listener = listener
         # When each busy shard has done its step or encoded a medium, and what it then reports. Numbers keep the order.
-        self._due: list[tuple[float, int, str, list[Event]]] = []
+        self._due: list[tuple[float, str, int, list[Event]]] = []
         self._numbers = itertools.count()
         self._stepping: set[str] = set()
         # When shards will have encoded the last of the media that they were given.
@@ -78,7 +78,7 @@ class Fleet:
     def lose(self, name: str) -> None:
         """Lose a shard with all it holds."""
         scheduler = self._members.pop(name).scheduler
-        self._due = [due for due in self._due if due[2] != name]
+        self._due = [due for due in self._due if due[1] != name]
         heapq.heapify(self._due)
         self._stepping.discard(name)
         self._encoded_s.pop(name, None)
@@ -97,7 +97,7 @@ class Fleet:
 
     def step(self) -> None:
         """Play the step that ends next."""
-        self.now_s, _, name, events = heapq.heappop(self._due)
+        self.now_s, name, _, events = heapq.heappop(self._due)
         if not isinstance(events[0], Encoded):
             self._stepping.remove(name)
         self.steps += any(isinstance(event, Stepped) for event in events)
@@ -133,11 +133,11 @@ class Fleet:
         if shard.is_busy and name not in self._stepping:
             seconds, events = shard.advance()
             self._stepping.add(name)
-            heapq.heappush(self._due, (self.now_s + seconds, next(self._numbers), name, events))
+            heapq.heappush(self._due, (self.now_s + seconds, name, next(self._numbers), events))
 
     def _encode(self, action: Encode) -> None:
         """Let a shard encode a medium, after those that it was given before, and beside its steps."""
         seconds = self._members[action.shard].shard.encode_s(action.media.id)
         ends_s = self._encoded_s[action.shard] = max(self.now_s, self._encoded_s.get(action.shard, 0.0)) + seconds
         events: list[Event] = [Encoded(encode_id=action.encode_id, outcome=EncodeOutcome.DONE, seconds=seconds)]
-        heapq.heappush(self._due, (ends_s, next(self._numbers), action.shard, events))
+        heapq.heappush(self._due, (ends_s, action.shard, next(self._numbers), events))
