@@ -410,6 +410,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tick(self, seconds: float) -> None:
         self.simulation.tick(seconds)
 
+    @precondition(lambda self: self.recorder.may_turn_over)
     @rule()
     def turn_over(self) -> None:
         """Begin another part of the recording, with the state of the scheduler."""

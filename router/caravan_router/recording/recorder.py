@@ -93,9 +93,19 @@ class Recorder:
         self._write(Line(call=call))
         size = self._file.written_bytes
         # If a bug has ended the recording of who takes the requests, nobody ever does.
-        may_turn = not self.passing or size >= 2 * self._part_bytes
-        if size >= self._part_bytes and may_turn and not self.has_ended:
+        is_over = size >= 2 * self._part_bytes or (size >= self._part_bytes and self.may_turn_over)
+        if is_over and not self.has_ended:
             self._turn_over()
+
+    @property
+    def may_turn_over(self) -> bool:
+        """Whether a state has all that is known: no requests are between schedulers, nor keys of runs without tokens.
+
+        The latter are of runs that were dropped, as long as their shard has not been told.
+        """
+        schedulers = [follower.scheduler for follower in self._schedulers.values()]
+        shards = [shard for scheduler in schedulers for shard in scheduler.shards.values()]
+        return not self.passing and not any(shard.header.dropped_runs for shard in shards)
 
     def _turn_over(self) -> None:
         self._file.end()
