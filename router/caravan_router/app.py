@@ -17,6 +17,7 @@ from caravan_router.config import RouterConfig
 from caravan_router.conversations.store import Store
 from caravan_router.core.library import Library
 from caravan_router.core.trace import Tracing
+from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import KubernetesService
 from caravan_router.engine.fleet import Fleet
 from caravan_router.hangup import on_hangup
@@ -27,6 +28,7 @@ from caravan_router.http.server.state import TRACING, InfoExtras
 from caravan_router.http.server.tls import Tls
 from caravan_router.kubernetes.watched_service import WatchedService
 from caravan_router.metrics.recorder import Metrics
+from caravan_router.recording.recorder import Recorder
 from caravan_router.tracing.sending import tracing
 
 _log = logging.getLogger(__name__)
@@ -56,8 +58,9 @@ async def run_router(
 
     ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined. ``library_of``
     makes what loads and unloads models while the router runs; None if the shards are what they are. Raises
-    KeyFileError, TlsFileError or StateFileError if a configured file is broken, TracingError if traces cannot be sent
-    as configured, OSError if the port cannot be bound, and whatever broke the engine.
+    KeyFileError, TlsFileError, StateFileError or RecordFileError if a configured file is broken or cannot be written,
+    TracingError if traces cannot be sent as configured, OSError if the port cannot be bound, and whatever broke the
+    engine.
     """
     async with tracing(config.read_trace_settings()) as traces:
         await _run(config, traces, stop, on_listening, library_of)
@@ -76,6 +79,7 @@ async def _run(
         metrics.of(name)  # So that rules and autoscalers find its series before the first request and the first shard.
     sources = [WatchedService(one) if isinstance(one, KubernetesService) else one for one in config.sources]
     fleet = Fleet(sources, config.scheduler, link, metrics.of, config.expected_model)
+    recorder = None if config.record is None else _begin_recording(config, config.record, fleet)
     library = None if library_of is None else library_of(fleet)
     service = await http_service(config, fleet, metrics, traces, library)
     handover = None if config.handover is None else Handover(Path(config.handover))
@@ -106,9 +110,22 @@ async def _run(
         if loading is not None:
             loading.cancel()
             await asyncio.wait({loading})
+        if recorder is not None:
+            await asyncio.to_thread(recorder.close)
     for task in (engine, loading):
         if task is not None and not task.cancelled():
             task.result()
+
+
+def _begin_recording(config: RouterConfig, path: str, fleet: Fleet) -> Recorder:
+    """Record all schedulers of ``fleet``. Raises RecordFileError."""
+    recorder = Recorder(Path(path), most_bytes=config.record_space << 20, keeps_tokens=config.record_tokens)
+
+    def follow(batcher: Batcher) -> None:
+        batcher.followers.append(recorder.follow(batcher.model.name, batcher.scheduler, config.scheduler))
+
+    fleet.timeline.on_engine = follow
+    return recorder
 
 
 async def http_service(

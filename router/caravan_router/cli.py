@@ -16,12 +16,13 @@ from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
 from caravan_router.conversations.database import StateFileError
 from caravan_router.engine.fleet import Fleet
+from caravan_router.recording.recorder import RecordFileError
 from caravan_router.tracing.settings import TracingError
 
 _log = logging.getLogger(__name__)
 
 # Exceptions that `run_router` raises when the router cannot start with its configuration.
-STARTUP_ERRORS = (KeyFileError, TlsFileError, StateFileError, TracingError, OSError)
+STARTUP_ERRORS = (KeyFileError, TlsFileError, StateFileError, RecordFileError, TracingError, OSError)
 
 
 def startup_problem(config: RouterConfig, error: Exception) -> str:
@@ -31,6 +32,8 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
             return f"--api-keys-file: {error}"
         case StateFileError():
             return f"--state-file: {error}"
+        case RecordFileError():
+            return f"--record: {error}"
         case TlsFileError() | TracingError():
             return str(error)
         case _:

@@ -16,6 +16,7 @@ _USAGE = """usage: caravan COMMAND [FLAGS]
   show     say what a model is, by its own files
   rm       remove a model that is here
   key      print a new API key for --api-keys-file: caravan key alice >> keys.toml
+  replay   play again what a router decided, as it was or otherwise: caravan replay FILE
   bench    measure a server: caravan bench --url http://127.0.0.1:3000
 
 caravan COMMAND --help lists the flags.
@@ -58,6 +59,10 @@ def main() -> int:
             from caravan_router.auth.new_key import main as key
 
             return key(flags)
+        case "replay":
+            from caravan_router.replay.cli import main as replay
+
+            return replay(flags)
         case "bench":
             return _run_bench(flags)
         case "--help" | "-h":

@@ -153,6 +153,13 @@ class RouterConfig:
         "seconds that a response or conversation is kept after its last use (default: 3600, with --state-file 30 days)",
         low=1,
     )
+    record: str | None = flag(
+        None, "file in which everything is recorded that the scheduler hears and decides, for `caravan replay`"
+    )
+    record_space: int = flag(256, "most MiB of the recording, of which the older half is in FILE.1", low=1)
+    record_tokens: bool = flag(
+        False, "record the tokens of prompts and outputs as they are, which can be read; else numbers stand for them"
+    )
     handover: str | None = flag(
         None,
         "path of a Unix socket: a router that starts with the same path takes over the port of the one that runs, "

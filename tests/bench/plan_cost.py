@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.simulate.fleet import Fleet, Member
-from bench.simulate.played_shard import PlayedShard
 from bench.simulate.step_times import StepTimes
 from caravan_proto.messages.limits import LayoutLimits, Saving
+from caravan_router.replay.played_shard import PlayedShard
+from caravan_router.replay.virtual_fleet import Fleet, Member
 from caravan_router.scheduling.actions import Action, Deliver, Start
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits, Submitted

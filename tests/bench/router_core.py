@@ -4,6 +4,10 @@
 through one router. Prints, for the time when all streams run: the steps of a shard per second and how long a shard did
 not compute between two steps, both as the router's metrics have them, and the router's processor time. On a machine
 with fewer cores than processes, shards and clients delay each other: then only the processor time means something.
+
+``--watched 6``: the same with a viewer of the timeline and without one in turn, six times each, for ``--seconds`` each.
+Prints the router's processor time for a step of each, and the median of how much more the pairs had with a viewer.
+``--record``: the router records what it decides.
 """
 
 import argparse
@@ -15,6 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
@@ -33,18 +38,36 @@ class Sample:
     cpu_s: float
 
 
-async def measure(shards: int, streams: int, step_ms: float, seconds: float) -> tuple[Sample, Sample]:
-    """Return the counters at the beginning and the end of ``seconds`` in which all streams run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """``watched``: how often the timeline is watched for ``seconds``, and how often not. ``records``: `--record`."""
+
+    shards: int
+    streams: int
+    step_ms: float
+    seconds: float
+    watched: int
+    records: bool
+
+
+async def measure(plan: Plan) -> list[tuple[Sample, Sample]]:
+    """Return the counters at the beginning and the end of spans of ``plan.seconds`` in which all streams run.
+
+    Every second span has a viewer of the timeline, if any has.
+    """
+    shards, streams = plan.shards, plan.streams
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         addresses = [f"unix:{folder}/{number}.sock" for number in range(shards)]
-        toy = ("--backend", "fake", "-c", str(streams * 1024), "-np", str(streams), "--fake-step-ms", str(step_ms))
+        toy = ("--backend", "fake", "-c", str(streams * 1024), "-np", str(streams), "--fake-step-ms", str(plan.step_ms))
         for number, address in enumerate(addresses):
             await stack.enter_async_context(
                 program("caravan_shard", *toy, "--address", address, "--shard-id", f"s{number}")
             )
         flags = [flag for address in addresses for flag in ("--shard", address)]
-        limits = ("--max-concurrent-requests", str(2 * shards * streams))
+        limits = ["--max-concurrent-requests", str(2 * shards * streams)]
+        if plan.records:
+            limits += ["--record", f"{folder}/recording"]
         router = await stack.enter_async_context(program("caravan_router", "router", *flags, *limits, "--port", "0"))
         url = await url_of(router)
         session = await stack.enter_async_context(
@@ -53,13 +76,32 @@ async def measure(shards: int, streams: int, step_ms: float, seconds: float) -> 
         await _until(session, url, "caravan_shards_up", shards)
         clients = [asyncio.create_task(_client(session, url, number)) for number in range(shards * streams)]
         await _until(session, url, "tgi_batch_current_size", shards * streams)
-        first = await _sample(session, url, router)
-        await asyncio.sleep(seconds)
-        last = await _sample(session, url, router)
+        spans = []
+        for _ in range(max(1, plan.watched)):
+            spans.append(await _span(session, url, router, plan.seconds))
+            if plan.watched:
+                viewer = asyncio.create_task(_watch(session, url))
+                await asyncio.sleep(1.0)
+                spans.append(await _span(session, url, router, plan.seconds))
+                viewer.cancel()
+                await asyncio.gather(viewer, return_exceptions=True)
         for client in clients:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
-        return first, last
+        return spans
+
+
+async def _span(session: ClientSession, url: str, router: Program, seconds: float) -> tuple[Sample, Sample]:
+    first = await _sample(session, url, router)
+    await asyncio.sleep(seconds)
+    return first, await _sample(session, url, router)
+
+
+async def _watch(session: ClientSession, url: str) -> None:
+    async with session.get(f"{url}/admin/timeline") as response:
+        assert response.status == 200, await response.text()
+        async for _ in response.content.iter_any():
+            pass
 
 
 async def _client(session: ClientSession, url: str, number: int) -> None:
@@ -107,17 +149,36 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32, help="of each shard")
     parser.add_argument("--step-ms", type=float, default=25.0)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--watched", type=int, default=0)
+    parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
-    first, last = asyncio.run(measure(given.shards, given.streams, given.step_ms, given.seconds))
+    plan = Plan(
+        shards=given.shards,
+        streams=given.streams,
+        step_ms=given.step_ms,
+        seconds=given.seconds,
+        watched=given.watched,
+        records=given.record,
+    )
+    spans = asyncio.run(measure(plan))
+    for first, last in spans:
+        sys.stdout.write(_line(plan, first, last))
+    if plan.watched:
+        costs = [1e3 * (last.cpu_s - first.cpu_s) / max(1.0, last.steps - first.steps) for first, last in spans]
+        more = sorted(with_viewer / without - 1 for without, with_viewer in zip(costs[::2], costs[1::2], strict=True))
+        sys.stdout.write(f"with a viewer {100 * median(more):+.1f} % ({100 * more[0]:+.1f} to {100 * more[-1]:+.1f})\n")
+
+
+def _line(plan: Plan, first: Sample, last: Sample) -> str:
     seconds, steps = last.at_s - first.at_s, max(1.0, last.steps - first.steps)
     cpu_s = last.cpu_s - first.cpu_s
-    needed = cpu_s / steps * given.shards * 1000 / given.step_ms
-    sys.stdout.write(
-        f"{steps / seconds / given.shards:.1f} steps/s of a shard (at most {1000 / given.step_ms:.1f}), "
+    needed = cpu_s / steps * plan.shards * 1000 / plan.step_ms
+    return (
+        f"{steps / seconds / plan.shards:.1f} steps/s of a shard (at most {1000 / plan.step_ms:.1f}), "
         f"{1e3 * (last.overhead_s - first.overhead_s) / steps:.1f} ms between two steps\n"
         f"{(last.tokens - first.tokens) / seconds:.0f} tokens/s, router: {cpu_s / seconds:.2f} cores, "
-        f"{1e3 * cpu_s / steps:.2f} ms a step of {given.streams} streams; "
-        f"{needed:.2f} cores at {1000 / given.step_ms:g} steps/s of {given.shards} shards\n"
+        f"{1e3 * cpu_s / steps:.3f} ms a step of {plan.streams} streams; "
+        f"{needed:.2f} cores at {1000 / plan.step_ms:g} steps/s of {plan.shards} shards\n"
     )
 
 

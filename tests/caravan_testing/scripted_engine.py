@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from caravan_proto.messages.constraint import Constraint
@@ -201,6 +201,7 @@ class ScriptedEngine:
     healthy: bool = True
     ready: bool = True
     neighbour_url: str | None = None
+    may_watch: bool = True
     streams: list[ScriptedStream] = field(default_factory=list)
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     # Texts wait for it before they are tokenized. `texts_waiting` do so now.
@@ -340,6 +341,17 @@ class ScriptedEngine:
     @property
     def prefix_cache(self) -> "ScriptedEngine":
         return self
+
+    @property
+    def timeline(self) -> "ScriptedEngine":
+        return self
+
+    def messages(self) -> AsyncGenerator[bytes, None] | None:
+        return self._messages() if self.may_watch else None
+
+    async def _messages(self) -> AsyncGenerator[bytes, None]:
+        yield b'{"type":"gone","model":"scripted","at":1.0}'
+        await asyncio.Event().wait()
 
     def cached_prefixes(self) -> list[ShardPrefixes]:
         return list(self.prefixes.values())

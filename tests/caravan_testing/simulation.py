@@ -82,7 +82,7 @@ class Simulation:
     """Drives a scheduler and collects what every request receives."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self._config = config
+        self.config = config
         self.scheduler = Scheduler(config)
         self.shards: dict[str, ModelShard] = {}
         self.requests: dict[int, Request] = {}
@@ -119,10 +119,12 @@ class Simulation:
             assert all(key in state.runs for key in before[name]), "a pinned run has made way"
             assert sum(state.runs.pinned.values()) <= state.capacity.limits.memory_bytes // 2
 
-    def pin(self, key: bytes, *, length: int, tokens: tuple[int, ...] = ()) -> PinRefusal | None:
+    def pin(
+        self, key: bytes, *, length: int, tokens: tuple[int, ...] = (), namespace: str | None = None
+    ) -> PinRefusal | None:
         """Pin a prefix. Return why it was refused."""
         pin_id = next(self._flush_ids)
-        pin = Pin(key=key, length=length, tokens=tokens, tenant="", adapter="")
+        pin = Pin(key=key, length=length, tokens=tokens, tenant="", adapter="", namespace=namespace)
         self.handle(PinRequested(pin_id, pin))
         return self.pin_answers.pop(pin_id)
 
@@ -335,7 +337,7 @@ class Simulation:
         (left,) = (action for action in self.handle(Replaced()) if isinstance(action, Left))
         assert not self.scheduler.sequences
         assert not list(self.scheduler.waiting)
-        self.scheduler = Scheduler(self._config)
+        self.scheduler = Scheduler(self.config)
         self.handle(Taken(left.sequences))
 
     def tick(self, seconds: float) -> None:

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from caravan_router.recording.read_lines import RecordingFile
+from caravan_router.replay.player import Player, play
 from caravan_testing.oracle import Oracle
 from chaos.faults import Disturber, Fault
 from chaos.fleet import Fleet, fleet
@@ -70,6 +72,7 @@ async def run(plan: Plan) -> Outcome:
             losses = started.losses()
             if plan.router_log is not None:
                 plan.router_log.write_text("\n".join(router.text for router in started.routers))
+        problems += _replay(started.recordings)
     noticed = match_losses(disturber.faults, losses)
     problems += late(noticed, lags, plan.spare_s)
     problems += [f"{fault} was not overcome" for fault in disturber.faults if not fault.overcome]
@@ -80,6 +83,18 @@ async def run(plan: Plan) -> Outcome:
     tokens = sum(len(answer.tokens) for answer in load.answers)
     _say(f"{len(load.answers)} answers, {tokens} tokens; texts: {texts}")
     return Outcome(problems + texts.problems, disturber.faults)
+
+
+def _replay(recordings: list[Path]) -> list[str]:
+    """Play what the routers recorded again. Return where a decision is another one."""
+    decisions = 0
+    for path in recordings:
+        for played in play(RecordingFile(path), Player()):
+            decisions += len(played.decisions)
+            if played.differences:
+                return [f"{path.name}: call {played.number} decides otherwise when it is played again"]
+    _say(f"{len(recordings)} recordings, {decisions} decisions: all are the same when they are played again")
+    return []
 
 
 async def _measure_lag(lags: list[Lag]) -> None:

@@ -66,18 +66,25 @@ class Spot:
 
 @dataclass(slots=True)
 class Fleet:
-    """``without``: reasons why some faults cannot be tried here. ``routers``: all so far, the current one last."""
+    """``without``: reasons why some faults cannot be tried here. ``routers``: all so far, the current one last.
+
+    ``recordings``: what each of them has recorded, which is complete when it has ended.
+    """
 
     spots: list[Spot]
     without: list[str]
+    _folder: Path
     _router_flags: list[str]
     _ending: contextlib.AsyncExitStack
     routers: list[Program] = field(default_factory=list)
+    recordings: list[Path] = field(default_factory=list)
     url: str = ""
 
     async def start_router(self) -> None:
         """Start a router, which takes the port over from the one that runs."""
-        started = program("caravan_router", "router", "--port", "0", *self._router_flags)
+        self.recordings.append(self._folder / f"recording-{len(self.routers)}")
+        record = ("--record", str(self.recordings[-1]))
+        started = program("caravan_router", "router", "--port", "0", *self._router_flags, *record)
         self.routers.append(await self._ending.enter_async_context(started))
         url = await url_of(self.routers[-1])
         assert self.url in ("", url), self.routers[-1].text
@@ -161,7 +168,7 @@ async def fleet(folder: Path, clients: int) -> AsyncIterator[Fleet]:
         # A permit that is not returned makes a later request fail. No request is to blame for what happens here.
         limits = ("--max-concurrent-requests", str(clients), "--max-request-losses", "100")
         flags = [*listed, *shown, *limits, "--handover", f"{folder}/handover"]
-        started = Fleet(spots, [network] if isinstance(network, str) else [], flags, stack)
+        started = Fleet(spots, [network] if isinstance(network, str) else [], folder, flags, stack)
         await started.start_router()
         assert await started.wait_until_all_serve(), started.routers[0].text
         yield started

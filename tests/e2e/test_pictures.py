@@ -17,8 +17,12 @@ from huggingface_hub import InferenceClient
 from openai import BadRequestError, OpenAI
 from PIL import Image
 
+from caravan_router.recording.read_lines import RecordingFile
+from caravan_router.replay.player import Player, play
+from caravan_testing.recorded import differences
 from caravan_testing.serve_process import MODEL, ROOT, Served, serve
 from caravan_testing.spelling_projector import write_spelling_projector
+from caravan_testing.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -28,10 +32,11 @@ TOKENS = 12
 
 @dataclass(frozen=True)
 class Seeing:
-    """A server whose model reads ``picture`` as WORDS."""
+    """A server whose model reads ``picture`` as WORDS, and which records what it decides."""
 
     served: Served
     picture: Path
+    recording: Path
 
     @property
     def base64(self) -> str:
@@ -52,8 +57,9 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
     picture = folder / "picture.png"
     Image.fromarray(speller.picture(tokens)).save(picture)
     flags = ("-np", "4", "-c", "16384", "-t", "1", "-fa", "off", "--kv-layout", "split")
-    with serve(*flags, "--mmproj", str(folder / "projector.gguf")) as served:
-        yield Seeing(served, picture)
+    recording = folder / "recording"
+    with serve(*flags, "--mmproj", str(folder / "projector.gguf"), "--record", str(recording)) as served:
+        yield Seeing(served, picture, recording)
 
 
 def test_openai_python_sends_pictures_in_chats(seeing: Seeing) -> None:
@@ -100,6 +106,21 @@ def test_huggingface_hub_sends_pictures(seeing: Seeing) -> None:
     assert said[0] == said[1]
     shown = client.text_generation(f"See:![]({seeing.url}) and", max_new_tokens=TOKENS)
     assert shown == client.text_generation(f"See:{WORDS} and", max_new_tokens=TOKENS)
+
+
+async def test_what_it_decides_is_recorded_and_played_again(seeing: Seeing) -> None:
+    client = InferenceClient(seeing.served.url)
+    client.text_generation(f"Record:![]({seeing.url})", max_new_tokens=TOKENS)
+    decided: list[list[Any]] = []
+
+    def is_there() -> bool:
+        """Whether the recording, which goes on, has an encoding and what is sampled behind it."""
+        decided[:] = [one for played in play(RecordingFile(seeing.recording), Player()) for one in played.decisions]
+        kinds = [one[0] for one in decided]
+        return "encode" in kinds and "deliver" in kinds[kinds.index("encode") :]
+
+    await eventually(is_there, "the recording has the request")
+    assert differences(seeing.recording) == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Arrivals, cancellations, steps, failures and losses in any order break no invariant and change no output."""
 
 import math
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,14 @@ from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.results import StepOutcome
 from caravan_router.core.generation import BeamSearch, EarlyStopping
 from caravan_router.core.tenant import Tenant
+from caravan_router.recording.recorder import Recorder
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.scheduling.events import EncodeOutcome, ShardLimits, Unpinned
 from caravan_router.scheduling.prefix_keys import PrefixKeys
-from caravan_router.scheduling.shard.remembered import prefixes_of
+from caravan_router.scheduling.shard.remembered import prefixes_of, tokens_of
 from caravan_testing.examples import examples
 from caravan_testing.model_media import ENCODER, in_pictures
+from caravan_testing.recorded import differences, recorded
 from caravan_testing.simulation import Simulation
 
 pytestmark = pytest.mark.examples
@@ -180,6 +184,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_fatal_losses=10**6,
         )
         self.simulation = Simulation(config)
+        self.folder = tempfile.TemporaryDirectory()
+        self.recording = Path(self.folder.name) / "recording"
+        self.recorder = Recorder(self.recording)
+        self.simulation.scheduler = recorded(self.simulation.scheduler, config, self.recorder)
         self.atomic, self.picture_cells = atomic, picture_cells
         self.limits = dict(zip(_NAMES, limits, strict=False))
         for name in self.limits:
@@ -373,14 +381,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=_PROMPTS, kind=st.sampled_from(["", "", "salt"]))
     def pin(self, prompt: list[int], kind: str) -> None:
         keys = PrefixKeys(kind, lambda start, stop: prompt[start:stop])
-        self.simulation.pin(keys.at(len(prompt)), length=len(prompt), tokens=tuple(prompt))
+        self.simulation.pin(keys.at(len(prompt)), length=len(prompt), tokens=tuple(prompt), namespace=kind)
 
     @precondition(lambda self: self.simulation.remembered())
     @rule(data=st.data())
     def pin_remembered(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(self.simulation.remembered()))
         found = [prefixes_of(state, key).prefixes for state in self.simulation.scheduler.shards.values()]
-        self.simulation.pin(key, length=next(prefixes[0].tokens for prefixes in found if prefixes))
+        tokens = [tokens_of(state, key) for state in self.simulation.scheduler.shards.values()]
+        length = next(prefixes[0].tokens for prefixes in found if prefixes)
+        self.simulation.pin(key, length=length, tokens=next(filter(None, tokens), ()))
 
     @precondition(lambda self: any(self.simulation.scheduler.pins))
     @rule(data=st.data())
@@ -400,6 +410,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tick(self, seconds: float) -> None:
         self.simulation.tick(seconds)
 
+    @precondition(lambda self: self.recorder.may_turn_over)
+    @rule()
+    def turn_over(self) -> None:
+        """Begin another part of the recording, with the state of the scheduler."""
+        self.recorder._turn_over()
+
     def teardown(self) -> None:
         if not hasattr(self, "simulation"):
             return
@@ -410,6 +426,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._join(name)
         self.simulation.run()
         self.simulation.check_at_rest()
+        self.recorder.close()
+        with self.folder:
+            found = [one for part in self.recording.parent.iterdir() for one in differences(part)]
+        assert not found, f"a recording decides otherwise when it is played again: {found}"
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -232,6 +232,15 @@ class OverloadedError(RequestError):
         super().__init__("Model is overloaded")
 
 
+class TooManyViewersError(RequestError):
+    """Too many clients watch the timeline."""
+
+    kind = ErrorKind(429, "overloaded", _RATE, Failure.OVERLOADED, RETRY_AFTER_S)
+
+    def __init__(self) -> None:
+        super().__init__("Too many clients watch the timeline")
+
+
 class NotFoundError(RequestError):
     """There is no such route."""
 

@@ -1,6 +1,6 @@
 """The models and their engines as the API sees them."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -204,8 +204,24 @@ class PrefixCache(Protocol):
         ...
 
 
+class Timeline(Protocol):
+    """What the schedulers of all models do, for those who watch."""
+
+    def messages(self) -> AsyncGenerator[bytes, None] | None:
+        """Return messages as JSON, from now until the caller closes the generator. None if too many watch already.
+
+        Who reads them slowly misses some, and is told how many.
+        """
+        ...
+
+
 class Fleet(Protocol):
     """All models, and the shards that serve them."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """What the schedulers do from now on."""
+        ...
 
     @property
     def prefix_cache(self) -> PrefixCache:

@@ -18,6 +18,7 @@ from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.prefixes import PinRefusal, PrefixReport
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
 from caravan_router.engine.absence import Absence
+from caravan_router.engine.followers import Followers
 from caravan_router.engine.model_prefixes import ModelPrefixes
 from caravan_router.engine.observer import EngineObserver, QueueUse, ShardUse
 from caravan_router.engine.queries import ShardQueries
@@ -87,6 +88,8 @@ class Batcher:
         # When the last generation was asked for, on time.monotonic.
         self.used_s = 0.0
         self.prefixes = ModelPrefixes(facts, self.scheduler, self.post)
+        # They are told of each call of the scheduler.
+        self.followers = Followers()
         # Set once the first shard has joined.
         self.ready = asyncio.Event()
 
@@ -96,10 +99,22 @@ class Batcher:
             await self._posted.wait()
             self._posted.clear()
             events, self._events = self._events, []
-            for action in self.scheduler.handle(events, time.monotonic()):
+            now = time.monotonic()
+            for action in self._handle(events, now) if self.followers else self.scheduler.handle(events, now):
                 self._execute(action)
             if self.scheduler.shards:
                 self.ready.set()
+
+    def _handle(self, events: list[Event], now: float) -> list[Action]:
+        """Let the scheduler handle ``events``, and its followers know."""
+        self.followers.hear(events)
+        try:
+            actions = self.scheduler.handle(events, now)
+        except Exception as error:
+            self.followers.note_error(error, now)
+            raise
+        self.followers.note(events, actions, now)
+        return actions
 
     @property
     def is_settled(self) -> bool:

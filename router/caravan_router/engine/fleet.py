@@ -25,6 +25,7 @@ from caravan_router.engine.link_pool import LinkPool
 from caravan_router.engine.observer import EngineObserver
 from caravan_router.engine.replacement import serving
 from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine.viewers import Viewers
 from caravan_router.scheduling.config import SchedulerConfig
 
 _log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class Fleet:
         self._batcher_of: dict[str, Batcher] = {}
         self._runs: dict[Batcher, asyncio.Task[None]] = {}
         self.prefix_cache = FleetPrefixes(self._batchers.values())
+        self.timeline = Viewers(self._batchers.values())
         self._tasks = asyncio.TaskGroup()
         # Whether a model that is no longer known had a shard.
         self._served = False
@@ -248,6 +250,7 @@ class Fleet:
                     extra={"model": facts.name, "fingerprint": facts.fingerprint, "known": known.model.fingerprint},
                 )
         batcher = self._make_batcher(facts)
+        self.timeline.on_engine(batcher)
         self._batchers[_identity(facts)] = batcher
         self._last[_identity(facts)] = _Last(time.monotonic(), time.monotonic())
         self._runs[batcher] = self._tasks.create_task(batcher.run())

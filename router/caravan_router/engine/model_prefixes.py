@@ -114,13 +114,15 @@ class ModelPrefixes:
         self, spec: GenerationSpec, compute: Callable[[], Awaitable[None]]
     ) -> PrefixReport | PinRefusal:
         """Let the prompt of ``spec`` stay, which ``compute`` computes where that is needed. Return it, or why not."""
-        keys = Sequence(Request(request_id=0, spec=spec)).keys
+        request = Request(request_id=0, spec=spec)
+        keys = Sequence(request).keys
         pin = Pin(
             key=keys.at(len(spec.prompt)),
             length=len(spec.prompt),
             tokens=array("i", spec.prompt),
             tenant=spec.tenant.name,
             adapter=spec.adapter,
+            namespace=request.prefix_namespace,
         )
         is_new = self._scheduler.pins.get(pin.key) is None
         try:

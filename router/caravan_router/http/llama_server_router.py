@@ -1,8 +1,5 @@
 """The routes by which clients of llama-server's router load and unload models."""
 
-import asyncio
-import contextlib
-
 import msgspec
 from aiohttp import web
 
@@ -12,11 +9,12 @@ from caravan_router.api.openai.errors import OPENAI
 from caravan_router.core.library import LibraryError, StateChange
 from caravan_router.http.generation.models import library_of
 from caravan_router.http.openai.models import download_told
+from caravan_router.http.server.endless import until_the_end
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import ENDING, STATE
+from caravan_router.http.server.state import STATE
 
 ROUTES = Routes(OPENAI, operator=True)
 
@@ -56,23 +54,12 @@ async def unload(request: web.Request, body: ModelCommand) -> web.Response:
 @ROUTES.route(
     "GET", "/models/sse", "Tell each change of a model's state as it happens", events=ModelEvent, errors=(404,)
 )
-async def changes(request: web.Request) -> web.StreamResponse:
+async def model_changes(request: web.Request) -> web.StreamResponse:
     """Raises NoLibraryError."""
     told = library_of(request.app[STATE]).changes()
-    # A stream without an end would else hold up the server's.
-    ending = asyncio.create_task(request.app[ENDING].wait())
-    async with EventStream(request, {}, request.app[STATE].limits) as events, contextlib.aclosing(told):
-        try:
-            while True:
-                change = asyncio.ensure_future(anext(told))
-                await asyncio.wait({change, ending}, return_when=asyncio.FIRST_COMPLETED)
-                if ending.done():
-                    break
-                await events.send(msgspec.json.encode(_event(change.result())))
-        finally:
-            ending.cancel()
-            change.cancel()
-            await asyncio.wait({change})
+    async with EventStream(request, {}, request.app[STATE].limits) as events, until_the_end(request, told) as changes:
+        async for change in changes:
+            await events.send(msgspec.json.encode(_event(change)))
     return events.response
 
 

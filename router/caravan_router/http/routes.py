@@ -5,7 +5,7 @@ from caravan_router.api.ollama.errors import OLLAMA
 from caravan_router.api.openai.errors import OPENAI
 from caravan_router.api.tgi.errors import TGI
 from caravan_router.http import anthropic, cloud, llama_server, llama_server_router
-from caravan_router.http.admin import prefixes, shards
+from caravan_router.http.admin import prefixes, shards, timeline
 from caravan_router.http.ollama import embeddings as ollama_embeddings
 from caravan_router.http.ollama import making as ollama_making
 from caravan_router.http.ollama import models as ollama_models
@@ -46,6 +46,7 @@ ROUTES: tuple[Route, ...] = (
     *ops.ROUTES,
     *shards.ROUTES,
     *prefixes.ROUTES,
+    *timeline.ROUTES,
 )
 
 # A path without a route gets the 404 of the dialect whose prefix it has.

@@ -11,6 +11,7 @@ class Pin:
     """A pinned prefix of ``length`` tokens, named by its ``key``.
 
     ``tokens``: all of its tokens; empty if they are not known. ``tenant``, ``adapter``: as in `RunNote`.
+    ``namespace``: see `Request.prefix_namespace`; None if it is not known.
     """
 
     key: bytes
@@ -18,6 +19,7 @@ class Pin:
     tokens: Sequence[int]
     tenant: str
     adapter: str
+    namespace: str | None = None
 
 
 class Pins:

@@ -43,6 +43,15 @@ class Match:
 NO_MATCH = Match()
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of cells, told to those who watch: the place of the run before it, -1 for none, and who ends in it."""
+
+    parent: int
+    cells: int
+    ends: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _Descent:
     """The farthest ``node`` reached, at ``length`` tokens. ``complete``: the nodes that were followed to their end."""
@@ -188,6 +197,18 @@ class PrefixTree:
             return NO_MATCH
         node = max(whole, key=lambda node: node.end)
         return Match(node.end, self._live_length(node, node.end), tuple(sorted(node.ends & self._parked)))
+
+    def runs(self) -> list[Run]:
+        """Return all runs, each after the one before it. A root has no cells, and is one if a sequence ends in it."""
+        found: list[Run] = []
+        open_nodes = [(root, -1) for root in self._roots.values()]
+        while open_nodes:
+            node, parent = open_nodes.pop()
+            if node.tokens or node.ends:
+                found.append(Run(parent, len(node.tokens), tuple(sorted(node.ends))))
+                parent = len(found) - 1
+            open_nodes += [(child, parent) for siblings in node.children.values() for child in siblings]
+        return found
 
     # Nodes
 

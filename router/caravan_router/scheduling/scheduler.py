@@ -4,7 +4,8 @@ Every command is planned from the whole picture at the moment a shard can take o
 Plan, execute (the shell), apply (the next events).
 """
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import assert_never
 
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
@@ -37,6 +38,7 @@ from caravan_router.scheduling.failures import Failures
 from caravan_router.scheduling.pins import Pins
 from caravan_router.scheduling.planning.planner import Planner
 from caravan_router.scheduling.planning.preemption import victim_of_full_cache
+from caravan_router.scheduling.planning.waiting_reason import Why
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
@@ -79,6 +81,20 @@ class Scheduler:
     def state_of(self, request_id: int) -> GenerationState:
         """Return where a request is that has not ended."""
         return self._state.state_of(request_id)
+
+    def reasons_to_wait(self, now: float) -> Iterator[tuple[Sequence, Why]]:
+        """Yield the requests of the queue in its order, then those that wait for one shard, each with its reason.
+
+        The queue must not change meanwhile.
+        """
+        waiting = self._state.waiting
+        for sequence in itertools.chain(waiting.in_order(now), waiting.deferred):
+            yield sequence, self._planner.reason_to_wait(sequence)
+
+    def forget_forks(self) -> None:
+        """Forget where prompts have begun alike, which is known by the keys of their prefixes alone."""
+        for shard in self._state.shards.values():
+            shard.checkpoints.forget_seen()
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next."""

@@ -39,8 +39,8 @@ class Transfers:
     def __init__(self) -> None:
         self._under_way: dict[int, Transfer] = {}
         self._awaited: set[int] = set()
-        # By the id of the transfer: keys of runs that were given up since it began.
-        self._unwanted: dict[int, set[bytes]] = {}
+        # By the id of the transfer: keys of runs that were given up since it began, in order.
+        self._unwanted: dict[int, dict[bytes, None]] = {}
         self._last_id = 0
         self._call_s = _FIRST_CALL_S
         self._byte_s = _FIRST_BYTE_S
@@ -83,8 +83,8 @@ class Transfers:
         """Note that of what ``shard`` fetches now the run with this key, or None for all, is not wanted any more."""
         for transfer_id, transfer in self._under_way.items():
             if transfer.target == shard:
-                keys = {run.key for run in transfer.runs} if key is None else {key}
-                self._unwanted.setdefault(transfer_id, set()).update(keys)
+                keys = dict.fromkeys(run.key for run in transfer.runs) if key is None else {key: None}
+                self._unwanted.setdefault(transfer_id, {}).update(keys)
 
     def unwanted_keys(self, transfer_id: int) -> Collection[bytes]:
         """Return the keys of the runs that a transfer brings, or not, and that are not wanted any more."""

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from bench.simulate.fleet import Fleet, Member
-from bench.simulate.played_shard import PlayedShard
 from bench.simulate.step_times import StepTimes
+from caravan_router.replay.played_shard import PlayedShard
+from caravan_router.replay.virtual_fleet import Fleet, Member
 from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.scheduler import Scheduler
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field, replace
 
 from bench.simulate.autoscaling import Autoscaler, Scaling
-from bench.simulate.fleet import Fleet, Member
 from bench.simulate.gateways import Policy, gateway_of
-from bench.simulate.played_shard import PlayedShard
 from bench.simulate.results import Clients, Report, Targets
 from bench.simulate.step_times import LINEAR, StepTimes
 from bench.simulate.traces import Trace
 from caravan_proto.messages.limits import LayoutLimits, Saving
+from caravan_router.replay.played_shard import PlayedShard
+from caravan_router.replay.virtual_fleet import Fleet, Member
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import ShardLimits, Submitted
 from caravan_router.scheduling.scheduler import Scheduler

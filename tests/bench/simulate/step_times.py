@@ -4,8 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-# Sizes with the seconds that they take, ascending.
-Points = tuple[tuple[int, float], ...]
+from caravan_router.replay.measured_times import Points, at_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,7 @@ class StepTimes:
 
     def seconds(self, sequences: int, prompt_tokens: int = 0, pairs: int = 0) -> float:
         """Return the seconds of a step."""
-        return _at(self.decode, sequences) + _at(self.prompt, prompt_tokens) + self.pair_s * pairs
+        return at_size(self.decode, sequences) + at_size(self.prompt, prompt_tokens) + self.pair_s * pairs
 
     def slower(self, factor: float) -> "StepTimes":
         """Return the times of a shard that computes ``factor`` times slower. Copies take as long."""
@@ -47,12 +46,3 @@ def recorded(path: Path) -> StepTimes:
         prompt=tuple((size, seconds) for size, seconds in data["prompt"]),
         pair_s=data.get("pair_s", 0.0),
     )
-
-
-def _at(points: Points, size: int) -> float:
-    (left, left_s), (right, right_s) = points[0], points[1]
-    for point in points[2:]:
-        if size <= right:
-            break
-        (left, left_s), (right, right_s) = (right, right_s), point
-    return left_s + (right_s - left_s) * (size - left) / (right - left)

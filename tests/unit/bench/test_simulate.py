@@ -9,9 +9,7 @@ import pytest
 from bench.simulate import trace_file
 from bench.simulate.__main__ import RESULTS, SIZING_RESULTS
 from bench.simulate.autoscaling import Autoscaler, Scaling
-from bench.simulate.fleet import Fleet, Member
 from bench.simulate.gateways import LeastRequests, Policy, PrefixHash, RoundRobin
-from bench.simulate.played_shard import PlayedShard
 from bench.simulate.results import Clients, Targets
 from bench.simulate.scenarios import SCENARIOS, Run, runs
 from bench.simulate.simulation import Setting, ShardKind, simulate
@@ -21,6 +19,8 @@ from bench.simulate.traces import TRACES, Load
 
 from caravan_proto.messages.results import FinishReason
 from caravan_router.core.tokens import GeneratedToken
+from caravan_router.replay.played_shard import PlayedShard
+from caravan_router.replay.virtual_fleet import Fleet, Member
 from caravan_router.scheduling.actions import Deliver, Start
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Submitted

@@ -1,7 +1,6 @@
 """Decides what every shard does next: who is preempted, who starts, what the next step carries."""
 
 import functools
-import itertools
 from collections.abc import Collection
 
 from caravan_proto.messages.commands import FilterBatch, Save, SetLayout
@@ -17,6 +16,7 @@ from caravan_router.scheduling.planning.preemption import choose_how, victims_of
 from caravan_router.scheduling.planning.saving import releases, to_save
 from caravan_router.scheduling.planning.shard_index import ShardIndex
 from caravan_router.scheduling.planning.step_plan import PlanInput, StepPlan
+from caravan_router.scheduling.planning.waiting_reason import Why, why_waiting
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.prefix_reuse import find_match, worth_copying
@@ -31,7 +31,11 @@ class Planner:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
         self._index = ShardIndex(state.shards, state.clock, state.lengths)
-        self._command_ids = itertools.count(1)
+        self._last_command_id = 0
+
+    def _next_id(self) -> int:
+        self._last_command_id += 1
+        return self._last_command_id
 
     def plan(self, now: float, *, preempted: bool) -> None:
         """Send a command to every shard that should get one.
@@ -69,6 +73,10 @@ class Planner:
             self._admit(shards, now)
         else:
             self._send(self._plans(shards, now), now)
+
+    def reason_to_wait(self, sequence: Sequence) -> Why:
+        """Return what ``sequence``, which is in the queue, waits for."""
+        return why_waiting(sequence, self._state, self._index)
 
     def _requeue(self, changes: Collection[str]) -> None:
         """Let requests wait in the queue again that waited for a shard and need no longer."""
@@ -144,7 +152,7 @@ class Planner:
         for plan in plans.values():
             if plan.is_idle:  # no request could start for which the step was kept
                 plan = self._plan(plan.shard, now, waiting=0, adapter=None)
-            command = plan.send(next(self._command_ids))
+            command = plan.send(self._next_id())
             for resident in plan.branched:
                 self._state.branch(resident.sequence, plan.shard, resident)
             if command is not None:
@@ -199,7 +207,7 @@ class Planner:
         """End the Decode under way. What it computes until then counts, so that all of it can be saved afterwards."""
         command = FilterBatch(
             shard=shard.name,
-            command_id=next(self._command_ids),
+            command_id=self._next_id(),
             header=shard.header.message,
             keep=tuple(sorted((*shard.stays.residents, *shard.stays.parked))),
         )
@@ -217,7 +225,7 @@ class Planner:
             return
         command = Save(
             shard=shard.name,
-            command_id=next(self._command_ids),
+            command_id=self._next_id(),
             header=shard.header.message,
             entries=tuple(entries),
         )
@@ -253,7 +261,7 @@ class Planner:
         assert other is not None
         command = SetLayout(
             shard=shard.name,
-            command_id=next(self._command_ids),
+            command_id=self._next_id(),
             header=shard.header.message,
             layout=other.layout,
         )

@@ -26,6 +26,10 @@ class ShardQueues:
         """Return how many wait for ``shard``."""
         return len(self._queues.get(shard, ()))
 
+    def shard_of(self, request_id: int) -> str | None:
+        """Return the shard for which a request waits; None if it waits for none."""
+        return next((shard for shard, queue in self._queues.items() if request_id in queue), None)
+
     def pop(self, shard: str, count: int | None = None) -> list[Sequence]:
         """Take out the first ``count`` that wait for ``shard``, by priority, then by arrival; None: all."""
         queue = self._queues.get(shard, {})

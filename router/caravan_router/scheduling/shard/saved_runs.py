@@ -68,8 +68,9 @@ class SavedRuns:
         self._runs: OrderedDict[bytes, KeptRun] = OrderedDict()
         # By the keys of their cuts.
         self._cuts: dict[bytes, KeptRun] = {}
-        # Keys of runs that are kept only for the runs that begin inside them.
-        self._dropped: set[bytes] = set()
+        # Keys of runs that are kept only for the runs that begin inside them. In order, since the order of a set of
+        # bytes differs from process to process, and a recording is played again in another one.
+        self._dropped: dict[bytes, None] = {}
         # The largest size of a cell seen, in bytes.
         self.cell_bytes = 0.0
 
@@ -86,13 +87,13 @@ class SavedRuns:
         known = self._runs.get(run.key)
         if known is not None:
             if run.key in self._dropped and not run.is_dropped:
-                self._dropped.remove(run.key)
+                del self._dropped[run.key]
                 known.usable_end = known.end
                 if not known.is_state:
                     self._register(known)
             return
         if run.is_dropped:
-            self._dropped.add(run.key)
+            self._dropped[run.key] = None
         added = self._runs[run.key] = KeptRun(
             start=run.start,
             cuts=run.cuts,
@@ -119,7 +120,7 @@ class SavedRuns:
         for key in keys:
             run = self._runs.pop(key, None)
             if run is not None:
-                self._dropped.discard(key)
+                self._dropped.pop(key, None)
                 self.used_bytes[run.tier] -= run.size_bytes
                 if run.is_state and self.states is not None:
                     self.states.forget(run)
@@ -274,7 +275,7 @@ class SavedRuns:
         found = [self._runs.get(key)]
         if self.states is not None:
             found += [self.states.get(key), self._cuts.get(key)]
-        self._dropped |= {run.key for run in found if run is not None}
+        self._dropped |= {run.key: None for run in found if run is not None}
         return self.drop_unneeded(needed)
 
     def drop_unneeded(self, needed: Collection[bytes] = ()) -> list[bytes]:

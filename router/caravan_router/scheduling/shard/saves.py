@@ -28,8 +28,8 @@ class ShardSaves:
         self._capacity = capacity
         self._commands = commands
         self._header = header
-        # Saves under way, each with the key of a run that was given up since.
-        self._unwanted: set[tuple[InFlight, bytes]] = set()
+        # Saves under way, each with the key of a run that was given up since, in order.
+        self._unwanted: dict[tuple[InFlight, bytes], None] = {}
 
     @property
     def are_possible(self) -> bool:
@@ -119,7 +119,7 @@ class ShardSaves:
     def drop_unwanted(self, command: InFlight) -> None:
         """Let the next command drop what ``command`` has saved though it was given up meanwhile."""
         for unwanted in [pair for pair in self._unwanted if pair[0] is command]:
-            self._unwanted.remove(unwanted)
+            del self._unwanted[unwanted]
             self._header.dropped_runs.extend(self._runs.drop(unwanted[1], self._starts_under_way(command)))
 
     def drop(self, key: bytes) -> None:
@@ -129,8 +129,8 @@ class ShardSaves:
     def give_up(self, key: bytes | None) -> None:
         """Let the next command drop all runs, or the one with this ``key``. What is being saved follows later."""
         for command in self._commands.in_flight:
-            ends = {_prefix_key(entry) for entry in _entries_of(command)}
-            self._unwanted |= {(command, end) for end in ends if key in (None, end)}
+            ends = [_prefix_key(entry) for entry in _entries_of(command)]
+            self._unwanted |= {(command, end): None for end in ends if key in (None, end)}
         if key is not None:
             self.drop(key)
             return

@@ -3,7 +3,7 @@
 import bisect
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from enum import Enum
 from typing import TypeVar
 
@@ -65,6 +65,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate by arrival."""
         return heapq.merge(*self._buckets.values(), sorted(self._deferred.values(), key=_arrival), key=_arrival)
+
+    @property
+    def deferred(self) -> Collection[Sequence]:
+        """The requests that are left out of the order."""
+        return self._deferred.values()
 
     @property
     def is_due(self) -> bool:

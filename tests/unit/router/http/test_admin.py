@@ -22,6 +22,7 @@ from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.authentication import Authentication
+from caravan_router.http.server.state import ENDING
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, CHAT_MODEL, ScriptedEngine, ids_of
 
@@ -430,7 +431,8 @@ async def test_routes_under_admin_need_the_key_of_an_operator(locked: Service, m
         },
     )
     assert len(locked.engine.prefixes["unix:/a.sock"].prefixes) == 2
-    assert (await locked.client.request(method, path, headers=AS_OPERATOR)).status == _served(method, path)
+    async with locked.client.request(method, path, headers=AS_OPERATOR) as allowed:
+        assert allowed.status == _served(method, path)
 
 
 def _served(method: str, path: str) -> int:
@@ -452,7 +454,8 @@ async def test_without_keys_routes_under_admin_answer_programs_on_this_host_only
     response = await service.client.request(method, path, headers=headers)
     assert (response.status, (await response.json())["error_type"]) == (403, "forbidden")
     assert len(service.engine.prefixes["unix:/a.sock"].prefixes) == 2
-    assert (await service.client.request(method, path)).status == _served(method, path)
+    async with service.client.request(method, path) as allowed:
+        assert allowed.status == _served(method, path)
 
 
 @pytest.mark.parametrize(
@@ -474,3 +477,15 @@ async def test_without_keys_the_address_of_the_client_decides(remote: str, allow
 
 async def test_an_operator_may_use_every_other_route(locked: Service) -> None:
     assert (await locked.client.get("/v1/models", headers=AS_OPERATOR)).status == 200
+
+
+async def test_the_timeline_is_a_stream_that_ends_with_the_server(engine: ScriptedEngine) -> None:
+    async with serving(engine) as service:
+        async with service.client.get("/admin/timeline") as response:
+            assert (response.status, response.content_type) == (200, "text/event-stream")
+            assert await response.content.readline() == b'data: {"type":"gone","model":"scripted","at":1.0}\n'
+            service.app[ENDING].set()
+            assert await response.content.read() == b"\n"
+        engine.may_watch = False
+        async with service.client.get("/admin/timeline") as refused:
+            assert (refused.status, (await refused.json())["error_type"]) == (429, "overloaded")

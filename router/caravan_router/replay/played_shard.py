@@ -2,8 +2,8 @@
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Protocol
 
-from bench.simulate.step_times import StepTimes
 from caravan_proto.messages.commands import Command, Decode, FilterBatch, Load, Prefill, Save, SequenceParameters
 from caravan_proto.messages.results import FinishReason, Loaded, Saved, StepOutcome
 from caravan_router.core.tokens import GeneratedToken
@@ -17,13 +17,27 @@ _TOKEN = GeneratedToken(OUTPUT_TOKEN_ID, b" word", False, None, (), None)
 _LAST_TOKEN = GeneratedToken(OUTPUT_TOKEN_ID, b" word", False, None, (), FinishReason.LENGTH)
 
 
+class Times(Protocol):
+    """How long a shard takes. Copying a cell out of the cache or back takes ``cell_s``."""
+
+    @property
+    def cell_s(self) -> float: ...
+
+    def seconds(self, sequences: int, prompt_tokens: int = 0, pairs: int = 0) -> float:
+        """Return the seconds of a step over decoding sequences and tokens of prompts.
+
+        ``pairs``: the number of pairs of a prompt token and a token before it.
+        """
+        ...
+
+
 class PlayedShard:
     """Answers commands without checking them; `caravan_testing.model_shard` does that, and takes longer.
 
     A saved cell counts as one byte.
     """
 
-    def __init__(self, name: str, times: StepTimes) -> None:
+    def __init__(self, name: str, times: Times) -> None:
         self.name = name
         self.steps = 0
         self._times = times
@@ -32,6 +46,10 @@ class PlayedShard:
         # By sequence id.
         self._setups: dict[int, SequenceParameters] = {}
         self._tokens_left: dict[int, int] = {}
+
+    def encode_s(self, media_id: bytes) -> float:
+        """Return how long it takes to encode a medium."""
+        return 0.0
 
     @property
     def is_busy(self) -> bool:

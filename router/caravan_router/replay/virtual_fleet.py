@@ -1,15 +1,18 @@
 """Schedulers and the shards that they drive, in the order of a virtual clock."""
 
 import heapq
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.simulate.played_shard import PlayedShard
-from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill, Save
-from caravan_router.scheduling.actions import Action, Drained
+from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_router.replay.played_shard import PlayedShard
+from caravan_router.scheduling.actions import Action, Drained, Encode
 from caravan_router.scheduling.events import (
     CommandEnded,
+    Encoded,
+    EncodeOutcome,
     Event,
     ShardDraining,
     ShardJoined,
@@ -45,9 +48,12 @@ class Fleet:
         self._schedulers = schedulers
         self._members = {member.shard.name: member for member in members}
         self._listener = listener
-        # When each busy shard has done its step, and what it then reports.
-        self._due: list[tuple[float, str, list[Event]]] = []
+        # When each busy shard has done its step or encoded a medium, and what it then reports. Numbers keep the order.
+        self._due: list[tuple[float, str, int, list[Event]]] = []
+        self._numbers = itertools.count()
         self._stepping: set[str] = set()
+        # When shards will have encoded the last of the media that they were given.
+        self._encoded_s: dict[str, float] = {}
         self.now_s = 0.0
         self.cpu_s = 0.0
         self.steps = 0
@@ -69,6 +75,15 @@ class Fleet:
         """Let a shard drain. It leaves when nothing of it is needed any more."""
         self.handle([ShardDraining(name)], self._members[name].scheduler)
 
+    def lose(self, name: str) -> None:
+        """Lose a shard with all it holds."""
+        scheduler = self._members.pop(name).scheduler
+        self._due = [due for due in self._due if due[1] != name]
+        heapq.heapify(self._due)
+        self._stepping.discard(name)
+        self._encoded_s.pop(name, None)
+        self.handle([ShardLost(name)], scheduler)
+
     @property
     def names(self) -> list[str]:
         """The shards that have not left, in the order in which they joined."""
@@ -82,8 +97,9 @@ class Fleet:
 
     def step(self) -> None:
         """Play the step that ends next."""
-        self.now_s, name, events = heapq.heappop(self._due)
-        self._stepping.remove(name)
+        self.now_s, name, _, events = heapq.heappop(self._due)
+        if not isinstance(events[0], Encoded):
+            self._stepping.remove(name)
         self.steps += any(isinstance(event, Stepped) for event in events)
         self.handle(events, self._members[name].scheduler)
 
@@ -98,12 +114,13 @@ class Fleet:
         actions = self._schedulers[scheduler].handle(events, self.now_s)
         self.cpu_s += time.process_time() - began
         for action in actions:
-            if isinstance(action, Prefill | Decode | FilterBatch | Save | Load):
+            if isinstance(action, Prefill | Decode | FilterBatch | Save | Load | SetLayout):
                 self._members[action.shard].shard.send(action)
                 self._run(action.shard)
+            elif isinstance(action, Encode):
+                self._encode(action)
             elif isinstance(action, Drained):
-                del self._members[action.shard]
-                self.handle([ShardLost(action.shard)], scheduler)
+                self.lose(action.shard)
             else:
                 self._listener(self.now_s, action)
         for event in events:
@@ -116,4 +133,11 @@ class Fleet:
         if shard.is_busy and name not in self._stepping:
             seconds, events = shard.advance()
             self._stepping.add(name)
-            heapq.heappush(self._due, (self.now_s + seconds, name, events))
+            heapq.heappush(self._due, (self.now_s + seconds, name, next(self._numbers), events))
+
+    def _encode(self, action: Encode) -> None:
+        """Let a shard encode a medium, after those that it was given before, and beside its steps."""
+        seconds = self._members[action.shard].shard.encode_s(action.media.id)
+        ends_s = self._encoded_s[action.shard] = max(self.now_s, self._encoded_s.get(action.shard, 0.0)) + seconds
+        events: list[Event] = [Encoded(encode_id=action.encode_id, outcome=EncodeOutcome.DONE, seconds=seconds)]
+        heapq.heappush(self._due, (ends_s, action.shard, next(self._numbers), events))

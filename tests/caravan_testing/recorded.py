@@ -1,0 +1,51 @@
+"""Recordings of simulated schedulers, and what is different when they are played again."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from caravan_router.recording.read_lines import RecordingFile
+from caravan_router.recording.recorder import Recorder, SchedulerRecorder
+from caravan_router.replay.player import Difference, Player, play
+from caravan_router.scheduling.actions import Action
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.scheduling.events import Event
+from caravan_router.scheduling.scheduler import Scheduler
+
+
+class RecordedScheduler(Scheduler):
+    """A scheduler that is recorded: it is in front of the one that decides, and has the same state."""
+
+    def __init__(self, scheduler: Scheduler, follower: SchedulerRecorder) -> None:
+        self.__dict__ |= scheduler.__dict__
+        self._scheduler = scheduler
+        self._follower = follower
+
+    def handle(self, events: Iterable[Event], now: float) -> list[Action]:
+        """Let the scheduler handle ``events``, and the recorder know."""
+        heard = list(events)
+        self._follower.hear(heard)
+        try:
+            actions = self._scheduler.handle(heard, now)
+        except Exception as error:
+            self._follower.note_error(error, now)
+            raise
+        self._follower.note(heard, actions, now)
+        return actions
+
+
+def recorded(scheduler: Scheduler, config: SchedulerConfig, recorder: Recorder) -> RecordedScheduler:
+    """Record what a scheduler, which has not begun, hears and decides from now on."""
+    return RecordedScheduler(scheduler, recorder.follow("toy", scheduler, config))
+
+
+def differences(path: Path) -> list[Difference]:
+    """Play a recording again. Return the differences of the first call that has any."""
+    for played in play(RecordingFile(path), Player()):
+        if played.differences:
+            return played.differences
+    return []
+
+
+def calls(path: Path) -> int:
+    """Return how many calls a recording has."""
+    return sum(1 for _ in play(RecordingFile(path), Player()))

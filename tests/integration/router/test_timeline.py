@@ -1,0 +1,108 @@
+"""``/admin/timeline`` over a whole Caravan."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import ClientResponse, ClientSession
+
+from caravan_router.recording.recorder import Recorder
+from caravan_router.scheduling.config import SchedulerConfig
+from caravan_router.timeline.messages import Frame, Gone, Hello, Message, State
+from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, generate
+from caravan_testing.waiting import eventually
+
+PROMPT = "You answer in rhymes, whatever the question is about."
+
+
+async def read(response: ClientResponse) -> Message:
+    """Return the next message."""
+    while True:
+        line = await response.content.readline()
+        assert line, "the stream has ended"
+        if line.startswith(b"data: "):
+            message: Message = msgspec.json.decode(line.removeprefix(b"data: "), type=Message)
+            return message
+
+
+async def read_until(response: ClientResponse, found: Any) -> list[Message]:
+    """Return the messages up to the first for which ``found`` is true."""
+    messages: list[Message] = []
+    async with asyncio.timeout(20):
+        while not messages or not found(messages[-1]):
+            messages.append(await read(response))
+    return messages
+
+
+async def ask(session: ClientSession, running: Cluster, prompt: str) -> int:
+    """Generate, and return the number of tokens."""
+    asked: dict[str, object] = {"inputs": prompt, "parameters": {"max_new_tokens": 20, "details": True}}
+    answer: Any = await generate(session, running.url, asked)
+    count: int = answer["details"]["generated_tokens"]
+    return count
+
+
+def followers(running: Cluster) -> int:
+    return len(running.engine.followers)
+
+
+async def test_steps_of_all_shards_are_told_while_somebody_watches_and_nothing_is_kept_afterwards() -> None:
+    async with cluster(ClusterConfig(shards=2, step_s=0.001)) as running, ClientSession() as session:
+        async with session.get(f"{running.url}/admin/timeline") as response:
+            assert response.content_type == "text/event-stream"
+            assert isinstance(await read(response), Hello)
+            await eventually(lambda: followers(running) == 1, "the scheduler is followed")
+            sampled = sum(await asyncio.gather(*(ask(session, running, f"{n} {PROMPT}") for n in range(4))))
+            messages = await read_until(
+                response,
+                lambda one: (
+                    isinstance(one, State) and one.figures.requests == 4 and not any(s.running for s in one.shards)
+                ),
+            )
+        frames = [one for one in messages if isinstance(one, Frame)]
+        blocks = [block for frame in frames for block in frame.blocks]
+        assert {block.shard for block in blocks} == set(running.addresses)
+        assert sum(block.tokens for block in blocks) == sampled
+        [ends, starts] = [[m.request for f in frames for m in f.marks if m.what == what] for what in ("end", "start")]
+        assert sorted(ends) == sorted(starts)
+        assert len(ends) == 4
+        chunks = [chunk for block in blocks for chunk in block.chunks]
+        assert sum(chunk.last for chunk in chunks) == 4
+        await eventually(lambda: followers(running) == 0, "nobody follows the scheduler")
+
+
+async def test_two_viewers_see_the_same_and_a_dropped_one_disturbs_nobody() -> None:
+    async with cluster() as running, ClientSession() as session:
+        url = f"{running.url}/admin/timeline"
+        async with session.get(url) as stays:
+            async with session.get(url) as leaves:
+                await read_until(leaves, lambda one: isinstance(one, State))
+            assert followers(running) == 1
+            await generate(session, running.url, body(PROMPT, 5))
+            messages = await read_until(stays, lambda one: isinstance(one, Frame))
+            frame = messages[-1]
+            assert isinstance(frame, Frame)
+            assert any(block.kind == "prefill" for block in frame.blocks)
+
+
+async def test_bugs_of_the_timeline_and_of_a_recording_do_not_end_what_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(*_: object) -> None:
+        raise KeyError("bug")
+
+    async with cluster(ClusterConfig(step_s=0.001)) as running, ClientSession() as session:
+        batcher = running.engine
+        recorder = Recorder(tmp_path / "recording")
+        batcher.followers.append(recorder.follow("toy", batcher.scheduler, SchedulerConfig()))
+        async with session.get(f"{running.url}/admin/timeline") as response:
+            await eventually(lambda: followers(running) == 2, "the scheduler is followed")
+            monkeypatch.setattr("caravan_router.timeline.lanes.Lanes.note", bug)
+            assert await ask(session, running, PROMPT) == 20
+            assert followers(running) == 0
+            monkeypatch.setattr("caravan_router.timeline.model_timeline.ModelTimeline.messages", bug)
+            await read_until(response, lambda one: isinstance(one, Gone))
+            assert await ask(session, running, PROMPT) == 20
+        recorder.close()
