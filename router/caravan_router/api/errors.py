@@ -195,8 +195,9 @@ class NotLocalError(RequestError):
 
     def __init__(self) -> None:
         super().__init__(
-            "This router has no API keys. Therefore this route answers programs on the router's host only, and neither "
-            "proxies nor web pages. For others, start the router with --api-keys-file and send the key of an operator"
+            "This router has no API keys. Therefore this route answers programs and this router's page on the router's "
+            "host only, and neither proxies nor other pages. For others, start the router with --api-keys-file and "
+            "send the key of an operator"
         )
 
 

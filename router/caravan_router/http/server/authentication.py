@@ -1,6 +1,7 @@
 """The middleware that finds the client of a request."""
 
 import ipaddress
+import socket
 from collections.abc import Iterable
 
 from aiohttp import web
@@ -15,8 +16,8 @@ from caravan_router.http.server.state import CLIENT
 
 _ANTHROPIC_HEADER = "x-api-key"
 _NOBODY = Client(NO_KEY, now=0.0)
-# Proxies add the first two, and browsers tell with the third which page asks.
-_SENT_FOR_OTHERS = ("Forwarded", "X-Forwarded-For", "Origin")
+# Proxies add them.
+_SENT_FOR_OTHERS = ("Forwarded", "X-Forwarded-For")
 
 
 class Authentication:
@@ -45,11 +46,31 @@ class Authentication:
 
 
 def _is_local(request: web.Request) -> bool:
-    """Whether a program on this host asks for itself, not for a web page or as a proxy for another host."""
-    if any(name in request.headers for name in _SENT_FOR_OTHERS):
+    """Whether a program on this host asks for itself or for this server's page, and not as a proxy."""
+    if any(name in request.headers for name in _SENT_FOR_OTHERS) or not _is_of_own_page(request):
         return False
     try:
         return ipaddress.ip_address(request.remote or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _is_of_own_page(request: web.Request) -> bool:
+    """Whether no page of another server asks, by what browsers tell.
+
+    A page may let its own host's name lead to this host after it was loaded, so only names that are sure to mean this
+    host count.
+    """
+    headers = request.headers
+    if "Host" not in headers:
+        # No browser leaves it out.
+        return True
+    own = f"{request.scheme}://{request.host}"
+    if headers.get("Sec-Fetch-Site", "none") not in {"none", "same-origin"} or headers.get("Origin", own) != own:
+        return False
+    try:
+        name = request.url.host or ""
+        return name in {"localhost", socket.gethostname()} or bool(ipaddress.ip_address(name))
     except ValueError:
         return False
 

@@ -459,6 +459,31 @@ async def test_without_keys_routes_under_admin_answer_programs_on_this_host_only
 
 
 @pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({"Origin": "{own}", "Sec-Fetch-Site": "same-origin"}, True),
+        ({"Host": "localhost:3000", "Origin": "http://localhost:3000"}, True),
+        ({"Host": "[::1]:3000", "Origin": "http://[::1]:3000"}, True),
+        ({"Host": "localhost:3000", "Origin": "http://localhost:8000"}, False),
+        ({"Host": "localhost:3000", "Origin": "https://localhost:3000"}, False),
+        ({"Origin": "null"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        # The page of a host whose name leads here since it was loaded.
+        ({"Host": "example.com:3000", "Origin": "http://example.com:3000"}, False),
+        ({"Host": "example.com:3000"}, False),
+        ({"Host": "localhost.example.com"}, False),
+        ({"Host": ""}, False),
+    ],
+)
+async def test_without_keys_the_routers_own_page_may_use_routes_under_admin_and_no_other_page(
+    service: Service, headers: dict[str, str], allowed: bool
+) -> None:
+    sent = {name: value.replace("{own}", service.url) for name, value in headers.items()}
+    assert (await service.client.get("/admin/shards", headers=sent)).status == (200 if allowed else 403)
+
+
+@pytest.mark.parametrize(
     ("remote", "allowed"), [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("10.0.0.9", False), ("", False)]
 )
 async def test_without_keys_the_address_of_the_client_decides(remote: str, allowed: bool) -> None:
