@@ -41,7 +41,7 @@ test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the test suite but for its slo
 test-slow: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## run the slow tests: long load, faults, scarce cells, slow DNS, and all random examples; ARGS: more pytest flags
 	CARAVAN_TEST_EXAMPLES=all $(PYTEST) $(WITH_DEPLOY) -m "slow or examples" $(ARGS)
 
-test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## test with more client libraries, and with nginx if it is installed (apt-get install nginx-light)
+test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## test with more client libraries, with nginx and in a browser if these are installed (apt-get install nginx-light chromium)
 	$(PYTEST) -m clients $(ARGS)
 
 test-deploy: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## test what is in deploy/: the Helm chart, images, units, scripts; ARGS: more pytest flags

@@ -151,6 +151,7 @@ async def http_service(
     access = Access(
         keyring=None if keys is None else keys.keyring,
         cors_allow_origin=config.cors_allow_origin,
+        page=config.page,
     )
     store = Store(config.store)
     await store.open()

@@ -91,6 +91,9 @@ class RouterConfig:
         "", "URL at which other routers reach this one, to hand requests over while they hold no shard of a model"
     )
     cors_allow_origin: tuple[str, ...] = flag((), "origin of pages that may call the API (default: any); repeatable")
+    page: bool = flag(
+        True, "show browsers a page at / to talk to the models and to watch the fleet", negation="--no-page"
+    )
 
     prefill_mode: str = flag(
         "mixed",

@@ -18,6 +18,8 @@ from caravan_router.core.library import Library
 from caravan_router.http.generation.in_progress import IN_PROGRESS
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.ops.routes import read_documents
+from caravan_router.http.page.files import page
+from caravan_router.http.page.routes import SHOWN
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.connection import mark_serving
@@ -42,11 +44,12 @@ class Access:
     """The clients that may use the API.
 
     ``keyring``: None if no API key is needed. ``cors_allow_origin``: origins whose pages may call the API; empty for
-    any.
+    any. ``page``: whether browsers get a page at `/`.
     """
 
     keyring: Keyring | None = None
     cors_allow_origin: Sequence[str] = ()
+    page: bool = True
 
 
 DEFAULT_INFO = InfoExtras()
@@ -98,7 +101,9 @@ def build_app(
     app[RUNNING] = RunningResponses()
     app[IGNORED] = IgnoredNames()
     app[DIALECTS] = DIALECTS_OF_ROUTES
+    app[SHOWN] = access.page
     read_documents()
+    page()
     for route in ROUTES:
         # Not `add_get`, which would add HEAD: this API does not have it.
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expected)

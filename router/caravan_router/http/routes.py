@@ -16,6 +16,7 @@ from caravan_router.http.openai.conversations import branches
 from caravan_router.http.openai.conversations import routes as conversations
 from caravan_router.http.openai.responses import routes as responses
 from caravan_router.http.ops import routes as ops
+from caravan_router.http.page import routes as page
 from caravan_router.http.server.dialect import Dialects
 from caravan_router.http.server.route import Route
 from caravan_router.http.tgi import chat_tokenize
@@ -43,6 +44,7 @@ ROUTES: tuple[Route, ...] = (
     *ollama_pulling.ROUTES,
     *ollama_making.ROUTES,
     *cloud.ROUTES,
+    *page.ROUTES,
     *ops.ROUTES,
     *shards.ROUTES,
     *prefixes.ROUTES,

@@ -8,6 +8,7 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
 from caravan_router.http.ops.routes import openapi_document
+from caravan_router.http.page.files import page
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -23,7 +24,8 @@ def grpc_stays_up() -> None:
 
 @pytest.fixture(autouse=True)
 def loop_is_never_blocked() -> Iterator[BlockBuster]:
-    # The program also reads this file before its event loop runs.
+    # The program also reads these files before its event loop runs.
     openapi_document()
+    page()
     with blockbuster_ctx() as blockbuster:
         yield blockbuster

@@ -9,6 +9,7 @@ from aiohttp import web
 from caravan_router.api.errors import UnhealthyError
 from caravan_router.api.tgi.errors import TGI
 from caravan_router.http.ops.docs_page import render_page
+from caravan_router.http.server.compressed import Compressed
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 from caravan_router.metrics.recorder import CONTENT_TYPE
@@ -23,7 +24,6 @@ ROUTES = Routes(TGI)
 @ROUTES.route("GET", "/health", _HEALTHY, errors=(503,), open=True)
 # Claude Code's probe.
 @ROUTES.route("HEAD", "/", _HEALTHY, errors=(503,), open=True, alias="head")
-@ROUTES.route("GET", "/", _HEALTHY, errors=(503,), open=True, alias="root")
 async def health(request: web.Request) -> web.Response:
     """Asks no shard, so that a long prefill does not delay the answer."""
     if not request.app[STATE].fleet.healthy:
@@ -57,6 +57,11 @@ def openapi_document() -> bytes:
 
 
 @cache
+def _sent_document() -> Compressed:
+    return Compressed.of(openapi_document(), "application/json")
+
+
+@cache
 def docs_page() -> bytes:
     """Return the document as a page."""
     return render_page(msgspec.json.decode(openapi_document())).encode()
@@ -65,12 +70,13 @@ def docs_page() -> bytes:
 def read_documents() -> None:
     """Read and render the documents once. Call before the event loop runs, which file access would block."""
     docs_page()
+    _sent_document()
 
 
 @ROUTES.route("GET", "/api-doc/openapi.json", _DOCUMENT, reply=dict, alias="tgi")
 @ROUTES.route("GET", "/openapi.json", _DOCUMENT, reply=dict)
-async def openapi(_request: web.Request) -> web.Response:
-    return web.Response(body=openapi_document(), content_type="application/json")
+async def openapi(request: web.Request) -> web.Response:
+    return _sent_document().reply(request, {})
 
 
 @ROUTES.route("GET", "/docs", "Show this API's description as a page", replies=(("text/html", str),))

@@ -130,13 +130,13 @@ class Cors:
 
     def __init__(self, allowed_origins: Sequence[str]) -> None:
         self._allowed = frozenset(allowed_origins)
+        self._varies = bool(self._allowed) and "*" not in self._allowed
 
     def _headers(self, request: web.Request) -> dict[str, str]:
-        if not self._allowed or "*" in self._allowed:
+        if not self._varies:
             return {"Access-Control-Allow-Origin": "*"}
         origin = request.headers.get("Origin")
-        allow = {"Access-Control-Allow-Origin": origin} if origin in self._allowed and origin is not None else {}
-        return {"Vary": "Origin", **allow}
+        return {"Access-Control-Allow-Origin": origin} if origin in self._allowed and origin is not None else {}
 
     @web.middleware
     async def preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -153,6 +153,8 @@ class Cors:
     async def add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add the CORS headers just before headers are sent, on streams too."""
         response.headers.update(self._headers(request))
+        if self._varies:
+            response.headers["Vary"] = ", ".join(filter(None, (response.headers.get("Vary"), "Origin")))
         response.headers["Access-Control-Expose-Headers"] = f"{REQUEST_ID_HEADER},Retry-After"
 
 

@@ -1,0 +1,30 @@
+/** What happened, told to readers of the screen and to listeners. */
+
+import { ApiError } from "./api.js";
+import { button, byId, element } from "./dom.js";
+
+const SHOWN_MS = 8000;
+
+/** Tells listeners of a screen reader. */
+export function announce(text) {
+  byId("announcer").textContent = text;
+}
+
+export function notice(text, kind = "") {
+  const shown = element("div", { class: `notice ${kind}` }, element("span", {}, text));
+  shown.append(button("Dismiss", () => shown.remove(), { class: "plain" }));
+  byId("notices").append(shown);
+  if (kind !== "error") setTimeout(() => shown.remove(), SHOWN_MS);
+}
+
+/** Runs an action and shows its failure. Returns what it returned, or undefined. */
+export async function attempt(action) {
+  try {
+    return await action();
+  } catch (error) {
+    if (error.name === "AbortError" || (error instanceof ApiError && error.status === 401)) return undefined;
+    if (!(error instanceof ApiError)) console.error(error);
+    notice(error.message, "error");
+    return undefined;
+  }
+}
