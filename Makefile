@@ -23,7 +23,7 @@ CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wild
 # The tests start many processes, which otherwise compile their modules again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run quick test test-slow test-clients test-deploy test-rpc test-more environments test-gpu test-cluster images test-images check lint format proto openapi docs manifests bench simulate soak chaos clean
+.PHONY: help run quick test test-slow test-clients test-deploy test-rpc test-more environments test-gpu test-cluster images test-images check lint format proto openapi docs manifests bench simulate soak chaos screenshots clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -109,6 +109,9 @@ soak: $(INSTALLED) $(DEMO_MODEL) ## run random load with too few KV cells for MI
 chaos: MINUTES = 10
 chaos: $(INSTALLED) $(DEMO_MODEL) ## break shards and their links at random under load for MINUTES; check texts and times; ARGS: more flags
 	PYTHONPATH=tests $(BIN)/python -m chaos.chaos --minutes $(MINUTES) $(ARGS)
+
+screenshots: $(INSTALLED) $(DEMO_MODEL) .cache/clients/page/.installed ## take the pictures of docs/page.md (apt-get install chromium)
+	PYTHONPATH=tests $(BIN)/python -m caravan_testing.screenshots
 
 clean: ## remove the virtual environment and everything downloaded or built here
 	rm -rf .venv .cache
