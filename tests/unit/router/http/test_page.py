@@ -12,6 +12,7 @@ from aiohttp import ClientSession
 
 from caravan_router.http.app import Access
 from caravan_router.http.page.files import page
+from caravan_router.scheduling.planning.waiting_reason import WaitingReason
 from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 
@@ -147,3 +148,8 @@ def test_vendored_files_are_those_of_the_packages() -> None:
 
 def _linked(html: str) -> list[str]:
     return re.findall(r'(?:href|src)="(page/[^"]+)"', html)
+
+
+def test_the_page_has_words_for_every_reason_to_wait() -> None:
+    queue = FILES.joinpath("watch", "queue.js").read_text()
+    assert set(re.findall(r"^  (\w+): \(", queue, re.MULTILINE)) == {reason.value for reason in WaitingReason}
