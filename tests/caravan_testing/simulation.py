@@ -120,11 +120,11 @@ class Simulation:
             assert sum(state.runs.pinned.values()) <= state.capacity.limits.memory_bytes // 2
 
     def pin(
-        self, key: bytes, *, length: int, tokens: tuple[int, ...] = (), namespace: str | None = None
+        self, key: bytes, *, length: int, tokens: tuple[int, ...] = (), namespace: str | None = None, adapter: str = ""
     ) -> PinRefusal | None:
         """Pin a prefix. Return why it was refused."""
         pin_id = next(self._flush_ids)
-        pin = Pin(key=key, length=length, tokens=tokens, tenant="", adapter="", namespace=namespace)
+        pin = Pin(key=key, length=length, tokens=tokens, tenant="", adapter=adapter, namespace=namespace)
         self.handle(PinRequested(pin_id, pin))
         return self.pin_answers.pop(pin_id)
 

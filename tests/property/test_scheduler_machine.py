@@ -389,8 +389,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(self.simulation.remembered()))
         found = [prefixes_of(state, key).prefixes for state in self.simulation.scheduler.shards.values()]
         tokens = [tokens_of(state, key) for state in self.simulation.scheduler.shards.values()]
-        length = next(prefixes[0].tokens for prefixes in found if prefixes)
-        self.simulation.pin(key, length=length, tokens=next(filter(None, tokens), ()))
+        one = next(prefixes[0] for prefixes in found if prefixes)
+        self.simulation.pin(key, length=one.tokens, tokens=next(filter(None, tokens), ()), adapter=one.adapter)
 
     @precondition(lambda self: any(self.simulation.scheduler.pins))
     @rule(data=st.data())

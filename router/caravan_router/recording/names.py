@@ -72,7 +72,8 @@ class Names:
 
     def forget_unknown(self, knows: Callable[[int], bool]) -> None:
         """Give new numbers to keys of which a state does not tell what they stand for, such as those just dropped."""
-        for key in [key for key, number in self._keys.items() if not knows(number)]:
+        roots = set(self._roots.values())
+        for key in [key for key, number in self._keys.items() if number not in roots and not knows(number)]:
             del self._keys[key]
 
     def knows_key(self, key: bytes) -> bool:
