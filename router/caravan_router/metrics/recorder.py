@@ -330,10 +330,10 @@ class ModelMetrics:
 
     def encoded(self, seconds: float, *, done: bool) -> None:
         if not done:
-            self._value("caravan_failed_media_encodings").add()
+            self._value("caravan_failed_media_encodings_total").add()
         elif seconds > 0:
-            self._value("caravan_media_encodings").add()
-            self._value("caravan_media_encoding_seconds").add(seconds)
+            self._value("caravan_media_encodings_total").add()
+            self._value("caravan_media_encoding_seconds_total").add(seconds)
 
     def media_decoded(self, kind: str, duration_s: float) -> None:
         """A file of a picture or a sound became a medium."""
