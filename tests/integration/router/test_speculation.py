@@ -235,7 +235,7 @@ async def test_a_chat_with_a_prediction_is_answered_in_fewer_steps() -> None:
 @pytest.mark.parametrize("wrong_every", [0, 3])
 async def test_a_draft_model_changes_no_output(wrong_every: int) -> None:
     """Its steps take far less time than those of the model, so that they pay on any host."""
-    config = ClusterConfig(cells=1024, shards=2, step_s=0.02, wrong_every=wrong_every)
+    config = ClusterConfig(cells=1024, shards=2, step_s=0.04, wrong_every=wrong_every)
     async with cluster(config) as running, ClientSession(running.url) as client:
         async with client.get("/info") as response:
             assert (await response.json())["draft_model"] == "toy-draft"
