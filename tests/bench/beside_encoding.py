@@ -13,17 +13,14 @@ import threading
 from pathlib import Path
 from time import perf_counter
 
-import gguf
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.paths import DEMO_MODEL
+from bench.picture_projector import SIDE, write_projector
 from caravan_proto.messages.media import MediaKind, MediaShape
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import ModelDriver
-from caravan_testing.spelling_projector import embeddings_of
 
-_WIDTH, _INNER, _HEADS, _SIDE, _PATCH = 384, 1536, 6, 384, 16
 _SEQUENCES = 4
 
 
@@ -39,7 +36,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         projector = Path(folder) / "mmproj.gguf"
-        _write_projector(projector, given.layers)
+        write_projector(projector, given.layers)
         driver = ModelDriver(
             DEMO_MODEL, ctx_size=8192, threads=given.threads, mmproj=str(projector), parallel=_SEQUENCES
         )
@@ -65,8 +62,8 @@ def _measure(driver: ModelDriver, count: int, nice: int | None) -> tuple[list[fl
     def encode() -> None:
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, nice or 0)
-        pixels = np.random.default_rng(0).integers(0, 256, 3 * _SIDE * _SIDE, dtype=np.uint8).tobytes()
-        shape = MediaShape(media_id=b"picture", kind=MediaKind.IMAGE, width=_SIDE, height=_SIDE)
+        pixels = np.random.default_rng(0).integers(0, 256, 3 * SIDE * SIDE, dtype=np.uint8).tobytes()
+        shape = MediaShape(media_id=b"picture", kind=MediaKind.IMAGE, width=SIDE, height=SIDE)
         while not stopping.is_set():
             began = perf_counter()
             driver.backend.media.encode(shape, pixels)
@@ -84,42 +81,6 @@ def _measure(driver: ModelDriver, count: int, nice: int | None) -> tuple[list[fl
     if nice is not None:
         worker.join()
     return steps, encodings
-
-
-def _write_projector(path: Path, layers: int) -> None:
-    size = embeddings_of(DEMO_MODEL).shape[1]
-    random = np.random.default_rng(0)
-
-    def drawn(*sizes: int) -> NDArray[np.float32]:
-        numbers: NDArray[np.float64] = random.standard_normal(sizes) / np.sqrt(np.prod(sizes[1:]))
-        return numbers.astype(np.float32)
-
-    writer = gguf.GGUFWriter(path, "clip")
-    writer.add_string("clip.projector_type", "janus_pro")
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_bool("clip.use_gelu", True)
-    numbers = {"image_size": _SIDE, "patch_size": _PATCH, "embedding_length": _WIDTH, "feed_forward_length": _INNER}
-    numbers |= {"projection_dim": size, "block_count": layers, "attention.head_count": _HEADS}
-    for key, number in numbers.items():
-        writer.add_uint32(f"clip.vision.{key}", number)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-    writer.add_array("clip.vision.image_mean", [0.5] * 3)
-    writer.add_array("clip.vision.image_std", [0.5] * 3)
-    tensors = {"v.patch_embd.weight": drawn(_WIDTH, 3, _PATCH, _PATCH)}
-    for layer in range(layers):
-        block = f"v.blk.{layer}"
-        tensors |= {f"{block}.{norm}.weight": np.ones(_WIDTH, np.float32) for norm in ("ln1", "ln2")}
-        tensors |= {f"{block}.{norm}.bias": np.zeros(_WIDTH, np.float32) for norm in ("ln1", "ln2")}
-        tensors |= {f"{block}.attn_{name}.weight": drawn(_WIDTH, _WIDTH) for name in ("q", "k", "v", "out")}
-        tensors |= {f"{block}.ffn_up.weight": drawn(_INNER, _WIDTH), f"{block}.ffn_down.weight": drawn(_WIDTH, _INNER)}
-    tensors |= {"mm.0.weight": drawn(_WIDTH, _WIDTH), "mm.0.bias": np.zeros(_WIDTH, np.float32)}
-    tensors |= {"mm.1.weight": drawn(size, _WIDTH), "mm.1.bias": np.zeros(size, np.float32)}
-    for name, tensor in tensors.items():
-        writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 if __name__ == "__main__":

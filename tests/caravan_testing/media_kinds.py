@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,11 +58,11 @@ HYBRID = Kind("hybrid", write_tiny_delta, lambda path, _: write_grid_projector(p
 class MadeKind:
     """A kind's files, a shard with them, and prompts for it."""
 
-    def __init__(self, kind: Kind, layout: KvLayout, folder: Path, cells: int = 4096) -> None:
+    def __init__(self, kind: Kind, layout: KvLayout, folder: Path, cells: int = 4096, **flags: Any) -> None:
         self.kind = kind
         self.model = kind.write_model(folder / "model.gguf")
         self.projector = kind.write_projector(folder / "mmproj.gguf", self.model)
-        self.driver = ModelDriver(self.model, ctx_size=cells, kv_layout=layout.value)
+        self.driver = ModelDriver(self.model, ctx_size=cells, kv_layout=layout.value, **flags)
 
     def medium(self, seed: int) -> Medium:
         """Return a random picture or sound."""

@@ -2,10 +2,7 @@
 
 import asyncio
 import logging
-import os
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
 from caravan_proto.errors import ShardError
@@ -21,6 +18,7 @@ from caravan_shard.checks.medium import check_shape, content_bytes
 from caravan_shard.media.encoder import EncodingError, MediaEncoder, MediumTokens, SliceSize
 from caravan_shard.media.store import MediaStore, Slices
 from caravan_shard.protocol.results import Refusal, bad_request
+from caravan_shard.service.encoder_thread import EncoderThread
 from caravan_shard.service.text import TextService
 
 _log = logging.getLogger(__name__)
@@ -28,8 +26,6 @@ _log = logging.getLogger(__name__)
 # Layouts of media of equal shape are equal. Those of a few shapes are kept, since sound takes long.
 _KEPT_LAYOUTS = 256
 _MOST_PARTS = 1024
-# While steps use all cores, an encoding gets about a quarter of them.
-_NICER = 5
 
 
 class MediaService:
@@ -39,7 +35,7 @@ class MediaService:
         self._encoder = encoder
         self._store = store
         self._text = text
-        self._pool = ThreadPoolExecutor(1, "media", initializer=_yield_to_steps)
+        self._thread = EncoderThread()
         self._layouts: dict[tuple[object, ...], MediumTokens] = {}
         # Media that are being encoded: whoever needs one of them waits for it.
         self._running: dict[bytes, asyncio.Future[EncodedMedia | Refusal]] = {}
@@ -126,7 +122,7 @@ class MediaService:
     async def _encode(self, encoder: MediaEncoder, shape: MediaShape, data: bytes) -> EncodedMedia | Refusal:
         started = perf_counter()
         try:
-            slices = await asyncio.get_running_loop().run_in_executor(self._pool, encoder.encode, shape, data)
+            slices = await self._thread.run(encoder.encode, shape, data)
         except EncodingError as error:
             return Refusal(ShardError.FORWARD_FAILED, f"a medium cannot be encoded: {error}")
         if not self._store.put(shape.media_id, slices):
@@ -141,13 +137,7 @@ class MediaService:
 
     def close(self) -> None:
         """Wait for what is being encoded and end the thread."""
-        self._pool.shutdown(cancel_futures=True)
-
-
-def _yield_to_steps() -> None:
-    """Let the threads of steps go first. Those that the library starts from this thread have its niceness."""
-    thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)
+        self._thread.close()
 
 
 class _Collected:

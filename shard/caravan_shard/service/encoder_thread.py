@@ -1,0 +1,50 @@
+"""The thread that encodes media, which lives while there is something to encode."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# While steps use all cores, an encoding gets about a quarter of them.
+_NICER = 5
+
+
+class EncoderThread:
+    """Runs calls one after another. Used on the event loop.
+
+    OpenMP keeps a team of threads for each thread that ever computed in parallel. As soon as all teams together have
+    more threads than there are cores, those of every team hardly spin at a barrier, and the steps of a small model take
+    half as long again. So the thread, and with it its team, ends when nothing is left to encode.
+    """
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._calls = 0
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what ``function`` returns, after the calls before it."""
+        pool = self._pool = self._pool or ThreadPoolExecutor(1, "media", initializer=_yield_to_steps)
+        self._calls += 1
+        try:
+            return await asyncio.wrap_future(pool.submit(function, *args, **kwargs))
+        finally:
+            self._calls -= 1
+            if not self._calls and self._pool is pool:
+                pool.shutdown(wait=False)
+                self._pool = None
+
+    def close(self) -> None:
+        """Wait for the call that runs, cancel those that wait, and end the thread."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _yield_to_steps() -> None:
+    """Let the threads of steps go first. Those that the library starts from this thread have its niceness."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)

@@ -1,0 +1,54 @@
+"""Media are encoded one after another, on a thread that is gone when nothing is left to encode."""
+
+import asyncio
+import threading
+
+import pytest
+
+from caravan_shard.service.encoder_thread import EncoderThread
+from caravan_testing.waiting import eventually
+
+
+def _threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("media")]
+
+
+async def test_calls_share_a_thread_that_ends_after_the_last() -> None:
+    encoder, release = EncoderThread(), threading.Event()
+    waits = asyncio.create_task(encoder.run(release.wait, 30))
+    follows = asyncio.create_task(encoder.run(threading.current_thread))
+    await asyncio.sleep(0)
+    [thread] = _threads()
+    assert not follows.done()
+    release.set()
+    assert await waits
+    assert await follows is thread
+    await eventually(lambda: not _threads())
+    assert await encoder.run(threading.current_thread) is not thread
+    encoder.close()
+
+
+async def test_an_error_ends_the_thread_too() -> None:
+    encoder = EncoderThread()
+    with pytest.raises(ZeroDivisionError):
+        await encoder.run(divmod, 1, 0)
+    await eventually(lambda: not _threads())
+
+
+async def test_closing_waits_for_the_call_that_runs_and_cancels_the_next() -> None:
+    encoder, began, release = EncoderThread(), threading.Event(), threading.Event()
+
+    def call() -> str:
+        began.set()
+        release.wait(30)
+        return "done"
+
+    running = asyncio.create_task(encoder.run(call))
+    waiting = asyncio.create_task(encoder.run(call))
+    await asyncio.to_thread(began.wait, 30)
+    threading.Timer(0.05, release.set).start()
+    await asyncio.to_thread(encoder.close)
+    assert await running == "done"
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not _threads()
