@@ -1,9 +1,9 @@
 """Measures how long streams wait while a shard encodes pictures. Not run by the test suite.
 
 ``PYTHONPATH=tests python -m bench.beside_encoding``: one process with the demo model and a projector of ``--layers``
-layers of 384 dimensions, which reads a picture as 576 patches. Four sequences decode; meanwhile a thread encodes
-pictures one after another, with each of ``--nice``. Prints the times of the steps and of an encoding, and the same
-steps with no encoding.
+layers of the size of SigLIP's base model, which reads a picture as 256 patches. Four sequences decode; meanwhile a
+thread encodes pictures one after another, with each of ``--nice``. Prints the times of the steps and of an encoding,
+and the same steps with no encoding.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _SEQUENCES = 4
 def main() -> None:
     """Measure and print one row for each niceness."""
     parser = argparse.ArgumentParser(prog="beside_encoding", description=__doc__)
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--nice", type=int, nargs="+", default=[0, 5, 10])
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

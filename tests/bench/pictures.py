@@ -1,11 +1,12 @@
 """Compares answers about pictures with llama-server's. Not run by the test suite.
 
 ``PYTHONPATH=tests python -m bench.pictures``: both servers have the demo model and a projector of ``--layers`` layers
-of 384 dimensions with random weights: its answers mean nothing and take the time that real ones would take. In each
-of ``--rounds`` rounds both get the same loads in turn:
+of the size of SigLIP's base model, with random weights: its answers mean nothing and take the time that real ones would
+take. In each of ``--rounds`` rounds both get the same loads in turn:
 
 - ``new``: eight clients ask about sixteen pictures;
 - ``again``: eight clients ask six things about each of four pictures;
+- ``elsewhere``: the same, with text of their own before the picture, as in conversations that differ;
 - ``talk``: a conversation of ten turns, with a picture in the first turn and another one in the fourth;
 - ``beside``: four streams, and somebody asks about a picture of a megapixel.
 
@@ -86,6 +87,12 @@ class Client:
         pictures = [self._picture() for _ in range(4)]
         return [await self._rate("again", [self._question(picture) for _ in range(6) for picture in pictures])]
 
+    async def elsewhere(self) -> list[Figure]:
+        """Ask six things about each of four pictures, behind texts that differ."""
+        pictures = [self._picture() for _ in range(4)]
+        questions = [self._question(picture, text_first=True) for _ in range(6) for picture in pictures]
+        return [await self._rate("elsewhere", questions)]
+
     async def talk(self) -> list[Figure]:
         """Hold a conversation with two pictures."""
         messages: list[Message] = []
@@ -130,11 +137,11 @@ class Client:
         await asyncio.gather(*(client() for _ in range(_CLIENTS)))
         return Figure(name, "answers/min", 60 * len(questions) / (time.monotonic() - began))
 
-    def _question(self, picture: str | None) -> Message:
-        text = {"type": "text", "text": words(self._random, 20)}
-        if picture is None:
-            return {"role": "user", "content": [text]}
-        return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": picture}}, text]}
+    def _question(self, picture: str | None, *, text_first: bool = False) -> Message:
+        parts: list[Message] = [{"type": "text", "text": words(self._random, 20)}]
+        if picture is not None:
+            parts.insert(int(text_first), {"type": "image_url", "image_url": {"url": picture}})
+        return {"role": "user", "content": parts}
 
     def _picture(self, size: tuple[int, int] = (512, 384)) -> str:
         return _picture(self._random, size)
@@ -166,6 +173,7 @@ def _picture(random: Random, size: tuple[int, int]) -> str:
 _LOADS: tuple[Callable[[Client], Awaitable[list[Figure]]], ...] = (
     Client.new,
     Client.again,
+    Client.elsewhere,
     Client.talk,
     Client.beside,
 )
@@ -216,10 +224,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="pictures", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--loads", nargs="*", default=[], help="new, again, talk, beside; all by default")
+    parser.add_argument("--loads", nargs="*", default=[], help="all by default")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         projector = Path(folder) / "mmproj.gguf"

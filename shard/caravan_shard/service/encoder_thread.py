@@ -10,8 +10,8 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# While steps use all cores, an encoding gets about a quarter of them.
-_NICER = 5
+# While steps use all cores, an encoding gets about a tenth of them.
+_NICER = 10
 
 
 class EncoderThread:
