@@ -1,6 +1,7 @@
 """Builds the router from its configuration and runs it. The only module that knows every part."""
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -90,6 +91,9 @@ async def _run(
     try:
         with on_hangup(service.read_files_again, stop.set):
             async with service.listening(inherited) as port, _offering(handover, port, stop):
+                # What is there by now stays. Else each full collection would look at all of it, and streams would wait.
+                gc.collect()
+                gc.freeze()
                 on_listening(fleet, port.url)
                 ends = {engine, stopped} if loading is None else {engine, stopped, loading}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -6,6 +6,7 @@ PYTHONPATH=tests python -m chaos.chaos --minutes 10
 import argparse
 import asyncio
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -92,7 +93,10 @@ def _replay(recordings: list[Path]) -> list[str]:
         for played in play(RecordingFile(path), Player()):
             decisions += len(played.decisions)
             if played.differences:
-                return [f"{path.name}: call {played.number} decides otherwise when it is played again"]
+                kept = Path(tempfile.mkdtemp(prefix="caravan-chaos-")) / path.name
+                for part in path.parent.glob(f"{path.name}*"):
+                    shutil.copy(part, kept.parent)
+                return [f"{kept}: call {played.number} decides otherwise when it is played again: {played.differences}"]
     _say(f"{len(recordings)} recordings, {decisions} decisions: all are the same when they are played again")
     return []
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -154,6 +155,9 @@ async def serve(config: ShardConfig) -> None:
     except Exception as error:
         _log.exception("the shard could not start")
         raise StartupError(f"unexpected {error!r}; its traceback is above") from error
+    # What is there by now stays. Else each full collection would look at all of it, and steps would wait.
+    gc.collect()
+    gc.freeze()
     try:
         drain_asked = asyncio.ensure_future(server.drain_asked.wait())
         await _first_of(asked, drain_asked, asyncio.ensure_future(server.failed()))
