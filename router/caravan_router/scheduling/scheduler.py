@@ -43,7 +43,6 @@ from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.state import SchedulerState
 from caravan_router.scheduling.waiting.fair_share import OUTPUT_TOKEN
 from caravan_router.scheduling.waiting.queue import WaitingQueue
@@ -285,17 +284,16 @@ class Scheduler:
                 self._state.outbox.note_drafts(resident.request_id, count)
         return sum(count.drafted for _, count in event.drafts)
 
-    def _apply_tokens(self, taken: list[tuple[Resident, GeneratedToken]]) -> None:
+    def _apply_tokens(self, taken: list[tuple[Sequence, GeneratedToken]]) -> None:
         """Hand out the tokens of a step. It makes no call for each of them, since that would cost as much again."""
         ended = []
-        for resident, token in taken:
-            sequence = resident.sequence
+        for sequence, token in taken:
             sequence.output.append(token.token_id)
             sequence.losses = 0
             if token.finish is not None:
                 ended.append(sequence)
-        self._state.outbox.deliver_tokens([(resident.sequence.request_id, token) for resident, token in taken])
-        self._state.fair_share.charge_each([one.sequence.spec.tenant for one, _ in taken], OUTPUT_TOKEN)
+        self._state.outbox.deliver_tokens([(sequence.request_id, token) for sequence, token in taken])
+        self._state.fair_share.charge_each([sequence.spec.tenant for sequence, _ in taken], OUTPUT_TOKEN)
         for sequence in ended:
             self._state.finish(sequence)
 

@@ -165,9 +165,11 @@ class Sequence:
 
     def hashed_in_common(self, other: "Sequence") -> int:
         """Return how many first tokens of both prompts are equal as far as their hashes tell."""
-        pairs = zip(self.prompt_hashes, other.prompt_hashes, strict=False)
-        equal = sum([own == theirs for own, theirs in pairs])
-        return _HASHED_TOKENS << (equal - 1) if equal else 0
+        own, theirs = self.prompt_hashes, other.prompt_hashes
+        for place in range(min(len(own), len(theirs)) - 1, -1, -1):
+            if own[place] == theirs[place]:  # then those before it are, too
+                return _HASHED_TOKENS << place
+        return 0
 
     def prefix_hashes(self, length: int) -> tuple[int, ...]:
         """Return hashes of prefixes of 16, 32, 64, ... of its first ``length`` tokens, which are known.

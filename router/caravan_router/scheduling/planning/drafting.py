@@ -18,9 +18,11 @@ def draft_plan(shard: ShardAccount, residents: Sequence[Resident], steps: int) -
 
     There are none if too few cells are free.
     """
-    wanted = sum(resident.sequence.request.spec.max_draft_tokens for resident in residents)
     limits = shard.capacity.limits
-    drafts = min(wanted, limits.draft_tokens, limits.max_batch_tokens - len(residents))
+    most = min(limits.draft_tokens, limits.max_batch_tokens - len(residents))
+    if most <= 0:
+        return steps, 0
+    drafts = min(most, sum([resident.sequence.spec.max_draft_tokens for resident in residents]))
     if drafts <= 0 or shard.capacity.is_bounded_by_sequence:
         return steps, max(0, drafts)
     with_drafts = min(steps, shard.cells.free // len(residents) - GROWTH_CELLS)

@@ -72,7 +72,7 @@ class ShardCapacity:
 
     def could_outgrow(self, resident: Resident) -> bool:
         """Whether ``resident`` may get longer than the current layout allows."""
-        return resident.sequence.request.peak_cells > self.limits.layout.cells_per_sequence
+        return resident.peak_cells > self.limits.layout.cells_per_sequence
 
     def set_layout(self, layout: LayoutLimits, now_s: float) -> None:
         """Note which layout the cache has after it was to change. A shard that could not change would fail again."""

@@ -23,7 +23,7 @@ class InFlight:
     ``drafts``: most draft tokens of a step. ``cells_left``: what a Decode may take beyond what was reported, in all.
     """
 
-    __slots__ = ("cells_left", "chunk_tokens", "command", "drafts", "residents", "starting", "steps_left")
+    __slots__ = ("_live", "cells_left", "chunk_tokens", "command", "drafts", "residents", "starting", "steps_left")
 
     def __init__(self, command: Command, residents: Iterable[Resident]) -> None:
         self.command = command
@@ -32,6 +32,8 @@ class InFlight:
         self.steps_left = 0
         self.drafts = self.cells_left = 0
         self.starting: Sequence[Resident] = ()
+        # How many of the residents are live, and the version of the stays in which they were counted.
+        self._live = 0, -1
         if isinstance(command, Prefill):
             self.chunk_tokens = {chunk.sequence_id: len(chunk.token_ids) for chunk in command.chunks}
             self.starting = [self.residents[chunk.sequence_id] for chunk in command.chunks if chunk.setup is not None]
@@ -56,6 +58,14 @@ class InFlight:
         if self.drafts:
             return min(self.cells_left, (len(self.residents) + self.drafts) * UNSEEN_STEPS) if self.steps_left else 0
         return (len(self.residents) - len(self.chunk_tokens)) * min(self.steps_left, UNSEEN_STEPS)
+
+    def live(self, version: int) -> int:
+        """Return how many of the residents are live. ``version``: that of the stays, with which this may change."""
+        count, counted_in = self._live
+        if version != counted_in:
+            count = sum([one.status.is_live for one in self.residents.values()])
+            self._live = count, version
+        return count
 
     def unseen_tokens(self, resident: Resident) -> int:
         """Return how many tokens of ``resident`` may be under way: those of its chunk, or of steps not reported yet."""
@@ -168,8 +178,7 @@ class ShardCommands:
         self._costs.observe_step(seconds)
         if not chunk_tokens:
             self.steps_since_prefill += 1
-            live = sum([one.status.is_live for one in command.residents.values()])
-            self._costs.observe_decodes(live + drafted, seconds)
+            self._costs.observe_decodes(command.live(self._stays.version) + drafted, seconds)
         elif isinstance(command.command, Evaluate) and sum(chunk_tokens.values()) == len(chunk_tokens):
             self._costs.observe_decodes(len(chunk_tokens), seconds)
         else:

@@ -147,7 +147,7 @@ class ShardLedger(ShardAccount):
 
     def take_tokens(
         self, command: InFlight, tokens: Iterable[tuple[int, GeneratedToken]]
-    ) -> list[tuple[Resident, GeneratedToken]]:
+    ) -> list[tuple[Sequence, GeneratedToken]]:
         """Return the tokens of a step whose requests wait for them: others ended while the shard was computing.
 
         Where one was decoded, the token before it is in a cell now.
@@ -158,7 +158,7 @@ class ShardLedger(ShardAccount):
         for sequence_id, token in tokens:
             resident = residents[sequence_id]
             if resident.status.is_live:
-                taken.append((resident, token))
+                taken.append((resident.sequence, token))
                 if sequence_id not in prefilled:
                     resident.computed += 1
                     decoded += 1

@@ -1,6 +1,7 @@
 """The sequence ids of a shard, and the stays under them."""
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ class Stays:
         self._incomplete = dict[int, Resident]()
         self.incomplete: Mapping[int, Resident] = self._incomplete
         self.beam_groups: dict[BeamGroup[Sequence], dict[int, Resident]] = {}
+        # Number of residents of each adapter.
+        self._adapters: Counter[str] = Counter()
         self.version = 0
         self._free_ids = list(range(max_sequences))
         self.free_ids: Collection[int] = self._free_ids
@@ -92,7 +95,7 @@ class Stays:
     @property
     def adapters(self) -> set[str]:
         """The adapters of the residents."""
-        return {one.sequence.spec.adapter for one in self.residents.values()}
+        return set(self._adapters)
 
     def can_be_copied(self, sequence_id: int) -> bool:
         """Whether other sequences can start from ``sequence_id``."""
@@ -108,6 +111,7 @@ class Stays:
     def enter(self, resident: Resident) -> None:
         """Note that ``resident`` starts, under an id that was taken for it."""
         self._table_of[resident.status][resident.sequence_id] = resident
+        self._adapters[resident.adapter] += 1
         if (group := resident.sequence.group) is not None:
             self.beam_groups.setdefault(group, {})[group.index_of(resident.sequence)] = resident
         self.note_progress(resident)
@@ -137,6 +141,9 @@ class Stays:
 
     def _leave_residents(self, resident: Resident) -> None:
         self._incomplete.pop(resident.sequence_id, None)
+        self._adapters[resident.adapter] -= 1
+        if not self._adapters[resident.adapter]:
+            del self._adapters[resident.adapter]
         if (group := resident.sequence.group) is not None:
             del self.beam_groups[group][group.index_of(resident.sequence)]
             if not self.beam_groups[group]:

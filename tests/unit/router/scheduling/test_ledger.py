@@ -69,7 +69,7 @@ def test_a_token_is_taken_for_a_live_resident_and_what_it_followed_is_in_a_cell_
     shard.apply_step(command, 0.1)
     tokens = [GeneratedToken(key, b"x", False, None, (), None) for key in (7, 8, 9)]
     taken = shard.take_tokens(command, list(zip(command.residents, tokens, strict=True)))
-    assert taken == [(decoding, tokens[0]), (prefilled, tokens[2])]
+    assert taken == [(decoding.sequence, tokens[0]), (prefilled.sequence, tokens[2])]
     assert [decoding.computed, cancelled.computed, prefilled.computed] == [11, 10, 10]
 
 
