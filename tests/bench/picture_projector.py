@@ -20,7 +20,7 @@ def write_projector(path: Path, layers: int) -> None:
     random = np.random.default_rng(0)
 
     def drawn(*sizes: int) -> NDArray[np.float16]:
-        numbers = random.standard_normal(sizes, np.float32) / np.sqrt(np.prod(sizes[1:]))
+        numbers: NDArray[np.float32] = random.standard_normal(sizes, np.float32) / np.sqrt(np.prod(sizes[1:]))
         return numbers.astype(np.float16)
 
     writer = gguf.GGUFWriter(path, "clip")
