@@ -91,7 +91,7 @@ async def _run(
     try:
         with on_hangup(service.read_files_again, stop.set):
             async with service.listening(inherited) as port, _offering(handover, port, stop):
-                # What is there by now stays. Else each full collection would look at all of it, and streams would wait.
+                # What is there by now stays. Else each full collection would look at all of it, for some 50 ms.
                 gc.collect()
                 gc.freeze()
                 on_listening(fleet, port.url)

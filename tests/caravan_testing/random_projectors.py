@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from caravan_testing.spelling_projector import embeddings_of
 
-_Tensors = Mapping[str, NDArray[np.float32]]
+_Tensors = Mapping[str, NDArray[np.float32] | NDArray[np.float16]]
 _WIDTH, _INNER = 16, 32
 
 
@@ -29,7 +29,7 @@ def write_grid_projector(path: Path, size: int) -> Path:
         "mm.2.weight": random.drawn(size, merged, scale=8.0),
         "mm.2.bias": np.zeros(size, np.float32),
     }
-    return _write_vision(path, "qwen2vl_merger", tensors, size, image=64, patch=8, blocks=1)
+    return write_vision(path, "qwen2vl_merger", tensors, size, image=64, patch=8, blocks=1)
 
 
 def write_gemma_projector(path: Path, size: int) -> Path:
@@ -41,7 +41,7 @@ def write_gemma_projector(path: Path, size: int) -> Path:
         "mm.input_projection.weight": random.drawn(_WIDTH, size, scale=8.0),
         "mm.soft_emb_norm.weight": np.ones(_WIDTH, np.float32),
     }
-    return _write_vision(path, "gemma3", tensors, size, image=64, patch=8, **{"projector.scale_factor": 2})
+    return write_vision(path, "gemma3", tensors, size, image=64, patch=8, **{"projector.scale_factor": 2})
 
 
 def write_varying_projector(path: Path, size: int) -> Path:
@@ -56,7 +56,7 @@ def write_varying_projector(path: Path, size: int) -> Path:
         "mm.2.bias": np.zeros(size, np.float32),
     }
     pixels = {"image_min_pixels": 4 * 256, "image_max_pixels": 64 * 256}
-    return _write_vision(path, "phi4", tensors, size, image=64, patch=16, **pixels)
+    return write_vision(path, "phi4", tensors, size, image=64, patch=16, **pixels)
 
 
 def write_marked_projector(path: Path, size: int) -> Path:
@@ -68,14 +68,12 @@ def write_marked_projector(path: Path, size: int) -> Path:
         "mm.model.fc.weight": random.drawn(size, 4 * _WIDTH),
     }
     numbers = {"projector.scale_factor": 2, "preproc_image_size": 128}
-    return _write_vision(path, "idefics3", tensors, size, image=64, patch=16, **numbers)
+    return write_vision(path, "idefics3", tensors, size, image=64, patch=16, **numbers)
 
 
 def write_placed_projector(path: Path, size: int) -> Path:
     """Write the header of one whose pictures have other tokens at another place."""
-    return _write_vision(
-        path, "hunyuanvl", {"v.patch_embd.weight": np.ones((1, 1), np.float32)}, size, image=8, patch=8
-    )
+    return write_vision(path, "hunyuanvl", {"v.patch_embd.weight": np.ones((1, 1), np.float32)}, size, image=8, patch=8)
 
 
 FRAME = 640
@@ -112,9 +110,10 @@ def spelled_sound(token_ids: Sequence[int], tokens: Sequence[int]) -> NDArray[np
     return frames.reshape(-1)
 
 
-def _write_vision(
+def write_vision(
     path: Path, kind: str, tensors: _Tensors, size: int, *, image: int, patch: int, blocks: int = 0, **numbers: int
 ) -> Path:
+    """Write one of pictures, of a ``kind`` of libmtmd's. ``size``: of its embeddings. ``numbers``: of its header."""
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_string("clip.projector_type", kind)
     writer.add_bool("clip.has_vision_encoder", True)

@@ -62,6 +62,11 @@ def _check_ids(shard: ShardAccount) -> None:
     assert beams == {key: one.sequence.group for key, one in shard.stays.residents.items() if one.is_beam}, (
         f"{shard.name}: beams {beams}"
     )
+    adapters = {one.adapter for one in shard.stays.residents.values()}
+    assert shard.stays.adapters == adapters, f"{shard.name}: adapters {shard.stays.adapters} and not {adapters}"
+    for command in shard.commands.in_flight:
+        live = sum(one.is_live for one in command.residents.values())
+        assert command.live(shard.stays.version) == live, f"{shard.name}: {live} residents of a command are live"
     reserved = sum(group.width for group in shard.stays.beam_groups) - len(beams)
     # Ids in `leaving` come back with the end of the command that saves their cells, and before it no beam branches off.
     assert reserved <= len(ids) - len(shard.stays.residents), f"{shard.name}: {reserved} ids are missing"

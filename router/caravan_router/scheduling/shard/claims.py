@@ -23,10 +23,8 @@ class Claims:
         """Whether any of ``decoding`` claims the target, while ``prompts`` have yet to be computed."""
         done, known = self._prompts_done, self._from
         latest = done + prompts
-        self._from = {}
-        for resident in decoding:
-            claimed = known.get(resident)
-            if claimed is None:
-                claimed = done if len(resident.sequence.output) > 1 else latest
-            self._from[resident] = claimed if claimed < latest else latest
+        self._from = {
+            resident: min(known.get(resident, done if len(resident.sequence.output) > 1 else latest), latest)
+            for resident in decoding
+        }
         return any(claimed <= done for claimed in self._from.values())

@@ -111,8 +111,7 @@ def has_id_for(shard: ShardAccount, match: Match) -> bool:
         return False
     if stays.free_ids or stays.releasing:
         return True
-    needed = shard.header.sources.union(match.sources[:1])
-    return any(sequence_id not in needed for sequence_id in stays.parked)
+    return any(one.sequence_id not in match.sources[:1] for one in shard.header.evictable)
 
 
 def has_cells_for_load(shard: ShardAccount, sequence: Sequence, shared: Match) -> bool:
