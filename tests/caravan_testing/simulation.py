@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ from caravan_router.scheduling.shard.resident import Status
 from caravan_testing.beam_oracle import beam_outputs
 from caravan_testing.ledgers import LIMITS
 from caravan_testing.model_outputs import expected_output, expected_prompt_logprobs, next_logprobs
+from caravan_testing.model_runs import Run
 from caravan_testing.model_shard import ModelShard
 from caravan_testing.requests import request
 
@@ -174,9 +176,14 @@ class Simulation:
         ended = self.finished | self.cancelled | self.failed.keys()
         assert request_id not in ended, f"request {request_id} has an action after its end"
 
-    def join(self, name: str, limits: ShardLimits, *, survived: bool = False) -> None:
-        self.shards[name] = ModelShard(name, limits)
-        self.handle(ShardJoined(name, limits, survived=survived))
+    def join(
+        self, name: str, limits: ShardLimits, *, survived: bool = False, runs: Mapping[bytes, Run] | None = None
+    ) -> None:
+        """Let a shard join that has saved ``runs`` before."""
+        shard = self.shards[name] = ModelShard(name, limits)
+        shard.runs.update(runs or {})
+        listed = sorted((run.saved for run in shard.runs.values()), key=lambda saved: saved.start)
+        self.handle(ShardJoined(name, limits, tuple(listed), survived))
 
     def lose(self, name: str) -> None:
         del self.shards[name]

@@ -9,7 +9,7 @@ from caravan_proto.messages.results import LayoutSet, Loaded, Saved
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.recording import events as form
-from caravan_router.recording.kept_prefixes import find_prefix, loaded_keys
+from caravan_router.recording.kept_prefixes import find_prefix, keys_without_beginning, loaded_keys
 from caravan_router.recording.names import Names
 from caravan_router.recording.played_media import media_id_of
 from caravan_router.recording.run_cells import RunCells
@@ -49,7 +49,10 @@ class EventWriter:
                     end_tokens=frozenset(names.tokens(sorted(event.limits.end_tokens))),
                     encoder=media_id_of(names.medium(event.limits.encoder)),
                 )
-                return form.Join(event.shard, limits, self._runs(event.runs), event.survived)
+                joined = form.Join(event.shard, limits, self._runs(event.runs), event.survived)
+                for key in keys_without_beginning(event.runs):
+                    names.forget_key(key)
+                return joined
             case heard.ShardLost():
                 return form.Lose(event.shard)
             case heard.ShardDraining():

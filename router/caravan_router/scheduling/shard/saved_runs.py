@@ -8,6 +8,7 @@ from caravan_proto.messages.commands import RunSlice
 from caravan_router.scheduling.events import SavedRun
 from caravan_router.scheduling.pins import Pin, Pins
 from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, PrefixKeys
+from caravan_router.scheduling.shard.beginnings import Beginnings
 from caravan_router.scheduling.shard.clock import Clock
 from caravan_router.scheduling.shard.kept_run import KeptRun, Tier
 from caravan_router.scheduling.shard.saved_states import SavedStates
@@ -109,6 +110,25 @@ class SavedRuns:
             self._register(added)
         elif self.states is not None:
             self.states.add(added)
+
+    def adopt(self, runs: Iterable[SavedRun]) -> list[bytes]:
+        """Note runs that were saved elsewhere or before the shard joined, each after those before it.
+
+        Return the keys of those without a beginning, which the shard is to forget: by the time that it is computed and
+        saved again, so is what was behind it. Runs count as used after those that start in them.
+        """
+        beginnings = Beginnings(self._cuts.keys())
+        kept: list[bytes] = []
+        orphans: list[bytes] = []
+        for run in runs:
+            if beginnings.note(run.start, run.note.before, run.cuts):
+                self.add(run)
+                kept.append(run.key)
+            elif run.key not in self._runs:
+                orphans.append(run.key)
+        for key in reversed(kept):
+            self._runs.move_to_end(key)
+        return orphans
 
     def _register(self, run: KeptRun) -> None:
         for position, key in run.cuts:

@@ -3,6 +3,7 @@
 import base64
 import gzip
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -99,6 +100,34 @@ def test_requests_that_another_scheduler_takes_are_found_again(tmp_path: Path) -
     assert run.finished
     assert calls(path) > 10
     assert differences(path) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_runs_that_shards_had_before_the_router_are_found_again(tmp_path: Path, seed: int) -> None:
+    """Of some, the beginning is gone: they were behind it on the disk of a shard that was killed, for example."""
+    random = Random(seed)
+    limits = limits_of(cells=300, cells_per_sequence=200, memory_bytes=4000, saving=Saving.ANY)
+
+    def work(run: Simulation) -> None:
+        for _ in range(14):
+            run.submit((*PROMPT[: 8 * random.randint(1, 8)], random.randint(0, 3)), 20, ignore_eos=True)
+            for _ in range(random.randint(0, 6)):
+                run.advance(random.choice("ab"))
+        run.run()
+
+    before, after = Simulation(SchedulerConfig()), Simulation(SchedulerConfig())
+    for name in ("a", "b"):
+        before.join(name, limits)
+    work(before)
+    recorder = Recorder(tmp_path / "recording")
+    after.scheduler = recorded(after.scheduler, after.config, recorder)
+    for name in ("a", "b"):
+        runs = before.shards[name].runs
+        first = next(key for key, run in runs.items() if not run.saved.start)
+        after.join(name, limits, runs={key: run for key, run in runs.items() if key != first})
+    work(after)
+    recorder.close()
+    assert differences(tmp_path / "recording") == []
 
 
 def shown(path: Path, *, saving: Saving = Saving.ANY, keeps_tokens: bool = False, turns_over: bool = False) -> Recorder:

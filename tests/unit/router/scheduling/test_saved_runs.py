@@ -66,6 +66,26 @@ def test_a_run_is_of_no_use_without_the_runs_before_it() -> None:
     assert runs.find(KEYS, 100) == NO_PREFIX
 
 
+def test_runs_without_a_beginning_are_not_adopted() -> None:
+    runs = having()
+    assert runs.adopt([run(0, 20), run(40, 70), run(70, 90), state(40)]) == [
+        KEYS.at(70),
+        KEYS.at(90),
+        state_key(KEYS.at(40)),
+    ]
+    assert runs.keys == (KEYS.at(20),)
+    # What is there already counts as their beginning.
+    assert runs.adopt([run(20, 40), run(40, 70)]) == []
+    assert runs.find(KEYS, 100).length == 70
+
+
+def test_of_adopted_runs_those_behind_make_way_first() -> None:
+    runs = having(memory=30)
+    runs.adopt([run(0, 20), run(20, 40), run(40, 70)])
+    assert runs.make_room(10).dropped == (KEYS.at(70),)
+    assert runs.make_room(20).dropped == (KEYS.at(40),)
+
+
 def test_a_prefix_with_state_ends_where_a_state_is_saved() -> None:
     runs = having(run(0, 40), state(20), run(40, 70), state(48), with_state=True)
     assert runs.covered(KEYS, 99) == 70
