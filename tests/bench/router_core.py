@@ -12,19 +12,16 @@ Prints the router's processor time for a step of each, and the median of how muc
 
 import argparse
 import asyncio
-import contextlib
-import re
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
-from aiohttp import ClientSession, ClientTimeout, TCPConnector
+from aiohttp import ClientSession
 
+from bench.toy_fleet import ToyFleet, metrics_of, sum_of, toy_streams
 from caravan_router.bench.cpu_time import cpu_seconds
-from caravan_testing.programs import Program, program, url_of
+from caravan_testing.programs import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +37,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """``watched``: how often the timeline is watched for ``seconds``, and how often not. ``records``: `--record`."""
+    """``watched``: how often the timeline is watched for ``seconds``, and how often not."""
 
-    shards: int
-    streams: int
-    step_ms: float
+    fleet: ToyFleet
     seconds: float
     watched: int
-    records: bool
 
 
 async def measure(plan: Plan) -> list[tuple[Sample, Sample]]:
@@ -55,27 +49,7 @@ async def measure(plan: Plan) -> list[tuple[Sample, Sample]]:
 
     Every second span has a viewer of the timeline, if any has.
     """
-    shards, streams = plan.shards, plan.streams
-    async with contextlib.AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        addresses = [f"unix:{folder}/{number}.sock" for number in range(shards)]
-        toy = ("--backend", "fake", "-c", str(streams * 1024), "-np", str(streams), "--fake-step-ms", str(plan.step_ms))
-        for number, address in enumerate(addresses):
-            await stack.enter_async_context(
-                program("caravan_shard", *toy, "--address", address, "--shard-id", f"s{number}")
-            )
-        flags = [flag for address in addresses for flag in ("--shard", address)]
-        limits = ["--max-concurrent-requests", str(2 * shards * streams)]
-        if plan.records:
-            limits += ["--record", f"{folder}/recording"]
-        router = await stack.enter_async_context(program("caravan_router", "router", *flags, *limits, "--port", "0"))
-        url = await url_of(router)
-        session = await stack.enter_async_context(
-            ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None))
-        )
-        await _until(session, url, "caravan_shards_up", shards)
-        clients = [asyncio.create_task(_client(session, url, number)) for number in range(shards * streams)]
-        await _until(session, url, "tgi_batch_current_size", shards * streams)
+    async with toy_streams(plan.fleet) as (session, url, router):
         spans = []
         for _ in range(max(1, plan.watched)):
             spans.append(await _span(session, url, router, plan.seconds))
@@ -85,9 +59,6 @@ async def measure(plan: Plan) -> list[tuple[Sample, Sample]]:
                 spans.append(await _span(session, url, router, plan.seconds))
                 viewer.cancel()
                 await asyncio.gather(viewer, return_exceptions=True)
-        for client in clients:
-            client.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
         return spans
 
 
@@ -104,40 +75,13 @@ async def _watch(session: ClientSession, url: str) -> None:
             pass
 
 
-async def _client(session: ClientSession, url: str, number: int) -> None:
-    """Keep one stream running, and read it without looking at it."""
-    body = {"prompt": f"stream {number}", "max_tokens": 900, "ignore_eos": True, "stream": True, "model": "tgi"}
-    while True:
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            assert response.status == 200, await response.text()
-            async for _ in response.content.iter_any():
-                pass
-
-
-async def _metrics(session: ClientSession, url: str) -> str:
-    async with session.get(f"{url}/metrics") as response:
-        return await response.text()
-
-
-def _sum(metrics: str, name: str) -> float:
-    """Return the sum of a metric over its labels."""
-    return sum(float(value) for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", metrics, re.MULTILINE))
-
-
-async def _until(session: ClientSession, url: str, name: str, value: float, within_s: float = 300.0) -> None:
-    deadline = time.monotonic() + within_s
-    while (seen := _sum(await _metrics(session, url), name)) < value:
-        assert time.monotonic() < deadline, f"{name} is {seen:g} and not {value:g} after {within_s:g} s"
-        await asyncio.sleep(0.5)
-
-
 async def _sample(session: ClientSession, url: str, router: Program) -> Sample:
-    metrics = await _metrics(session, url)
+    metrics = await metrics_of(session, url)
     return Sample(
         time.monotonic(),
-        _sum(metrics, "caravan_step_overhead_seconds_count"),
-        _sum(metrics, "caravan_step_overhead_seconds_sum"),
-        _sum(metrics, "caravan_batch_size_sum"),
+        sum_of(metrics, "caravan_step_overhead_seconds_count"),
+        sum_of(metrics, "caravan_step_overhead_seconds_sum"),
+        sum_of(metrics, "caravan_batch_size_sum"),
         cpu_seconds([router.process.pid]),
     )
 
@@ -152,33 +96,27 @@ def main() -> None:
     parser.add_argument("--watched", type=int, default=0)
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
-    plan = Plan(
-        shards=given.shards,
-        streams=given.streams,
-        step_ms=given.step_ms,
-        seconds=given.seconds,
-        watched=given.watched,
-        records=given.record,
-    )
+    fleet = ToyFleet(given.shards, given.streams, given.step_ms, records=given.record)
+    plan = Plan(fleet=fleet, seconds=given.seconds, watched=given.watched)
     spans = asyncio.run(measure(plan))
     for first, last in spans:
-        sys.stdout.write(_line(plan, first, last))
+        sys.stdout.write(_line(fleet, first, last))
     if plan.watched:
         costs = [1e3 * (last.cpu_s - first.cpu_s) / max(1.0, last.steps - first.steps) for first, last in spans]
         more = sorted(with_viewer / without - 1 for without, with_viewer in zip(costs[::2], costs[1::2], strict=True))
         sys.stdout.write(f"with a viewer {100 * median(more):+.1f} % ({100 * more[0]:+.1f} to {100 * more[-1]:+.1f})\n")
 
 
-def _line(plan: Plan, first: Sample, last: Sample) -> str:
+def _line(fleet: ToyFleet, first: Sample, last: Sample) -> str:
     seconds, steps = last.at_s - first.at_s, max(1.0, last.steps - first.steps)
     cpu_s = last.cpu_s - first.cpu_s
-    needed = cpu_s / steps * plan.shards * 1000 / plan.step_ms
+    needed = cpu_s / steps * fleet.shards * 1000 / fleet.step_ms
     return (
-        f"{steps / seconds / plan.shards:.1f} steps/s of a shard (at most {1000 / plan.step_ms:.1f}), "
+        f"{steps / seconds / fleet.shards:.1f} steps/s of a shard (at most {1000 / fleet.step_ms:.1f}), "
         f"{1e3 * (last.overhead_s - first.overhead_s) / steps:.1f} ms between two steps\n"
         f"{(last.tokens - first.tokens) / seconds:.0f} tokens/s, router: {cpu_s / seconds:.2f} cores, "
-        f"{1e3 * cpu_s / steps:.3f} ms a step of {plan.streams} streams; "
-        f"{needed:.2f} cores at {1000 / plan.step_ms:g} steps/s of {plan.shards} shards\n"
+        f"{1e3 * cpu_s / steps:.3f} ms a step of {fleet.streams} streams; "
+        f"{needed:.2f} cores at {1000 / fleet.step_ms:g} steps/s of {fleet.shards} shards\n"
     )
 
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +20,6 @@ pytestmark = [
 ]
 
 PYTHON = ROOT / ".cache/clients/page/bin/python"
-SESSION = Path(__file__).parent / "clients/page_session.py"
 SCRIPTED = (
     "talk",
     "branches",
@@ -50,7 +49,11 @@ async def _seen(url: str, *parts: str) -> dict[str, Any]:
     """Use the page as ``parts`` of the session do; return what they saw."""
     assert PYTHON.exists(), "no environment for the page: run `make test-clients`"
     process = await asyncio.create_subprocess_exec(
-        PYTHON, SESSION, url, *parts, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        PYTHON,
+        *("-m", "e2e.clients.page_session", url, *parts),
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests")},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     out, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
