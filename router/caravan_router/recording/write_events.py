@@ -50,8 +50,8 @@ class EventWriter:
                     encoder=media_id_of(names.medium(event.limits.encoder)),
                 )
                 joined = form.Join(event.shard, limits, self._runs(event.runs), event.survived)
-                for key in keys_without_beginning(event.runs):
-                    names.forget_key(key)
+                for unknown in keys_without_beginning(event.runs):
+                    names.forget_key(unknown)
                 return joined
             case heard.ShardLost():
                 return form.Lose(event.shard)
