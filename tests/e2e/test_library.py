@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from caravan_testing.models_file import write_models
 from caravan_testing.serve_process import MODEL, Served, serve, start
 from caravan_testing.spelling_projector import write_spelling_projector
 
@@ -19,18 +20,6 @@ pytestmark = pytest.mark.e2e
 NAMES = ("a", "b", "c")
 # Toy shards have the name of their file for a fingerprint, and need none that llama.cpp can read.
 TOY = ("--backend", "fake", "--models-max", "1", "--max-concurrent-requests", "1000")
-
-
-def write_models(folder: Path, *names: str, **facts: object) -> Path:
-    """Write a file of models, each with a file of its own."""
-    lines = []
-    for name in names:
-        (folder / f"{name}.gguf").write_bytes(b"GGUF")
-        lines += ["[[models]]", f'name = "{name}"', f'model = "{name}.gguf"', "memory_mib = 100"]
-        lines += [f"{key} = {json.dumps(value)}" for key, value in facts.items()]
-    file = folder / "models.toml"
-    file.write_text("\n".join(lines))
-    return file
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,13 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from caravan_testing.http_server import keys, serving
+from caravan_testing.models_file import write_models
 from caravan_testing.page_engine import CALL, THOUGHT, PageEngine
 from caravan_testing.page_recording import write_recording
 from caravan_testing.serve_process import ROOT, generate, serve
@@ -208,3 +210,12 @@ async def test_operators_see_the_fleet_and_are_asked_before_they_change_it() -> 
     assert (got["rows"], got["unreadable"], got["wide"]) == (2, [], False)
     assert got["question"].startswith("Flush ")
     assert got["kept"] == 2
+
+
+async def test_operators_load_and_unload_models(tmp_path: Path) -> None:
+    flags = ("--models-file", str(write_models(tmp_path, "a", "b")), "--backend", "fake")
+    with serve(*flags, models=()) as server:
+        got = told(await _seen(server.url, "models"), "models")
+    load, unload = got["questions"]
+    assert load.startswith("Load a?")
+    assert unload.startswith("Unload a?")

@@ -32,6 +32,7 @@ PARTS: dict[str, Callable[[Visit], Any]] = {
         page_views.recording,
         page_views.live,
         page_views.fleet,
+        page_views.models,
     )
 }
 

@@ -95,6 +95,19 @@ def fleet(visit: Visit) -> Any:
     return found
 
 
+def models(visit: Visit) -> Any:
+    """On a server with a model ``a`` that is not loaded."""
+    visit.go("#fleet")
+    page = visit.page
+    questions = []
+    for name in ("Load", "Unload"):
+        visit.button(f"{name} a").click()
+        questions.append(page.locator("dialog").inner_text())
+        page.locator("dialog").get_by_role("button", name=name).click()
+    visit.button("Load a").wait_for()
+    return {"questions": questions}
+
+
 def recording(visit: Visit) -> Any:
     """Opens the recording of `caravan_testing.page_recording`."""
     visit.go("#watch")
