@@ -8,11 +8,12 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from bench.machine import describe
 from gpu.kit import cuda
 from gpu.kit.job import Job, keep, run_stage
-from gpu.kit.places import OWN, PACKED, PYTHON, ROOT, SOURCE, UNPACKED, VENV, WHEELS, KitError
+from gpu.kit.places import OWN, PACKED, PYTHON, ROOT, SOURCE, UNPACKED, UNPACKED_WHEELS, VENV, WHEELS, KitError
 
 
 def run(job: Job) -> None:
@@ -33,8 +34,9 @@ def run(job: Job) -> None:
     facts = [describe(), platform.platform(), *_tools(job)]
     print("\n".join(facts))
     keep("host", "host", {"facts": facts})
-    _make_environment()
-    _unpack()
+    _unpack(WHEELS, UNPACKED_WHEELS)
+    _make_environment(UNPACKED_WHEELS)
+    _unpack(SOURCE, UNPACKED)
 
 
 def _tools(job: Job) -> Iterator[str]:
@@ -55,24 +57,24 @@ def _tools(job: Job) -> Iterator[str]:
         yield (f"{program}: {lines[-1] if command[0] == 'nvcc' else lines[0]}")
 
 
-def _make_environment() -> None:
+def _make_environment(wheels: Path) -> None:
     shutil.rmtree(VENV, ignore_errors=True)
     # pip comes as a wheel, and runs out of it: not every Python has the parts that install one.
     _checked([sys.executable, "-m", "venv", "--without-pip", str(VENV)])
     OWN.touch()
-    pip = next(WHEELS.glob("pip-*.whl"))
+    pip = next(wheels.glob("pip-*.whl"))
     environment = {**os.environ, "PYTHONPATH": str(pip)}
     install = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
-    _checked([*install, *map(str, sorted(WHEELS.glob("*.whl")))], environment)
+    _checked([*install, *map(str, sorted(wheels.glob("*.whl")))], environment)
     # With what it needs to be built in the environment itself.
     _checked([*install, "--no-build-isolation", "--editable", str(ROOT)], environment)
 
 
-def _unpack() -> None:
-    shutil.rmtree(UNPACKED, ignore_errors=True)
-    UNPACKED.mkdir(parents=True)
-    with tarfile.open(SOURCE) as archive:
-        archive.extractall(UNPACKED, filter="data")
+def _unpack(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    with tarfile.open(source) as archive:
+        archive.extractall(target, filter="data")
 
 
 def _checked(command: list[str], environment: dict[str, str] | None = None) -> None:

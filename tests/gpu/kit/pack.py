@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from bench.paths import pinned_version
 from bench.tokenizer_of import add_tokenizer
 from gguf import GGUFWriter
 from gpu.kit.places import CARRIED, PACKED, ROOT, SOURCE, VOCABULARY, WHEELS, KitError
+from gpu.kit.wheel_archive import archive_wheels
 
 # Of llama-cpp-python: its modules, and of llama.cpp what the builds for CPUs, for CUDA and of the server read.
 _CODE = r"\.(c|cpp|h|hpp|txt|cmake|in)"
@@ -39,9 +41,11 @@ _PLATFORMS = (*(f"manylinux_2_{minor}" for minor in _GLIBC_MINORS), "manylinux20
 def pack(python: str) -> None:
     """Make the folder anew, for a host with the version ``python`` of Python."""
     shutil.rmtree(CARRIED, ignore_errors=True)
-    WHEELS.mkdir(parents=True)
+    CARRIED.mkdir(parents=True)
     strip_source(package_archive(), SOURCE)
-    download_wheels(python, WHEELS)
+    with tempfile.TemporaryDirectory() as folder:
+        download_wheels(python, Path(folder))
+        archive_wheels(Path(folder), WHEELS)
     cut_vocabulary(model("smollm2-q4_1"), VOCABULARY)
     PACKED.write_text(json.dumps({"python": python, _LLAMA: pinned_version()}))
 

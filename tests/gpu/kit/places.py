@@ -13,13 +13,14 @@ FOLDER = ROOT / ".cache" / "gpu-kit"
 # What `pack` makes, and what travels with the repository.
 CARRIED = FOLDER / "carried"
 SOURCE = CARRIED / "llama.cpp.tar.xz"
-WHEELS = CARRIED / "wheels"
+WHEELS = CARRIED / "wheels.tar.xz"
 VOCABULARY = CARRIED / "vocabulary.gguf"
 PACKED = CARRIED / "packed.json"
 
 # What is made on the host.
 WORK = FOLDER / "work"
 UNPACKED = WORK / "source"
+UNPACKED_WHEELS = WORK / "wheels"
 BUILD = WORK / "build"
 MODELS = WORK / "models"
 RESULTS = FOLDER / "results"

@@ -2,12 +2,14 @@
 
 import io
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 from gpu.kit.pack import needs, requirements, strip_source
 from gpu.kit.places import KitError
 from gpu.kit.size import LIMIT, table
+from gpu.kit.wheel_archive import archive_wheels
 
 NEEDED = (
     "CMakeLists.txt",
@@ -62,6 +64,23 @@ def test_the_wheels_are_those_of_server_and_tests_without_what_is_built_there() 
     # Directly demanded, by an extra of an extra, by the tests, by llama-cpp-python, and for installing.
     assert {"grpcio", "aiohttp", "msgspec", "pytest", "gguf", "diskcache", "hatchling", "pip"} <= names
     assert not {"llama-cpp-python", "llama-caravan[engine]", "mypy", "openai"} & names
+
+
+def test_wheels_in_an_archive_have_the_same_files(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    code = b"answer = 42\n" * 1000
+    with zipfile.ZipFile(tmp_path / "wheels" / "one-1.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("one.py", code)
+        program = zipfile.ZipInfo("one-1.data/scripts/run")
+        program.external_attr = 0o100755 << 16
+        wheel.writestr(program, b"#!python")
+    archive_wheels(tmp_path / "wheels", tmp_path / "wheels.tar.xz")
+    with tarfile.open(tmp_path / "wheels.tar.xz") as archive:
+        archive.extractall(tmp_path / "back", filter="data")
+    with zipfile.ZipFile(tmp_path / "back" / "one-1.whl") as wheel:
+        assert wheel.read("one.py") == code
+        assert [info.compress_type for info in wheel.infolist()] == [zipfile.ZIP_STORED] * 2
+        assert wheel.getinfo("one-1.data/scripts/run").external_attr == 0o100755 << 16
 
 
 def test_the_sizes_are_summed() -> None:
