@@ -23,7 +23,7 @@ from gpu.kit.wheel_archive import archive_wheels
 _CODE = r"\.(c|cpp|h|hpp|txt|cmake|in)"
 _NEEDED_SOURCE = re.compile(
     r"CMakeLists\.txt|LICENSE[^/]*|llama_cpp/.*\.py|vendor/llama\.cpp/("
-    r"CMakeLists\.txt|LICENSE|(cmake|common|include|licenses|src|vendor)/.*|"
+    r"CMakeLists\.txt|LICENSE|(cmake|common|include|licenses|src|vendor)/.*|scripts/ui-assets\.cmake|"
     r"ggml/CMakeLists\.txt|ggml/(cmake|include)/.*|ggml/src/[^/]+|ggml/src/ggml-(cpu|cuda|rpc)/.*|"
     rf"tools/.*{_CODE})"
 )

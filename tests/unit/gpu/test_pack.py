@@ -16,6 +16,8 @@ NEEDED = (
     "llama_cpp/llama_cpp.py",
     "vendor/llama.cpp/CMakeLists.txt",
     "vendor/llama.cpp/cmake/build-info.cmake",
+    # Even a server without a page runs it.
+    "vendor/llama.cpp/scripts/ui-assets.cmake",
     "vendor/llama.cpp/ggml/src/ggml-cuda/template-instances/mmq-instance-q4_k.cu",
     # With the folder of all files, longer than the 100 characters that the header of a tar file has for a name.
     "vendor/llama.cpp/ggml/src/ggml-cuda/template-instances/fattn-mma-f16-instance-ncols1_1-ncols2_16.cu",
