@@ -69,7 +69,8 @@ def _limits(
         disk_bytes=disk,
         max_prompt_logprob_tokens=16,
         max_draft_tokens=0 if whole_only and not rollback else 16,
-        run_fingerprint="" if saving is Saving.NOTHING else fingerprint,
+        # Shards with the same fingerprint have the same model: all keep recurrent state, or none does.
+        run_fingerprint=f"{fingerprint} {saving.name}" if fingerprint and saving is not Saving.NOTHING else "",
         end_tokens=frozenset({2}),
         encoder=ENCODER,
     )

@@ -1,13 +1,11 @@
 """What shards keep, told by its place: a recording forgets a key when one shard drops it, and others may have it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from caravan_proto.messages.commands import Load
 from caravan_router.recording.events import PrefixOf
-from caravan_router.scheduling.events import SavedRun
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.shard.account import ShardAccount
-from caravan_router.scheduling.shard.beginnings import Beginnings
 from caravan_router.scheduling.shard.kept_run import KeptRun
 
 
@@ -50,12 +48,3 @@ def loaded_keys(scheduler: Scheduler, shard_name: str, command_id: int) -> list[
     if begun is None or not isinstance(begun.command, Load):
         return []
     return [piece.key for entry in begun.command.entries for piece in entry.slices]
-
-
-def keys_without_beginning(runs: Iterable[SavedRun]) -> Iterator[bytes]:
-    """Yield the keys of runs of which nothing tells what they stand for, so that they must get other numbers later."""
-    beginnings: Beginnings[bytes] = Beginnings()
-    for run in runs:
-        if not beginnings.note(run.start, run.note.before, run.cuts):
-            yield run.note.before
-            yield from (key for _, key in run.cuts)

@@ -39,6 +39,18 @@ class StateLine(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[list[Any]]
 
 
+class Told(msgspec.Struct, frozen=True):
+    """The tokens of a prefix of which earlier lines have named parts by number: ``keys`` are lengths and numbers.
+
+    ``root``: the number of the empty prefix of its namespace.
+    """
+
+    root: int
+    adapter: str
+    tokens: list[int]
+    keys: list[tuple[int, int]]
+
+
 class CallLine(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """What a scheduler heard at once, and what it decided then; or the name of the error that it raised."""
 
@@ -56,6 +68,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scheduler: SchedulerLine | None = None
     state: StateLine | None = None
     call: CallLine | None = None
+    told: Told | None = None
     page: msgspec.Raw | None = None
 
 

@@ -1,8 +1,9 @@
 """The keys of prefixes when a recording is played again: the scheduler makes them of other tokens, so they differ."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from caravan_router.recording.events import SavedCells
+from caravan_router.recording.lines import Told
 from caravan_router.scheduling.prefix_keys import PrefixKeys, state_key
 
 # What keys begin with that nobody has.
@@ -36,6 +37,8 @@ class PlayedKeys:
         self._keys: dict[int, bytes] = {}
         # The tokens of prefixes that end in or behind a saved run, each with its namespace, by number.
         self._prefixes: dict[int, tuple[str, tuple[int, ...]]] = {}
+        # The same for those of which only a later line tells.
+        self._foretold: dict[int, tuple[str, tuple[int, ...]]] = {}
         self._next = 0
         # How many saved runs have keys that could not be made of tokens, so that nobody starts from them.
         self.unknown = 0
@@ -54,13 +57,20 @@ class PlayedKeys:
     def key(self, number: int) -> bytes:
         """Return the key of this number. One that nothing tells of is a key that nobody has."""
         if (key := self._keys.get(number)) is None:
-            key = _UNKNOWN + number.to_bytes(9, "big")
+            foretold = self._foretold.get(number)
+            key = _UNKNOWN + number.to_bytes(9, "big") if foretold is None else prefix_key(*foretold)
             self._note(number, key)
         return key
 
-    def forget_unknown(self) -> None:
-        """Give keys new numbers that nothing told of, as `Names.forget_unknown` did."""
-        for key in [key for key in self._numbers if key.startswith(_UNKNOWN)]:
+    def foretell(self, told: Told) -> None:
+        """Note what a later line will tell."""
+        namespace, tokens = with_adapter(namespace_of(told.root), told.adapter), tuple(told.tokens)
+        for length, number in told.keys:
+            self._foretold.setdefault(number, (namespace, tokens[:length]))
+
+    def forget_unknown(self, knows: Callable[[int], bool]) -> None:
+        """Give keys new numbers, as `Names.forget_unknown` did."""
+        for key in [key for key, number in self._numbers.items() if not knows(number)]:
             self.forget(key)
 
     def knows(self, number: int) -> bool:
@@ -93,7 +103,7 @@ class PlayedKeys:
             self._next = max(self._next, number + 1)
         if run.start == 0:
             self.note_root(run.before, run.adapter)
-        known = self._prefixes.get(run.before)
+        known = self._prefixes.get(run.before) or self._foretold.get(run.before)
         end = max((position for position, _ in run.cuts), default=0)
         own = run.cells or run.tokens
         if known is None or len(known[1]) != run.start or len(own) != end - run.start:

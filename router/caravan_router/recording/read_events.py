@@ -16,14 +16,13 @@ from caravan_router.core.stopping import StoppingParams
 from caravan_router.core.tenant import Tenant
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.recording import events as form
-from caravan_router.recording.kept_prefixes import key_of, keys_without_beginning, loaded_keys
+from caravan_router.recording.kept_prefixes import key_of, loaded_keys
 from caravan_router.recording.played_media import contents_of, media_id_of
 from caravan_router.recording.prefixes import PlayedKeys, namespace_of, prefix_key, with_adapter
 from caravan_router.scheduling import events as heard
 from caravan_router.scheduling.pins import Pin
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request, Sequence
-from caravan_router.scheduling.shard.beginnings import Beginnings
 
 _NO_LOGPROB = PromptToken(None, ())
 
@@ -104,10 +103,8 @@ class EventReader:
                 assert_never(event)
 
     def _join(self, event: form.Join) -> heard.ShardJoined:
-        beginnings: Beginnings[int] = Beginnings()
         for run in event.runs:
-            if beginnings.note(run.start, run.before, run.cuts):
-                self._keys.note_run(run)
+            self._keys.note_run(run)
         key = self._keys.key
         runs = tuple(
             heard.SavedRun(
@@ -122,8 +119,6 @@ class EventReader:
             )
             for run in event.runs
         )
-        for one in keys_without_beginning(runs):
-            self._keys.forget(one)
         return heard.ShardJoined(event.shard, event.limits, runs, event.survived)
 
     def _key(self, number: int, prefix: form.PrefixOf | None) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from caravan_router.recording.lines import VERSION, Header, Line
+from caravan_router.recording.lines import VERSION, Header, Line, Told
 
 # A recording is read in pieces of this size, and no line is longer than this.
 _PIECE_BYTES = 1 << 16
@@ -32,9 +32,8 @@ class RecordingFile:
     def __init__(self, path: Path) -> None:
         """Open a recording and read its header. Raises RecordingError, OSError."""
         self._path = path
-        self._read = self._raw_lines()
         self.is_cut = False
-        first = next(self._read, b"")
+        first = next(self._raw_lines(), b"")
         try:
             version = msgspec.json.decode(first, type=_AnyHeader).caravan_recording.version
         except msgspec.DecodeError as error:
@@ -47,9 +46,15 @@ class RecordingFile:
 
     def lines(self) -> Iterator[Line]:
         """Yield the lines after the header, but for what only a page reads. Raises RecordingError, OSError."""
-        for number, line in enumerate(self._read, 2):
-            if not line.startswith(b'{"page":'):
+        for number, line in enumerate(self._raw_lines(), 1):
+            if number > 1 and not line.startswith(b'{"page":'):
                 yield _line(line, number)
+
+    def told(self) -> Iterator[Told]:
+        """Yield what later lines tell of earlier ones. Raises RecordingError, OSError."""
+        for number, line in enumerate(self._raw_lines(), 1):
+            if line.startswith(b'{"told":') and (told := _line(line, number).told) is not None:
+                yield told
 
     def _raw_lines(self) -> Iterator[bytes]:
         """Yield whole lines up to the place where the file ends or is cut off."""

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -11,19 +12,21 @@ import msgspec
 import caravan_proto
 from caravan_proto.messages.commands import Save
 from caravan_router.recording.events import Replace, Take
-from caravan_router.recording.lines import VERSION, CallLine, Header, Line, SchedulerLine, StateLine, config_of
+from caravan_router.recording.lines import VERSION, CallLine, Header, Line, SchedulerLine, StateLine, Told, config_of
 from caravan_router.recording.names import Names
 from caravan_router.recording.part_file import PartFile
 from caravan_router.recording.prefixes import PlayedKeys
 from caravan_router.recording.read_state import StateReader
 from caravan_router.recording.run_cells import RunCells
+from caravan_router.recording.untold_keys import UntoldKeys
 from caravan_router.recording.write_actions import write_actions
 from caravan_router.recording.write_events import EventWriter
 from caravan_router.recording.write_state import StateWriter
 from caravan_router.scheduling.actions import Action
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import Event
+from caravan_router.scheduling.events import Event, ShardJoined, Stepped, Submitted, Taken
 from caravan_router.scheduling.scheduler import Scheduler
+from caravan_router.scheduling.sequence import Sequence
 from caravan_router.timeline.messages import Hello, Message
 from caravan_router.timeline.model_timeline import FRAME_S, STATE_S, ModelTimeline
 
@@ -58,6 +61,7 @@ class Recorder:
         self._count = 0
         self.names = Names(keeps_tokens=keeps_tokens)
         self.cells = RunCells()
+        self.untold = UntoldKeys()
         self._tokens = "real" if keeps_tokens else "numbered"
         # How many schedulers have let requests go that no other one has taken yet: a part does not end between.
         self.passing = 0
@@ -124,6 +128,7 @@ class Recorder:
 
     def _write_states(self) -> None:
         told = PlayedKeys()
+        self.untold.clear()
         for number, follower in sorted(self._schedulers.items()):
             self._write(Line(scheduler=follower.line))
             # Their keys are all that it has, and cannot be renamed.
@@ -131,7 +136,29 @@ class Recorder:
             nodes = StateWriter(self.names, self.cells).write(follower.scheduler)
             self._write(Line(state=StateLine(id=number, keys=self.names.keys, nodes=nodes)))
             StateReader(nodes, told).note_keys()
+            for shard in follower.scheduler.shards.values():
+                self.untold.note(shard.runs.describe(shard.runs.keys), self.names, told.knows)
+            self.tell_all(follower.scheduler)
             self.names.forget_unknown(told.knows)
+
+    def tell(self, sequence: Sequence, after: int = -1) -> None:
+        """Write the tokens of prefixes that lines have named though no line had their tokens, if ``sequence`` has any.
+
+        ``after``: shorter ones and those of this length were looked for before.
+        """
+        keys = self.untold.take(sequence.keys, range(after + 1, sequence.known_tokens + 1))
+        if keys:
+            root = self.names.root(sequence.request.prefix_namespace)
+            tokens = self.names.tokens(sequence.tokens(0, keys[-1][0]))
+            self._write(Line(told=Told(root=root, adapter=sequence.spec.adapter, tokens=tokens, keys=keys)))
+
+    def tell_all(self, scheduler: Scheduler) -> None:
+        """Do so for all sequences of a scheduler, also those that have ended and whose cells are kept."""
+        for sequence in scheduler.sequences.values():
+            self.tell(sequence)
+        for shard in scheduler.shards.values():
+            for resident in (*shard.stays.parked.values(), *shard.stays.residents.values()):
+                self.tell(resident.sequence)
 
     def write_page(self, message: Message) -> None:
         """Write a message of the timeline."""
@@ -164,10 +191,12 @@ class SchedulerRecorder:
         self.line = line
         self.scheduler = scheduler
         self._recorder = recorder
-        self._events = EventWriter(recorder.names, scheduler, recorder.cells)
+        self._events = EventWriter(recorder.names, scheduler, recorder.cells, recorder.untold)
         # It begins with the first call, on the clock of the scheduler.
         self._timeline: ModelTimeline | None = None
         self._heard: list[form.Event] = []
+        # Sequences that get tokens now, and how many at most.
+        self._growing: list[tuple[Sequence, int]] = []
 
     def hear(self, events: list[Event]) -> None:
         """Note what the scheduler is about to handle: afterwards, it may know less of it."""
@@ -175,6 +204,26 @@ class SchedulerRecorder:
         for event in self._heard:
             if isinstance(event, Replace | Take):
                 self._recorder.passing += 1 if isinstance(event, Replace) else -1
+        if self._recorder.untold:
+            self._foresee(events)
+
+    def _foresee(self, events: list[Event]) -> None:
+        """Tell of sequences that come; and note which ones are about to grow, and by how much at most."""
+        for event in events:
+            match event:
+                case Submitted():
+                    self._recorder.tell(Sequence(event.request))
+                case Taken():
+                    for sequence in event.sequences:
+                        self._recorder.tell(sequence)
+                case Stepped():
+                    shard = self.scheduler.shards.get(event.shard)
+                    begun = None if shard is None else shard.commands.find(event.command_id)
+                    if begun is not None:
+                        counts = Counter(sequence_id for sequence_id, _ in event.tokens)
+                        self._growing += [(begun.residents[one].sequence, count) for one, count in counts.items()]
+                case _:
+                    pass
 
     def note(self, events: list[Event], actions: list[Action], now: float) -> None:
         """Record what happened, and what the scheduler decided then."""
@@ -183,6 +232,11 @@ class SchedulerRecorder:
         self._timeline.note(events, actions, now)
         for message in self._timeline.messages(now):
             self._recorder.write_page(message)
+        for sequence, count in self._growing:
+            self._recorder.tell(sequence, sequence.known_tokens - count)
+        self._growing.clear()
+        if self._recorder.untold and any(isinstance(event, ShardJoined) for event in events):
+            self._recorder.tell_all(self.scheduler)
         for action in actions:
             if type(action) is Save:
                 self._recorder.cells.note(action, self.scheduler, self._recorder.names)

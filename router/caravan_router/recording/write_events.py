@@ -1,7 +1,7 @@
 """Writes what the scheduler hears in the form of a recording."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -9,10 +9,12 @@ from caravan_proto.messages.results import LayoutSet, Loaded, Saved
 from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.recording import events as form
-from caravan_router.recording.kept_prefixes import find_prefix, keys_without_beginning, loaded_keys
+from caravan_router.recording.kept_prefixes import find_prefix, loaded_keys
 from caravan_router.recording.names import Names
 from caravan_router.recording.played_media import media_id_of
+from caravan_router.recording.prefixes import PlayedKeys
 from caravan_router.recording.run_cells import RunCells
+from caravan_router.recording.untold_keys import UntoldKeys
 from caravan_router.scheduling import events as heard
 from caravan_router.scheduling.pins import Pin
 from caravan_router.scheduling.scheduler import Scheduler
@@ -22,9 +24,10 @@ from caravan_router.scheduling.sequence import Request
 class EventWriter:
     """Writes events of one scheduler, which tells what a key stands for that came from nowhere else."""
 
-    def __init__(self, names: Names, scheduler: Scheduler, cells: RunCells) -> None:
+    def __init__(self, names: Names, scheduler: Scheduler, cells: RunCells, untold: UntoldKeys) -> None:
         self._names = names
         self._cells = cells
+        self._untold = untold
         self._scheduler = scheduler
 
     def write(self, event: heard.Event) -> form.Event:
@@ -49,10 +52,7 @@ class EventWriter:
                     end_tokens=frozenset(names.tokens(sorted(event.limits.end_tokens))),
                     encoder=media_id_of(names.medium(event.limits.encoder)),
                 )
-                joined = form.Join(event.shard, limits, self._runs(event.runs), event.survived)
-                for unknown in keys_without_beginning(event.runs):
-                    names.forget_key(unknown)
-                return joined
+                return form.Join(event.shard, limits, self._runs(event.runs), event.survived)
             case heard.ShardLost():
                 return form.Lose(event.shard)
             case heard.ShardDraining():
@@ -160,9 +160,9 @@ class EventWriter:
             media.atomic,
         )
 
-    def _runs(self, runs: Iterable[heard.SavedRun]) -> list[form.SavedCells]:
+    def _runs(self, runs: Sequence[heard.SavedRun]) -> list[form.SavedCells]:
         names = self._names
-        return [
+        written = [
             form.SavedCells(
                 run.start,
                 [(position, names.key(key)) for position, key in run.cuts],
@@ -177,6 +177,11 @@ class EventWriter:
             )
             for run in runs
         ]
+        told = PlayedKeys()
+        for one in written:
+            told.note_run(one)
+        self._untold.note(runs, names, told.knows)
+        return written
 
     def _prefix_of(self, key: bytes) -> form.PrefixOf | None:
         """Return what a key stands for that the recording has not told, or has forgotten."""

@@ -83,6 +83,8 @@ class Player:
     def __init__(self) -> None:
         self.keys = PlayedKeys()
         self._names = _PlayedNames(self.keys)
+        # What the states tell of keys.
+        self._told = PlayedKeys()
         self.models: dict[int, str] = {}
         self.configs: dict[int, SchedulerConfig] = {}
         self.schedulers: dict[int, Scheduler] = {}
@@ -110,7 +112,8 @@ class Player:
             scheduler = StateReader(line.nodes, self.keys).read()
         except StateError as error:
             raise RecordingError(f"the state of the scheduler {line.id}: {error}") from error
-        self.keys.forget_unknown()
+        StateReader(line.nodes, self._told).note_keys()
+        self.keys.forget_unknown(self._told.knows)
         self.schedulers[line.id] = scheduler
         self._readers[line.id] = EventReader(self.keys, scheduler, self._take)
         limits = {name: shard.capacity.limits for name, shard in scheduler.shards.items()}
@@ -162,6 +165,8 @@ def _at(decisions: list[Plain], place: int) -> Plain | None:
 
 def play(recording: RecordingFile, player: Player) -> Iterator[Played]:
     """Yield each call of a recording. Raises RecordingError, OSError."""
+    for told in recording.told():
+        player.keys.foretell(told)
     number = 0
     for line in recording.lines():
         if line.scheduler is not None:

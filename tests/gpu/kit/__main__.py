@@ -10,7 +10,7 @@ from pathlib import Path
 from gpu.kit.job import Job, kept
 from gpu.kit.places import RESULTS, KitError, out_folder
 from gpu.kit.report import KINDS, Page, page_text
-from gpu.kit.stages import STAGES, End, records, run
+from gpu.kit.stages import STAGES, End, Stage, records, run
 
 
 def main() -> int:
@@ -41,8 +41,7 @@ def _run(args: argparse.Namespace) -> int:
     known = records()
     chosen = [stage for stage in STAGES if stage.name in args.stages]
     if not args.stages:
-        finished = (End.DONE, End.FAILED)
-        chosen = [stage for stage in STAGES if stage.name not in known or known[stage.name].end not in finished]
+        chosen = [stage for stage in STAGES if stage.name not in known or _is_left(stage, known[stage.name].end)]
     RESULTS.mkdir(parents=True, exist_ok=True)
     end = End.DONE
     with (RESULTS / "kit.log").open("a") as log:
@@ -57,6 +56,11 @@ def _run(args: argparse.Namespace) -> int:
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 75 if end is End.UNFINISHED else int(bool(failed))
+
+
+def _is_left(stage: Stage, end: End) -> bool:
+    """Whether a stage that ended so runs again: none can follow a failure of one that the others need."""
+    return end is End.UNFINISHED or (end is End.FAILED and stage.needed)
 
 
 def _leave(out: Path, *, rehearsal: bool) -> None:

@@ -8,7 +8,6 @@ from caravan_proto.messages.commands import RunSlice
 from caravan_router.scheduling.events import SavedRun
 from caravan_router.scheduling.pins import Pin, Pins
 from caravan_router.scheduling.prefix_keys import BLOCK_TOKENS, PrefixKeys
-from caravan_router.scheduling.shard.beginnings import Beginnings
 from caravan_router.scheduling.shard.clock import Clock
 from caravan_router.scheduling.shard.kept_run import KeptRun, Tier
 from caravan_router.scheduling.shard.saved_states import SavedStates
@@ -111,24 +110,16 @@ class SavedRuns:
         elif self.states is not None:
             self.states.add(added)
 
-    def adopt(self, runs: Iterable[SavedRun]) -> list[bytes]:
+    def adopt(self, runs: Iterable[SavedRun]) -> None:
         """Note runs that were saved elsewhere or before the shard joined, each after those before it.
 
-        Return the keys of those without a beginning, which the shard is to forget: by the time that it is computed and
-        saved again, so is what was behind it. Runs count as used after those that start in them.
+        They count as used after those that start in them.
         """
-        beginnings = Beginnings(self._cuts.keys())
-        kept: list[bytes] = []
-        orphans: list[bytes] = []
-        for run in runs:
-            if beginnings.note(run.start, run.note.before, run.cuts):
-                self.add(run)
-                kept.append(run.key)
-            elif run.key not in self._runs:
-                orphans.append(run.key)
-        for key in reversed(kept):
-            self._runs.move_to_end(key)
-        return orphans
+        adopted = list(runs)
+        for run in adopted:
+            self.add(run)
+        for run in reversed(adopted):
+            self._runs.move_to_end(run.key)
 
     def _register(self, run: KeptRun) -> None:
         for position, key in run.cuts:
@@ -157,7 +148,7 @@ class SavedRuns:
             return self._prefix(keys, self._cut_length(keys, known), most)
         for state in self.states.backwards(keys, self._cut_length(keys, most)):
             cells = self._prefix(keys, state.end, state.end)
-            if cells.length:
+            if cells.length == state.end:
                 return SavedPrefix(state.end, (*cells.slices, RunSlice(state.key, state.end, state.end)))
         return NO_PREFIX
 
@@ -174,17 +165,29 @@ class SavedRuns:
         return next((end for end in ends if keys.at(end) in self._cuts), length)
 
     def _prefix(self, keys: PrefixKeys, length: int, most: int) -> SavedPrefix:
-        """Return the first ``most`` tokens of the prefix that ends with the cut at ``length``."""
-        slices: list[RunSlice] = []
+        """Return the first ``most`` tokens of the prefix that ends with the cut at ``length``.
+
+        Where the beginning of a run was given up before the run, return those of the longest shorter one.
+        """
+        while length:
+            found, gap = self._runs_back(keys, length)
+            if not gap:
+                slices = [RunSlice(run.key, run.start, min(end, most)) for run, end in found if run.start < most]
+                return SavedPrefix(min(length, most), tuple(slices))
+            length = self._cut_length(keys, gap - 1)
+        return NO_PREFIX
+
+    def _runs_back(self, keys: PrefixKeys, length: int) -> tuple[list[tuple[KeptRun, int]], int]:
+        """Return the runs of the prefix that ends with the cut at ``length``, in order, each with where it is cut.
+
+        Also the length of the prefix that is missing before them.
+        """
+        found: list[tuple[KeptRun, int]] = []
         end = length
-        while end > 0:
-            run = self._cuts.get(keys.at(end))
-            if run is None:
-                return NO_PREFIX  # the beginning of a run was given up before the run
-            if run.start < most:
-                slices.append(RunSlice(run.key, run.start, min(end, most)))
+        while end > 0 and (run := self._cuts.get(keys.at(end))) is not None:
+            found.append((run, end))
             end = run.start
-        return SavedPrefix(min(length, most), tuple(reversed(slices)))
+        return found[::-1], end
 
     def has_beginning(self, keys: PrefixKeys, known: int) -> bool:
         """Whether anything is saved of ``known`` tokens, of which there is at least a block."""

@@ -88,7 +88,7 @@ class ShardSaves:
 
     def note_runs(self, runs: Iterable[SavedRun]) -> None:
         """Note runs that were saved elsewhere, or before the shard joined; each comes after those before it."""
-        self._header.dropped_runs.extend(self._runs.adopt(runs))
+        self._runs.adopt(runs)
         self._header.dropped_runs.extend(self._runs.drop_unneeded(self._starts_under_way()))
 
     def note_saved(self, resident: Resident, entry: SaveEntry, size_bytes: int) -> None:

@@ -102,15 +102,21 @@ def test_requests_that_another_scheduler_takes_are_found_again(tmp_path: Path) -
     assert differences(path) == []
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_runs_that_shards_had_before_the_router_are_found_again(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("turns_over", [False, True])
+@pytest.mark.parametrize("pictures", [0, 1])
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_that_shards_had_before_the_router_are_found_again(
+    tmp_path: Path, seed: int, pictures: int, turns_over: bool
+) -> None:
     """Of some, the beginning is gone: they were behind it on the disk of a shard that was killed, for example."""
     random = Random(seed)
     limits = limits_of(cells=300, cells_per_sequence=200, memory_bytes=4000, saving=Saving.ANY)
 
     def work(run: Simulation) -> None:
         for _ in range(14):
-            run.submit((*PROMPT[: 8 * random.randint(1, 8)], random.randint(0, 3)), 20, ignore_eos=True)
+            text = (*PROMPT[: 8 * random.randint(1, 8)], random.randint(0, 3))
+            prompt, media = with_pictures(text, [(5, 20, random.randint(0, 1))] * pictures)
+            run.submit(prompt, 20, media=media, ignore_eos=True)
             for _ in range(random.randint(0, 6)):
                 run.advance(random.choice("ab"))
         run.run()
@@ -125,6 +131,8 @@ def test_runs_that_shards_had_before_the_router_are_found_again(tmp_path: Path, 
         runs = before.shards[name].runs
         first = next(key for key, run in runs.items() if not run.saved.start)
         after.join(name, limits, runs={key: run for key, run in runs.items() if key != first})
+    if turns_over:
+        recorder._turn_over()
     work(after)
     recorder.close()
     assert differences(tmp_path / "recording") == []

@@ -66,17 +66,12 @@ def test_a_run_is_of_no_use_without_the_runs_before_it() -> None:
     assert runs.find(KEYS, 100) == NO_PREFIX
 
 
-def test_runs_without_a_beginning_are_not_adopted() -> None:
-    runs = having()
-    assert runs.adopt([run(0, 20), run(40, 70), run(70, 90), state(40)]) == [
-        KEYS.at(70),
-        KEYS.at(90),
-        state_key(KEYS.at(40)),
-    ]
-    assert runs.keys == (KEYS.at(20),)
-    # What is there already counts as their beginning.
-    assert runs.adopt([run(20, 40), run(40, 70)]) == []
-    assert runs.find(KEYS, 100).length == 70
+def test_a_run_without_a_beginning_does_not_hide_what_is_there() -> None:
+    runs = having(run(0, 40), run(45, 70))
+    assert runs.find(KEYS, 100).slices == (RunSlice(KEYS.at(40), 0, 40),)
+    assert runs.covered(KEYS, 100) == 40
+    # A state needs all cells before it.
+    assert having(run(0, 40), run(45, 70), state(70), with_state=True).find(KEYS, 100) == NO_PREFIX
 
 
 def test_of_adopted_runs_those_behind_make_way_first() -> None:

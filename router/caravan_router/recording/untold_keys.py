@@ -1,0 +1,42 @@
+"""Saved prefixes whose keys a player cannot make, until a request that begins with them tells their tokens."""
+
+from collections.abc import Callable, Iterable
+
+from caravan_router.recording.names import Names
+from caravan_router.scheduling.events import SavedRun
+from caravan_router.scheduling.prefix_keys import PrefixKeys
+
+
+class UntoldKeys:
+    """Their beginning was gone when the shard joined, or there are media among their tokens."""
+
+    def __init__(self) -> None:
+        # The number that a line has for each key, by the length of the prefix.
+        self._numbers: dict[int, dict[bytes, int]] = {}
+
+    def note(self, runs: Iterable[SavedRun], names: Names, knows: Callable[[int], bool]) -> None:
+        """Note the keys of ``runs``, which a line has named. ``knows``: whether a player knows what a number means."""
+        for run in runs:
+            # The key of a recurrent state is made of that of its prefix.
+            cuts = () if run.start == run.cuts[-1][0] else run.cuts
+            for length, key in ((run.start, run.note.before), *cuts):
+                if not knows(number := names.key(key)):
+                    self._numbers.setdefault(length, {})[key] = number
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def take(self, keys: PrefixKeys, lengths: range) -> list[tuple[int, int]]:
+        """Return the lengths, within ``lengths``, and numbers of prefixes of a sequence, and forget them."""
+        taken = []
+        for length in sorted(length for length in self._numbers if length in lengths):
+            number = self._numbers[length].pop(keys.at(length), None)
+            if number is not None:
+                taken.append((length, number))
+            if not self._numbers[length]:
+                del self._numbers[length]
+        return taken
+
+    def clear(self) -> None:
+        """Forget them: another part of the recording begins."""
+        self._numbers.clear()
