@@ -22,7 +22,9 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=10_000)
     arguments, flags = parser.parse_known_args()
     given = load(ShardConfig, prog="bench.device_sampling", description="", argv=["-m", arguments.model, *flags])
-    config = replace(given, backend_sampling="off")
+    # Candidates are found in steps of one call, of which a CPU makes several without flash attention.
+    attention = "on" if given.flash_attn == "auto" else given.flash_attn
+    config = replace(given, backend_sampling="off", flash_attn=attention)
     backend = LlamaCppBackend(config)
     try:
         probe = CandidateProbe(backend)
