@@ -221,7 +221,8 @@ class SchedulerRecorder:
                     begun = None if shard is None else shard.commands.find(event.command_id)
                     if begun is not None:
                         counts = Counter(sequence_id for sequence_id, _ in event.tokens)
-                        self._growing += [(begun.residents[one].sequence, count) for one, count in counts.items()]
+                        residents = begun.residents
+                        self._growing += [(residents[id_].sequence, counts[id_]) for id_ in counts if id_ in residents]
                 case _:
                     pass
 

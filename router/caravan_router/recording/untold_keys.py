@@ -29,7 +29,9 @@ class UntoldKeys:
     def take(self, keys: PrefixKeys, lengths: range) -> list[tuple[int, int]]:
         """Return the lengths, within ``lengths``, and numbers of prefixes of a sequence, and forget them."""
         taken = []
-        for length in sorted(length for length in self._numbers if length in lengths):
+        # Of a sequence that grows, there is one length at a time.
+        few, many = sorted((lengths, self._numbers), key=len)
+        for length in sorted(length for length in few if length in many):
             number = self._numbers[length].pop(keys.at(length), None)
             if number is not None:
                 taken.append((length, number))
