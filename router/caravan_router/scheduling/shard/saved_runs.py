@@ -110,17 +110,6 @@ class SavedRuns:
         elif self.states is not None:
             self.states.add(added)
 
-    def adopt(self, runs: Iterable[SavedRun]) -> None:
-        """Note runs that were saved elsewhere or before the shard joined, each after those before it.
-
-        They count as used after those that start in them.
-        """
-        adopted = list(runs)
-        for run in adopted:
-            self.add(run)
-        for run in reversed(adopted):
-            self._runs.move_to_end(run.key)
-
     def _register(self, run: KeptRun) -> None:
         for position, key in run.cuts:
             if position <= run.usable_end:
@@ -170,24 +159,16 @@ class SavedRuns:
         Where the beginning of a run was given up before the run, return those of the longest shorter one.
         """
         while length:
-            found, gap = self._runs_back(keys, length)
-            if not gap:
-                slices = [RunSlice(run.key, run.start, min(end, most)) for run, end in found if run.start < most]
-                return SavedPrefix(min(length, most), tuple(slices))
-            length = self._cut_length(keys, gap - 1)
+            slices: list[RunSlice] = []
+            end = length
+            while end > 0 and (run := self._cuts.get(keys.at(end))) is not None:
+                if run.start < most:
+                    slices.append(RunSlice(run.key, run.start, min(end, most)))
+                end = run.start
+            if not end:
+                return SavedPrefix(min(length, most), tuple(reversed(slices)))
+            length = self._cut_length(keys, end - 1)
         return NO_PREFIX
-
-    def _runs_back(self, keys: PrefixKeys, length: int) -> tuple[list[tuple[KeptRun, int]], int]:
-        """Return the runs of the prefix that ends with the cut at ``length``, in order, each with where it is cut.
-
-        Also the length of the prefix that is missing before them.
-        """
-        found: list[tuple[KeptRun, int]] = []
-        end = length
-        while end > 0 and (run := self._cuts.get(keys.at(end))) is not None:
-            found.append((run, end))
-            end = run.start
-        return found[::-1], end
 
     def has_beginning(self, keys: PrefixKeys, known: int) -> bool:
         """Whether anything is saved of ``known`` tokens, of which there is at least a block."""

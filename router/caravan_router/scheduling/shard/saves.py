@@ -87,8 +87,12 @@ class ShardSaves:
         return {entry.own_note.before for command in commands for entry in _entries_of(command)}
 
     def note_runs(self, runs: Iterable[SavedRun]) -> None:
-        """Note runs that were saved elsewhere, or before the shard joined; each comes after those before it."""
-        self._runs.adopt(runs)
+        """Note runs that were saved elsewhere, or before the shard joined; each comes after those before it.
+
+        They count as used after those that start in them.
+        """
+        for run in reversed([*runs]):
+            self._runs.add(run)
         self._header.dropped_runs.extend(self._runs.drop_unneeded(self._starts_under_way()))
 
     def note_saved(self, resident: Resident, entry: SaveEntry, size_bytes: int) -> None:

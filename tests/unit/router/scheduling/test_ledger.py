@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from caravan_proto.messages.commands import FilterBatch, Header, Load, LoadEntry, Save
+from caravan_proto.messages.commands import FilterBatch, Header, Load, LoadEntry, RunNote, Save
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.results import LayoutSet
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits
+from caravan_router.scheduling.events import SavedRun, ShardLimits
 from caravan_router.scheduling.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.command import InFlight
@@ -354,6 +354,15 @@ def test_only_what_is_new_is_saved() -> None:
     (entry,) = command.command.entries
     assert (entry.start, [place for place, _ in entry.cuts]) == (40, [48, 64, 70])
     assert second.is_expendable
+
+
+def test_of_runs_from_elsewhere_those_behind_make_way_first() -> None:
+    shard = ledger(limits=SAVES)
+    first = SavedRun(start=0, cuts=((20, b"first"),), size_bytes=1)
+    shard.saves.note_runs(
+        [first, SavedRun(start=20, cuts=((40, b"second"),), size_bytes=1, note=RunNote(before=b"first"))]
+    )
+    assert shard.runs.keys == (b"second", b"first")
 
 
 def test_a_parked_sequence_of_which_nothing_is_new_needs_no_save() -> None:

@@ -74,13 +74,6 @@ def test_a_run_without_a_beginning_does_not_hide_what_is_there() -> None:
     assert having(run(0, 40), run(45, 70), state(70), with_state=True).find(KEYS, 100) == NO_PREFIX
 
 
-def test_of_adopted_runs_those_behind_make_way_first() -> None:
-    runs = having(memory=30)
-    runs.adopt([run(0, 20), run(20, 40), run(40, 70)])
-    assert runs.make_room(10).dropped == (KEYS.at(70),)
-    assert runs.make_room(20).dropped == (KEYS.at(40),)
-
-
 def test_a_prefix_with_state_ends_where_a_state_is_saved() -> None:
     runs = having(run(0, 40), state(20), run(40, 70), state(48), with_state=True)
     assert runs.covered(KEYS, 99) == 70
