@@ -134,6 +134,7 @@ def test_a_stream_breaks_where_the_neighbour_dies() -> None:
                 ClientSession() as session,
                 session.post(f"{urls[1 - holder]}/v1/completions", json=body) as reply,
             ):
+                assert reply.status == 200, await reply.text()
                 await reply.content.readline()
                 os.kill(processes[holder].pid, signal.SIGKILL)
                 await reply.read()

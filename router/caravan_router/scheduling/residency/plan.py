@@ -8,6 +8,8 @@ from caravan_router.scheduling.residency.model_need import ModelNeed, Phase, Roo
 
 # An age of 0 would make a model that was used just now infinitely dear.
 _LEAST_AGE_S = 1.0
+# The requests for which a model was loaded are rendered and tokenized before they wait for a place on a shard.
+_ARRIVING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ def plan(models: Sequence[ModelNeed], room: Room, turn_s: float, now: float) -> 
 
     - The model that has been wanted for longest is loaded first. Another one is loaded before it only into room that is
       free already.
-    - Models without requests leave first: those that cost little to load again and were not used for long.
+    - Models without requests leave first: those that cost little to load again and were not used for long. One that was
+      just loaded is left a second for those who wanted it to arrive.
     - A model with requests leaves when another one has waited for ``turn_s`` seconds since both were there to compete,
       and at least as long as loading it took, so that no more than half of the time goes to loads. Requests of one
       model are thus collected while another has its turn, and with ``n`` models nobody is overtaken for longer than
@@ -111,7 +114,8 @@ def _may_leave(other: ModelNeed, model: ModelNeed, turn_s: float, now: float) ->
     if other.is_pinned or model.wanted_since_s is None:
         return False
     together_s = now - max(other.since_s, model.wanted_since_s)
-    return not other.is_busy or together_s >= max(turn_s, other.load_s)
+    is_idle = not other.is_busy and now - other.since_s >= _ARRIVING_S
+    return is_idle or together_s >= max(turn_s, other.load_s)
 
 
 def _fits(model: ModelNeed, room: Room, loaded: Sequence[ModelNeed], leaving: Sequence[ModelNeed]) -> bool:

@@ -35,8 +35,10 @@ def test_nothing_is_loaded_beside_a_load_or_an_unload(phase: Phase) -> None:
     assert plan([busy, cold("b", 0.0)], Room(), TURN_S, 100.0) == []
 
 
-def test_a_model_without_requests_leaves_at_once() -> None:
-    assert plan([loaded("a"), cold("b", 0.0)], ONE, TURN_S, 0.1) == [Unload("a")]
+def test_a_model_without_requests_leaves_at_once_unless_it_was_just_loaded() -> None:
+    models = [loaded("a", since_s=2.0), cold("b", 0.0)]
+    assert plan(models, ONE, TURN_S, 2.9) == []
+    assert plan(models, ONE, TURN_S, 3.0) == [Unload("a")]
 
 
 def test_a_model_with_requests_leaves_after_its_turn() -> None:
