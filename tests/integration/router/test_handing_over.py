@@ -125,19 +125,20 @@ def test_a_router_serves_its_requests_itself_once_its_neighbour_has_died() -> No
 
 
 def test_a_stream_breaks_where_the_neighbour_dies() -> None:
+    body = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with routers(2) as (urls, processes):
-        holder = next(index for index, url in enumerate(urls) if status(url, "/health") == 200)
-        body = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True}
 
         async def read() -> None:
-            async with (
-                ClientSession() as session,
-                session.post(f"{urls[1 - holder]}/v1/completions", json=body) as reply,
-            ):
-                assert reply.status == 200, await reply.text()
-                await reply.content.readline()
-                os.kill(processes[holder].pid, signal.SIGKILL)
-                await reply.read()
+            while True:
+                holder = next((index for index, url in enumerate(urls) if status(url, "/health") == 200), 0)
+                asked = urls[1 - holder]
+                async with ClientSession() as session, session.post(f"{asked}/v1/completions", json=body) as reply:
+                    await reply.content.readline()
+                    # On a busy host the shard may have changed hands, and the asked one computes the answer itself.
+                    if reply.status == 200 and status(asked, "/health") != 200:
+                        os.kill(processes[holder].pid, signal.SIGKILL)
+                        await reply.read()
+                        return
 
         with pytest.raises(ClientError):
             asyncio.run(read())
