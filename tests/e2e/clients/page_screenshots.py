@@ -29,8 +29,10 @@ def main() -> None:
         take("talk", "light")
         page.get_by_role("button", name="Tree").click()
         page.get_by_label("Answers side by side").select_option("3")
-        _say(page, "Write two lines about rain.", ends=".candidate button:enabled >> nth=2")
-        page.locator(".candidate button").nth(1).click()
+        # Answers with code have buttons of their own.
+        choose = ".candidate button:enabled:has-text('Use this answer')"
+        _say(page, "Write two lines about rain.", ends=f"{choose} >> nth=2")
+        page.locator(choose).nth(1).click()
         page.get_by_text("2 of 3").first.wait_for()
         take("tree", "dark")
         page.set_viewport_size(PHONE)
