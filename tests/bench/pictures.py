@@ -202,9 +202,14 @@ async def _measure(urls: dict[Product, str], rounds: int, loads: list[str]) -> N
                     print(f"round {number + 1}, {product}: {told}, {encodings:.0f} encodings", flush=True)
                 for key, of in values.items():
                     found[key].append(of)
-    print(f"| load | {' | '.join(urls)} | ratio |\n|---|---:|---:|---:|")
+    if len(urls) > 1:
+        _compare(found, list(urls))
+
+
+def _compare(found: dict[tuple[str, str], list[dict[Product, float]]], products: list[Product]) -> None:
+    print(f"| load | {' | '.join(products)} | ratio |\n|---|---:|---:|---:|")
     for (name, unit), each in found.items():
-        medians = [median(of[product] for of in each) for product in urls]
+        medians = [median(of[product] for of in each) for product in products]
         ratios = sorted(of[Product.CARAVAN] / of[Product.LLAMA_SERVER] for of in each)
         spread = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         print(f"| {name}, {unit} | {' | '.join(f'{value:.1f}' for value in medians)} | {spread} |")
@@ -228,13 +233,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--loads", nargs="*", default=[], help="all by default")
+    parser.add_argument("--alone", action="store_true", help="Caravan alone, with no other server on the host")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         projector = Path(folder) / "mmproj.gguf"
         write_projector(projector, given.layers)
         common = Common(model=DEMO_MODEL, threads=given.threads)
         urls = {}
-        for product in Product:
+        for product in (Product.CARAVAN,) if given.alone else Product:
             contender = Contender(
                 name="pictures", product=product, slots=8, cells=16_384, flags=("--mmproj", str(projector))
             )
