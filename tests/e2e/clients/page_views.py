@@ -143,6 +143,8 @@ def recording(visit: Visit) -> Any:
         }"""
     )
     visit.button("Back to live").click()
+    # What is told changes with the next frame.
+    page.locator(".told", has_not_text="recording").wait_for()
     found["live"] = page.locator(".told").inner_text()
     return found
 
