@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 
 from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.hidden_states import HiddenStates
 from caravan_shard.protocol.commands import EmbedText
 from caravan_shard.protocol.results import Embedded
 from caravan_testing.shard_builders import first_chunk
@@ -104,16 +106,56 @@ def test_a_model_that_ranks_says_how_likely_it_answers_yes(tmp_path: Path, templ
     driver.engine.close()
 
 
-def test_a_context_without_memory_is_a_startup_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    import llama_cpp
+def contexts_made(monkeypatch: pytest.MonkeyPatch, *, but: int = 100) -> list[bool]:
+    """Return a list to which each context adds whether llama.cpp pools there. Only the first ``but`` can be made."""
+    make, contexts = llama_cpp.llama_init_from_model, list[bool]()
 
-    make, contexts = llama_cpp.llama_init_from_model, []
-
-    def refuse_vectors(model: Any, parameters: Any) -> Any:
+    def note(model: Any, parameters: Any) -> Any:
         contexts.append(parameters.embeddings)
-        return None if parameters.embeddings else make(model, parameters)
+        return make(model, parameters) if len(contexts) <= but else None
 
-    monkeypatch.setattr(llama_cpp, "llama_init_from_model", refuse_vectors)
+    monkeypatch.setattr(llama_cpp, "llama_init_from_model", note)
+    return contexts
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_logits_are_spared(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = contexts_made(monkeypatch)
+    driver = ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True, pooling=pooling)
+    # That of sequences, that of texts, and one for a moment, with which its vectors are compared.
+    assert contexts == [False, False, True]
+    texts = [driver.tokens(text) for text in TEXTS]
+    alone = [embed(driver, text) for text in TEXTS]
+    np.testing.assert_allclose(driver.backend.embed(texts), alone, atol=1e-3)
+    driver.engine.close()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_llama_pools_where_the_states_are_others(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True, pooling=pooling)
+    expected = [embed(driver, text) for text in TEXTS]
+    driver.engine.close()
+
+    monkeypatch.setattr(HiddenStates, "taken", lambda self, rows: np.ones((rows, expected[0].size), np.float32))
+    contexts = contexts_made(monkeypatch)
+    driver = ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True, pooling=pooling)
+    assert contexts == [False, False, True, True]
+    for text, vector in zip(TEXTS, expected, strict=True):
+        assert np.dot(embed(driver, text), vector) > 0.999, text
+    driver.engine.close()
+
+
+def test_a_graph_without_such_states_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HiddenStates, "give_to", lambda _self, _parameters: None)
+    contexts = contexts_made(monkeypatch)
+    driver = ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True)
+    assert contexts == [False, False, True, True]
+    assert np.linalg.norm(embed(driver, TEXTS[0])) == pytest.approx(1, abs=1e-5)
+    driver.engine.close()
+
+
+def test_a_context_without_memory_is_a_startup_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts = contexts_made(monkeypatch, but=1)
     with pytest.raises(StartupError, match="for embeddings"):
         ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True)
-    assert contexts == [False, True]
+    assert contexts == [False, False]

@@ -1,5 +1,6 @@
 """Models that only embed, such as BERT, compared with the same networks in numpy."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,18 @@ def test_vectors_equal_those_of_numpy_alone_and_together(
     np.testing.assert_allclose(backend.embed(texts[::-1]), alone[::-1], atol=rounding)
     # The texts are told apart by far more than the tolerance.
     assert np.min(np.linalg.norm(expected[:, None] - expected[None], axis=-1) + np.eye(len(texts))) > 0.1
+    backend.close()
+
+
+def test_lanes_compute_side_by_side_what_one_computes_alone(tmp_path: Path) -> None:
+    backend = opened(BERT, tmp_path, threads=3)
+    joint = backend.capacity.joint_embed
+    assert (joint.texts, joint.tokens, joint.lanes) == (64, 128, 3)
+    texts = [tokens_of(backend, text) for text in TEXTS]
+    alone = backend.embed(texts[:2]) + backend.embed(texts[2:])
+    with ThreadPoolExecutor(joint.lanes) as lanes:
+        for made in lanes.map(lambda lane: [backend.embed([text], lane)[0] for text in texts * 20], range(joint.lanes)):
+            np.testing.assert_allclose(made, alone * 20, atol=TOLERANCE)
     backend.close()
 
 

@@ -72,6 +72,7 @@ class Limits:
     ``max_prompt_logprob_tokens``: prompt tokens of one step whose logprobs are returned, all sequences together.
     ``max_draft_tokens``: draft tokens of one step, all sequences together; 0 where sequences cannot be cut back.
     ``embedding_size``: the length of a vector, 0 if none are served. ``max_embed_tokens``: the longest text to embed.
+    ``embed_tokens_at_once``: tokens of all texts that are embedded at the same time, while nothing generates.
     ``ranks``: pairs of a query and a document get a relevance instead of a vector. ``saved_capacity``: room for saved
     runs. ``run_fingerprint``: shards that have the same can fetch saved runs from each other; empty if none can.
     """
@@ -85,6 +86,7 @@ class Limits:
     max_draft_tokens: int = 0
     embedding_size: int = 0
     max_embed_tokens: int = 0
+    embed_tokens_at_once: int = 0
     ranks: bool = False
     saved_capacity: SavedBytes = SavedBytes(memory=0, disk=0)
     run_fingerprint: str = ""

@@ -21,7 +21,7 @@ from caravan_router.engine.media_shelf import MediaShelf
 from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.text_gate import TextGate
-from caravan_router.scheduling.waiting.text_queue import TextQueue
+from caravan_router.scheduling.waiting.text_queue import TextQueue, room_of
 
 _T = TypeVar("_T")
 
@@ -57,7 +57,7 @@ class ShardQueries:
         self._load = load
         self._shelf = MediaShelf()
         self.absence = absence
-        self._texts = TextGate(TextQueue(aging_s), lambda: len(self._clients()))
+        self._texts = TextGate(TextQueue(aging_s), self._text_room)
         # Calls that wait for a shard.
         self.waiting = 0
         # Whose shards are asked instead, and why none will ever answer.
@@ -116,8 +116,8 @@ class ShardQueries:
     async def embed(self, texts: Sequence[tuple[int, ...]], sender: TextSender = ANY_SENDER) -> list[tuple[float, ...]]:
         """Return a vector for each text, in calls of as many texts as a shard may compute in one forward pass.
 
-        A request has one call at a time for each shard, so that the calls of others take turns with its own. Calls wait
-        here until a shard can soon compute them.
+        A request has as many calls at a time as fill the shards, and the calls of others take turns with its own. Calls
+        wait here until a shard can soon compute them.
         """
 
         async def embed(together: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
@@ -128,8 +128,12 @@ class ShardQueries:
         if len(calls) == 1:
             # Most requests have few texts, which need no task.
             return await embed(calls[0])
-        at_once = max(1, len(self._clients()))
+        at_once = max(1, self._text_room() // _TEXT_TOKENS_PER_CALL)
         return [vector async for made in ahead(calls, embed, at_once) for vector in made]
+
+    def _text_room(self) -> int:
+        """Return how many tokens of texts the shards that are up may have."""
+        return sum(room_of(link.info.embed_tokens_at_once) for link in self._links() if link.info is not None)
 
     def _no_shard(self, reason: str = "") -> NoShardError:
         return self.absence.error(self._replicas.facts.name, reason)
@@ -152,14 +156,19 @@ class ShardQueries:
         finally:
             self.waiting -= 1
 
+    def _links(self) -> list[ShardLink]:
+        """Return those of the shards that are up, the one with the fewest sequences first."""
+        if self._successor is not None:
+            return self._successor._links()
+        links = [link for link in self._replicas.links.values() if link.client is not None]
+        return sorted(links, key=lambda link: self._load(link.address))
+
     def _clients(self, encoder: bytes = b"") -> list[ShardCalls]:
         """Return the clients of the shards that are up, the one with the fewest sequences first.
 
         ``encoder``: the fingerprint of the projector that they must have, if it is not empty.
         """
-        if self._successor is not None:
-            return self._successor._clients(encoder)
-        links = sorted(self._replicas.links.values(), key=lambda link: self._load(link.address))
+        links = self._links()
         return [link.client for link in links if link.client is not None and (not encoder or _has(link, encoder))]
 
     async def _tokenize(self, call: Callable[[ShardCalls], Awaitable[TokenizedText]]) -> TokenizedText:

@@ -14,7 +14,7 @@ class ShardInfo:
 
     ``shard_id`` is its name, ``version`` that of its program. ``incarnation`` is new with every start of its process.
     ``epoch`` numbers its last lease; ``leased`` says whether a router still holds that one, which other routers reach
-    at ``holder_url``.
+    at ``holder_url``. ``embed_tokens_at_once``: tokens of all texts that it embeds at the same time.
     """
 
     shard_id: str
@@ -24,6 +24,7 @@ class ShardInfo:
     leased: bool
     holder_url: str
     limits: ShardLimits
+    embed_tokens_at_once: int
     facts: ModelFacts
     numerics: Numerics
 
@@ -38,6 +39,7 @@ class ShardInfo:
             leased=info.leased,
             holder_url=info.holder_url,
             limits=_limits(info.limits, info.model),
+            embed_tokens_at_once=info.limits.embed_tokens_at_once,
             facts=_facts(info.model, info.limits),
             numerics=info.numerics,
         )

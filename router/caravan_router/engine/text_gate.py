@@ -11,11 +11,11 @@ from caravan_router.scheduling.waiting.text_queue import TextCall, TextQueue
 
 
 class TextGate:
-    """``shards`` returns how many are up."""
+    """``room`` returns how many tokens all shards that are up may have, see `room_of`; 0 if none is."""
 
-    def __init__(self, queue: TextQueue, shards: Callable[[], int]) -> None:
+    def __init__(self, queue: TextQueue, room: Callable[[], int]) -> None:
         self._queue = queue
-        self._shards = shards
+        self._room = room
         self._call_ids: Iterator[int] = itertools.count()
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
@@ -41,7 +41,7 @@ class TextGate:
             self._start()
 
     def _start(self) -> None:
-        for call in self._queue.start(self._shards(), time.monotonic()):
+        for call in self._queue.start(self._room(), time.monotonic()):
             turn = self._waiting[call.call_id]
             if not turn.done():  # its caller may have been cancelled in this turn of the loop
                 turn.set_result(None)

@@ -35,10 +35,14 @@ class DecodeOutcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointEmbed:
-    """What several texts that are embedded in one forward pass may have: most texts, and most tokens of all of them."""
+    """What several texts that are embedded in one forward pass may have: most texts, and most tokens of all of them.
+
+    ``lanes``: how many threads may embed at the same time, see `Backend.embed`.
+    """
 
     texts: int
     tokens: int
+    lanes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,12 +297,15 @@ class Backend(Protocol):
         """
         ...
 
-    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+    def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
         """Return the embedding [embedding_size] of each text, of Euclidean length 1; None if the text has none.
 
         The texts, given as tokens, share a forward pass: there is one, or as many as ``capacity.joint_embed`` allows.
         The others change how a text's vector is rounded, and nothing else. A model that ranks takes pairs and returns
         [1] for each, from 0 to 1. Must not be called where ``capacity`` has neither.
+
+        With a ``lane`` below ``capacity.joint_embed.lanes``, the pass has the threads of that lane only, and other
+        threads may call this with other lanes meanwhile. Without one, no other call may run.
         """
         ...
 

@@ -203,9 +203,9 @@ class Engine:
         lost = self._pool.set_layout(command.layout) if command.layout is not self._limits.layout else []
         return LayoutSet(layout=self._limits, lost=lost, seconds=_seconds_since(started_ns))
 
-    def embed(self, commands: Sequence[EmbedText]) -> list[Embedded | Refusal]:
-        """EmbedText texts in one forward pass."""
-        made = self.backend.embed([command.tokens for command in commands])
+    def embed(self, commands: Sequence[EmbedText], lane: int | None = None) -> list[Embedded | Refusal]:
+        """Embed texts in one forward pass. ``lane``: see `Backend.embed`; the only method that others may call."""
+        made = self.backend.embed([command.tokens for command in commands], lane)
         return [
             Embedded(values)
             if values is not None

@@ -3,7 +3,8 @@
 A running Decode yields at the next step boundary, after at least one step, when another command is queued. Texts to
 embed and runs of other shards have a queue of their own. They are taken one at a time between two commands or two
 steps, so that no sequence waits for more than one of them, and take at most half of the time while a Decode runs.
-While no sequence could wait, texts share forward passes.
+While no sequence could wait, texts share forward passes. Where the backend has lanes, texts that wait then are computed
+side by side: threads of their own call `Engine.embed` and nothing else, while the one thread is a lane itself.
 """
 
 import asyncio
@@ -13,16 +14,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import Any, TypeVar, assert_never
 
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_proto.messages.results import StepOutcome
-from caravan_shard.backends.base import Backend
+from caravan_shard.backends.base import Backend, JointEmbed
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
+from caravan_shard.engine.text_lanes import TextLanes, WaitingText
 from caravan_shard.media.store import MediaStore
 from caravan_shard.protocol.commands import Adopt, EmbedText, ReleaseAll, Work
 from caravan_shard.protocol.results import Refusal, Result, StepResult
@@ -202,8 +205,9 @@ class Worker:
                 job.replies.put(engine.set_layout(command, started_ns))
             case EmbedText():
                 self._aside_began_ns = started_ns
-                self._embed(engine, job, command)
+                self._embed_waiting(engine, WaitingText(command, job.replies))
                 self._aside_ended_ns = perf_counter_ns()
+                return
             case Adopt():
                 self._aside_began_ns = started_ns
                 job.replies.put(engine.adopt(command))
@@ -214,34 +218,55 @@ class Worker:
                 assert_never(command)
         job.replies.end()
 
-    def _embed(self, engine: Engine, job: _Job, command: EmbedText) -> None:
-        """EmbedText a text, and those that wait behind it, as far as they may share its forward pass."""
-        others = self._texts_beside(engine, command)
-        results: Sequence[Result] = [ENDING] * (1 + len(others))  # if the backend fails
-        try:
-            results = engine.embed([command, *(other for _, other in others)])
-        finally:
-            for (other_job, _), result in zip(others, results[1:], strict=True):
-                other_job.replies.put(result)
-                other_job.replies.end()
-        job.replies.put(results[0])
-
-    def _texts_beside(self, engine: Engine, first: EmbedText) -> list[tuple[_Job, EmbedText]]:
-        """Take the texts that are next in the queue and fit into a forward pass with ``first``."""
+    def _embed_waiting(self, engine: Engine, first: WaitingText) -> None:
+        """Embed a text, and those that wait behind it, as far as they may share its forward pass or have lanes."""
         joint = engine.backend.capacity.joint_embed
-        taken: list[tuple[_Job, EmbedText]] = []
-        tokens = len(first.tokens)
-        with self._changed:
-            if self._queue or engine.unfinished_count:
-                return []
-            while self._asides and len(taken) + 1 < joint.texts:
-                job = self._asides[0]
-                if not isinstance(job.command, EmbedText) or tokens + len(job.command.tokens) > joint.tokens:
-                    break
-                self._asides.popleft()
-                if not job.replies.cancelled:
-                    taken.append((job, job.command))
-                    tokens += len(job.command.tokens)
+        if joint.lanes > 1 and self._asides and not engine.unfinished_count:
+            self._embed_in_lanes(engine, first)
+        else:
+            with self._changed:
+                alone = self._queue or engine.unfinished_count
+                others = [] if alone else self._take_texts(joint, len(first.command.tokens), joint.texts - 1)
+            self._embed(engine, [first, *others])
+
+    def _embed(self, engine: Engine, texts: Sequence[WaitingText], lane: int | None = None) -> None:
+        results: Sequence[Result] = [ENDING] * len(texts)  # if the backend fails
+        try:
+            results = engine.embed([text.command for text in texts], lane)
+        finally:
+            for text, result in zip(texts, results, strict=True):
+                text.replies.put(result)
+                text.replies.end()
+
+    def _embed_in_lanes(self, engine: Engine, first: WaitingText) -> None:
+        """Embed texts until none waits and no lane computes, or another command comes."""
+        joint = engine.backend.capacity.joint_embed
+
+        def take() -> list[WaitingText] | None:
+            if self._stopping or self._queue:
+                return None
+            share = -(-len(self._asides) // joint.lanes)
+            taken = self._take_texts(joint, 0, min(joint.texts, share))
+            if taken:
+                self._working_since = monotonic()
+            return taken
+
+        TextLanes(self._changed, take, partial(self._embed, engine)).run(joint.lanes, [first])
+
+    def _take_texts(self, joint: JointEmbed, tokens: int, most: int) -> list[WaitingText]:
+        """Take at most ``most`` texts that are next in the queue and fit into a forward pass that has ``tokens``.
+
+        A pass may have a longer text than ``joint`` allows for several.
+        """
+        taken: list[WaitingText] = []
+        while self._asides and len(taken) < most:
+            job = self._asides[0]
+            if not isinstance(job.command, EmbedText) or (tokens and tokens + len(job.command.tokens) > joint.tokens):
+                break
+            self._asides.popleft()
+            if not job.replies.cancelled:
+                taken.append(WaitingText(job.command, job.replies))
+                tokens += len(job.command.tokens)
         return taken
 
     def _decode(self, engine: Engine, command: Decode, replies: Replies, started_ns: int) -> None:

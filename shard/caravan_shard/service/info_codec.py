@@ -31,6 +31,7 @@ def limits(
         max_draft_tokens=capacity.max_draft_tokens,
         embedding_size=capacity.embedding_size,
         max_embed_tokens=capacity.max_embed_tokens,
+        embed_tokens_at_once=capacity.joint_embed.tokens * capacity.joint_embed.lanes,
         ranks=capacity.ranks,
         saved_capacity=saved_capacity,
         run_fingerprint=run_fingerprint,

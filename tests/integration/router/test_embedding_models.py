@@ -35,9 +35,9 @@ def passes(backend: ToyBackend, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     embed = backend.embed
 
-    def counted(texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+    def counted(texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
         counts.append(len(texts))
-        return embed(texts)
+        return embed(texts, lane)
 
     monkeypatch.setattr(backend, "embed", counted)
     return counts

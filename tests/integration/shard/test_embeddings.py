@@ -133,7 +133,7 @@ async def test_texts_of_several_calls_take_turns_while_a_sequence_runs() -> None
     computed: list[Sequence[int]] = []
 
     class Gated(ToyBackend):
-        def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+        def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
             computed.extend(texts)
             first_entered.set()
             assert go_on.wait(60)

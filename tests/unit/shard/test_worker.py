@@ -2,11 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from time import monotonic
+from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from caravan_proto.errors import ShardError
@@ -15,9 +12,8 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, TokenBatch
-from caravan_shard.backends.toy.backend import ToyBackend, toy_embedding
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
-from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import MOST_TOGETHER, RUN_AHEAD, Replies
 from caravan_shard.engine.worker import ENDING, Worker
 from caravan_shard.protocol.commands import EmbedText
@@ -25,16 +21,13 @@ from caravan_shard.protocol.results import Embedded, Refusal, Result, StepResult
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loaded_shard import LoadedShard
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, toy_prompt
+from caravan_testing.shard_workers import all_of, make_runs, until, worker_on
 
 OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "overtaken")
 START = Prefill(
     chunks=[first_chunk(key, toy_prompt(f"sequence {key}"), max_new=5_000, ignore_eos=True) for key in range(2)]
 )
 DECODE = Decode(sequence_ids=[0, 1], max_steps=4_000)
-
-
-def make_runs(_backend: Backend) -> RunStore:
-    return RunStore(1 << 30)
 
 
 class Gate:
@@ -61,31 +54,6 @@ class Gate:
     async def next_step(self) -> None:
         """Wait until the next step has started."""
         assert await asyncio.to_thread(self.entered.acquire, timeout=60)
-
-
-@asynccontextmanager
-async def worker_on(backend: ToyBackend) -> AsyncIterator[tuple[Worker, Engine]]:
-    worker = Worker(lambda: backend, 1, make_runs)
-    engine = await worker.start()
-    try:
-        yield worker, engine
-    finally:
-        await worker.stop(5.0)
-
-
-async def all_of(replies: Replies) -> list[Result]:
-    results: list[Result] = []
-    async with asyncio.timeout(60):
-        while (together := await replies.next()) is not None:
-            results += together
-    return results
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = monotonic() + 60
-    while not condition():
-        assert monotonic() < deadline, "the condition did not become true within 60 s"
-        await asyncio.sleep(0.001)
 
 
 async def test_commands_run_in_the_order_they_were_submitted() -> None:
@@ -319,7 +287,7 @@ class TimedBackend(ToyBackend):
             assert self.has_texts.wait(60)
         self.now_ns += 2_000_000
 
-    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+    def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
         self.trace += "t"
         self.now_ns += 20_000_000
         return super().embed(texts)
@@ -393,89 +361,6 @@ async def test_texts_survive_a_new_lease_but_not_the_end_of_the_worker() -> None
         assert await all_of(worker.submit(EmbedText([65]))) == [ENDING]
 
 
-class GatedTexts(ToyBackend):
-    """Notes the texts of each forward pass. The first one waits until it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__(embedding_size=8)
-        self.passes: list[list[Sequence[int]]] = []
-        self.entered, self.go_on = threading.Event(), threading.Event()
-        self.fails = False
-
-    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
-        self.passes.append(list(texts))
-        self.entered.set()
-        assert self.go_on.wait(60)
-        if self.fails:
-            raise RuntimeError("a bug")
-        return super().embed(texts)
-
-    async def until_entered(self) -> None:
-        assert await asyncio.to_thread(self.entered.wait, 60)
-
-    @property
-    def sizes(self) -> list[list[int]]:
-        """The lengths of the texts of each pass."""
-        return [[len(text) for text in texts] for texts in self.passes]
-
-
-async def embeddings_of(replies: Sequence[Replies]) -> list[Floats]:
-    results = [await all_of(one) for one in replies]
-    return [result.values for (result,) in results if isinstance(result, Embedded)]
-
-
-async def test_texts_that_wait_share_a_forward_pass() -> None:
-    backend = GatedTexts()
-    joint = backend.capacity.joint_embed
-    assert (joint.texts, joint.tokens) == (8, 512)
-    texts = [[65, key] for key in range(10)] + [[66] * 500, [67] * 13, [68] * 512, [69]]
-    async with worker_on(backend) as (worker, _engine):
-        first = worker.submit(EmbedText([64]))
-        await backend.until_entered()
-        waiting = [worker.submit(EmbedText(text)) for text in texts]
-        waiting[1].cancel()
-        backend.go_on.set()
-        (alone,) = await embeddings_of([first])
-        made = await embeddings_of([waiting[0], *waiting[2:]])
-        np.testing.assert_array_equal(alone, toy_embedding([64], 8))
-        np.testing.assert_array_equal(made, [toy_embedding(text, 8) for text in (texts[0], *texts[2:])])
-    assert backend.sizes == [[1], [2] * 8, [2, 500], [13], [512], [1]]
-
-
-async def test_texts_share_no_forward_pass_while_a_sequence_could_wait() -> None:
-    backend = GatedTexts()
-    async with worker_on(backend) as (worker, _engine):
-        await all_of(worker.submit(START))
-        first = worker.submit(EmbedText([64]))
-        await backend.until_entered()
-        texts = [worker.submit(EmbedText([65, key])) for key in range(3)]
-        backend.go_on.set()
-        assert len(await embeddings_of([first, *texts])) == 4
-        assert backend.sizes == [[1], [2], [2], [2]]
-
-
-async def test_all_texts_of_a_pass_hear_of_a_bug() -> None:
-    backend = GatedTexts()
-    async with worker_on(backend) as (worker, _engine):
-        first = worker.submit(EmbedText([64]))
-        await backend.until_entered()
-        texts = [worker.submit(EmbedText([65, key])) for key in range(3)]
-        backend.go_on.set()
-        assert len(await embeddings_of([first])) == 1
-        await embeddings_of(texts)
-        backend.entered.clear()
-        backend.go_on.clear()
-        first = worker.submit(EmbedText([64]))
-        await backend.until_entered()
-        texts = [worker.submit(EmbedText([65, key])) for key in range(3)]
-        backend.fails = True
-        backend.go_on.set()
-        for replies in (first, *texts):
-            assert await all_of(replies) == [ENDING]
-        with pytest.raises(RuntimeError, match="a bug"):
-            await worker.ended
-
-
 async def groups_of(replies: Replies) -> list[Sequence[Result]]:
     groups = []
     async with asyncio.timeout(60):
@@ -512,7 +397,7 @@ async def test_tokens_do_not_wait_for_a_text() -> None:
     entered, allowed = threading.Event(), threading.Event()
 
     class SlowTexts(ToyBackend):
-        def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+        def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
             entered.set()
             allowed.wait(5)
             return super().embed(texts)

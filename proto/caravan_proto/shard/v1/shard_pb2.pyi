@@ -528,6 +528,7 @@ class Limits(_message.Message):
     RUN_FINGERPRINT_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    EMBED_TOKENS_AT_ONCE_FIELD_NUMBER: _builtins.int
     max_sequences: _builtins.int
     """0: the model can do nothing but Embed, and has no cells."""
     max_batch_tokens: _builtins.int
@@ -550,6 +551,8 @@ class Limits(_message.Message):
     """
     max_draft_tokens: _builtins.int
     """Most draft tokens in one step; 0 where the memory of a sequence cannot be cut back."""
+    embed_tokens_at_once: _builtins.int
+    """Tokens of all texts that Embed computes at the same time, while nothing generates."""
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayoutLimits]:
         """The layouts that the cache can have; the first is the current one."""
@@ -573,10 +576,11 @@ class Limits(_message.Message):
         run_fingerprint: _builtins.str = ...,
         ranks: _builtins.bool = ...,
         max_draft_tokens: _builtins.int = ...,
+        embed_tokens_at_once: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["saved_capacity", b"saved_capacity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_size", b"embedding_size", "layouts", b"layouts", "max_batch_tokens", b"max_batch_tokens", "max_draft_tokens", b"max_draft_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "ranks", b"ranks", "run_fingerprint", b"run_fingerprint", "saved_capacity", b"saved_capacity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embed_tokens_at_once", b"embed_tokens_at_once", "embedding_size", b"embedding_size", "layouts", b"layouts", "max_batch_tokens", b"max_batch_tokens", "max_draft_tokens", b"max_draft_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "ranks", b"ranks", "run_fingerprint", b"run_fingerprint", "saved_capacity", b"saved_capacity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

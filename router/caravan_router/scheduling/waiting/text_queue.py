@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from caravan_router.core.tenant import ANYONE, Tenant
 from caravan_router.scheduling.waiting.fair_share import PROMPT_TOKEN, FairShare
 
-# Tokens that each shard may have: those of a full pass that runs, and of another that waits.
-TOKENS_PER_SHARD = 1024
+# Tokens that each shard may have at least: those of two calls, of which one waits while the other runs.
+LEAST_ROOM = 1024
+
+
+def room_of(tokens_at_once: int) -> int:
+    """Return how many tokens a shard may have that embeds so many at the same time: as many again wait there."""
+    return max(LEAST_ROOM, 2 * tokens_at_once)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +65,11 @@ class TextQueue:
             if not bucket:
                 del self._waiting[_bucket(call)]
 
-    def start(self, shards: int, now: float) -> list[TextCall]:
+    def start(self, room: int, now: float) -> list[TextCall]:
         """Return the calls that go to a shard now, in order; they are under way until they are removed.
 
-        ``shards``: how many are up. While none is, one call at a time looks for one.
+        ``room``: the tokens that all shards which are up may have. While none is, one call at a time looks for one.
         """
-        room = TOKENS_PER_SHARD * shards
         started: list[TextCall] = []
         while self._waiting:
             call = min(

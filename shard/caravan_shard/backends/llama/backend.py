@@ -363,10 +363,10 @@ class LlamaCppBackend:
             self._memory.set_format(form)
         return True
 
-    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+    def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
         """Embed in the second context."""
         assert self._embedder is not None, "embeddings are not served"
-        return self._embedder.embed(texts)
+        return self._embedder.embed(texts, lane)
 
     def close(self) -> None:
         """Free the draft model, the contexts, then the model."""

@@ -66,6 +66,7 @@ class LlamaEmbeddingBackend:
                 "longest_text": embedder.max_tokens,
                 "dimensions": embedder.size,
                 "threads_batch": config.batch_threads,
+                "texts_side_by_side": embedder.joint.lanes,
             },
         )
 
@@ -79,10 +80,10 @@ class LlamaEmbeddingBackend:
         if config.model_draft:
             raise StartupError(f"{name} only embeds texts, so there is nothing to draft: drop --model-draft")
 
-    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+    def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
         """Embed texts."""
         assert self._embedder is not None
-        return self._embedder.embed(texts)
+        return self._embedder.embed(texts, lane)
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Not called: there are no sequences."""

@@ -11,7 +11,7 @@ from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.breakdown import BufferUse, memory_breakdown
 from caravan_shard.backends.llama.context import Contexts
 from caravan_shard.backends.llama.devices import Device, drafting_devices
-from caravan_shard.backends.llama.embedder import plan_embedding
+from caravan_shard.backends.llama.embedding_plan import plan_embedding
 from caravan_shard.backends.llama.metadata import metadata_text
 from caravan_shard.backends.llama.model import measured_model, only_embeds
 from caravan_shard.backends.llama.projector_file import find_projector
@@ -105,8 +105,14 @@ def _shape(model: Any) -> ModelShape:
 def _embedding_need(model: Any, config: ShardConfig, *, generates: bool) -> MemoryNeed | None:
     plan = plan_embedding(model, config, generates=generates)
     error = StartupError(f"llama.cpp cannot make a context of {plan.pass_tokens} cells for embeddings")
-    need = _need(model, plan.parameters(config), config, error)
-    if need is None or not generates:
+    first, *lanes = plan.contexts(config)
+    need = _need(model, first, config, error)
+    if need is None:
+        return None
+    if not generates:
+        # The contexts of lanes are as large.
+        return sum((_without_weights(need) for _ in lanes), need)
+    if plan.by_states:
         return need
     # Nobody reads them, but llama.cpp makes the logits of every token.
     return need + MemoryNeed((_logits(model, plan.pass_tokens),))

@@ -232,7 +232,7 @@ class ToyBackend:
         limits = self.capacity.current
         return ToyCache(limits.cells, limits.cells_per_sequence, limits.layout)
 
-    def embed(self, texts: Sequence[Sequence[int]]) -> list[Floats | None]:
+    def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
         """Return `toy_embedding` or `toy_relevance` of each text, after the time of a forward pass."""
         if self._step_s or self._token_s:
             time.sleep(self._step_s + self._token_s * sum(map(len, texts)))

@@ -7,19 +7,19 @@ import pytest
 from caravan_router.core.engine import ANY_SENDER, TextSender
 from caravan_router.core.tenant import Tenant
 from caravan_router.engine.text_gate import TextGate
-from caravan_router.scheduling.waiting.text_queue import TOKENS_PER_SHARD, TextQueue
+from caravan_router.scheduling.waiting.text_queue import LEAST_ROOM, TextQueue
 
 
 class Calls:
     """Calls as large as all room of the one shard, so that one passes at a time until it is told to end."""
 
     def __init__(self) -> None:
-        self.gate = TextGate(TextQueue(), lambda: 1)
+        self.gate = TextGate(TextQueue(), lambda: LEAST_ROOM)
         self.passed: list[str] = []
         self.ends = asyncio.Semaphore(0)
 
     async def _call(self, name: str, sender: TextSender) -> None:
-        async with self.gate.passing(TOKENS_PER_SHARD, sender):
+        async with self.gate.passing(LEAST_ROOM, sender):
             self.passed.append(name)
             await self.ends.acquire()
             if name == "fails":

@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caravan_router.core.tenant import Tenant
-from caravan_router.scheduling.waiting.text_queue import TOKENS_PER_SHARD, TextCall, TextQueue
+from caravan_router.scheduling.waiting.text_queue import LEAST_ROOM, TextCall, TextQueue, room_of
 
 A, B = Tenant(name="a"), Tenant(name="b")
-FULL = TOKENS_PER_SHARD
+FULL = LEAST_ROOM
 
 
 def call(call_id: int, tokens: int = FULL, *, tenant: Tenant = A, priority: int = 0) -> TextCall:
@@ -17,7 +17,7 @@ def call(call_id: int, tokens: int = FULL, *, tenant: Tenant = A, priority: int 
 def order(queue: TextQueue, now: float = 0.0) -> list[int]:
     """Return the order in which the calls go, each when the one before it has ended."""
     ids = []
-    while started := queue.start(1, now):
+    while started := queue.start(FULL, now):
         for one in started:
             ids.append(one.call_id)
             queue.remove(one)
@@ -31,24 +31,28 @@ def queue_of(*calls: TextCall, aging_s: float = 60.0) -> TextQueue:
     return queue
 
 
+def test_a_shard_may_have_what_it_computes_and_as_much_again() -> None:
+    assert [room_of(tokens) for tokens in (0, 128, 512, 16 * 128)] == [FULL, FULL, FULL, 4096]
+
+
 def test_calls_go_as_far_as_there_is_room_on_all_shards() -> None:
     queue = queue_of(*(call(number, FULL // 2) for number in range(7)))
-    started = queue.start(2, 0.0)
+    started = queue.start(2 * FULL, 0.0)
     assert [one.call_id for one in started] == [0, 1, 2, 3]
-    assert queue.start(2, 0.0) == []
+    assert queue.start(2 * FULL, 0.0) == []
     queue.remove(started[1])
-    assert [one.call_id for one in queue.start(2, 0.0)] == [4]
+    assert [one.call_id for one in queue.start(2 * FULL, 0.0)] == [4]
     assert (len(queue), queue.tokens) == (2, 2 * FULL)
 
 
 def test_a_call_larger_than_the_room_goes_alone_and_nobody_passes_it() -> None:
     queue = queue_of(call(0, 1), call(1, 2 * FULL), call(2, 1))
-    (first,) = queue.start(1, 0.0)
-    assert queue.start(1, 0.0) == []
+    (first,) = queue.start(FULL, 0.0)
+    assert queue.start(FULL, 0.0) == []
     queue.remove(first)
-    (large,) = queue.start(1, 0.0)
+    (large,) = queue.start(FULL, 0.0)
     assert large.call_id == 1
-    assert queue.start(1, 0.0) == []
+    assert queue.start(FULL, 0.0) == []
 
 
 def test_without_a_shard_one_call_looks_for_one() -> None:
@@ -88,7 +92,7 @@ def test_every_call_goes_once_and_the_room_is_kept(events: list[tuple[int, Tenan
     queue, known, started = TextQueue(60.0), list[TextCall](), set[int]()
 
     def start(now: float) -> None:
-        for one in queue.start(shards, now):
+        for one in queue.start(shards * FULL, now):
             assert one.call_id not in started
             started.add(one.call_id)
             under_way = [other for other in known if other.call_id in started]
