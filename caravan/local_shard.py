@@ -144,13 +144,24 @@ class LocalShard:
         finally:
             self.tokenizing -= 1
 
-    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
-        """Return the tokens of a pair as a model that ranks reads it."""
-        self.tokenizing += 1
+    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the token ids of each text, as of a prompt."""
+        self.tokenizing += len(texts)
         try:
-            return _accepted(await self._calls.tokenize_pair(query, document))
+            found = _accepted(await self._calls.tokenize_texts(texts, add_special=True, parse_special=True))
         finally:
-            self.tokenizing -= 1
+            self.tokenizing -= len(texts)
+        return [*map(tuple, found)]
+
+    async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:
+        """Return the token ids of each pair of a query and a document as a model that ranks reads it."""
+        queries, documents = zip(*pairs, strict=True)
+        self.tokenizing += len(pairs)
+        try:
+            found = _accepted(await self._calls.tokenize_pairs(queries, documents))
+        finally:
+            self.tokenizing -= len(pairs)
+        return [*map(tuple, found)]
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``."""

@@ -297,11 +297,16 @@ class ScriptedEngine:
         tokenized = TokenizedParts(tuple(ids), tuple(pieces), tuple(specials), tuple(spans))
         return media_tokens_of(tokenized, (part for part in parts if not isinstance(part, str)), self.model.media)
 
-    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
-        first, second = await self.tokenize(query), await self.tokenize(document)
-        return TokenizedText(
-            first.token_ids + second.token_ids, first.pieces + second.pieces, first.specials + second.specials
-        )
+    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        found = await asyncio.gather(*map(self.tokenize, texts))
+        return [tokenized.token_ids for tokenized in found]
+
+    async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:
+        async def tokenize(pair: tuple[str, str]) -> tuple[int, ...]:
+            first, second = await self.tokenize(pair[0]), await self.tokenize(pair[1])
+            return first.token_ids + second.token_ids
+
+        return await asyncio.gather(*map(tokenize, pairs))
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         special = {BOS: b"<s>", EOS: b"</s>"}

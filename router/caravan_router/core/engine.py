@@ -118,8 +118,15 @@ class TextQueries(Protocol):
 class Queries(TextQueries, Protocol):
     """Questions that a model answers without generating. Every call raises NoShardError if no shard answers."""
 
-    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
-        """Return the tokens of a pair as a model that ranks reads it. Raises TextTooLongError."""
+    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the token ids of each text as `tokenize` does. Raises TextTooLongError."""
+        ...
+
+    async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:
+        """Return the token ids of each pair of a query and a document as a model that ranks reads it.
+
+        Raises TextTooLongError.
+        """
         ...
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeVar, assert_never
 
 import grpc
@@ -239,21 +239,32 @@ class ShardClient:
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool = True) -> TokenizedText:
         """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
-        return await self._tokenize(
-            shard_pb2.TokenizeRequest(text=text, add_special=add_special, parse_special=parse_special)
-        )
-
-    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
-        """Return the tokens of a pair as a model that ranks reads it."""
-        return await self._tokenize(shard_pb2.TokenizeRequest(text=query, document=document))
-
-    async def _tokenize(self, request: shard_pb2.TokenizeRequest) -> TokenizedText:
+        request = shard_pb2.TokenizeRequest(text=text, add_special=add_special, parse_special=parse_special)
         self.tokenizing += 1
         try:
             message = await _checked(self._stub.Tokenize(request), _TOKENIZE_TIMEOUT_S)
         finally:
             self.tokenizing -= 1
         return TOKENIZED_TEXT.decode(message)
+
+    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the token ids of each text, as of a prompt."""
+        return await self._token_ids(shard_pb2.TokenizeTextsRequest(texts=texts, add_special=True, parse_special=True))
+
+    async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:
+        """Return the token ids of each pair of a query and a document as a model that ranks reads it."""
+        queries, documents = zip(*pairs, strict=True)
+        return await self._token_ids(shard_pb2.TokenizeTextsRequest(texts=queries, documents=documents))
+
+    async def _token_ids(self, request: shard_pb2.TokenizeTextsRequest) -> list[tuple[int, ...]]:
+        count = len(request.texts)
+        self.tokenizing += count
+        try:
+            message = await _checked(self._stub.TokenizeTexts(request), _TOKENIZE_TIMEOUT_S)
+        finally:
+            self.tokenizing -= count
+        ids = iter(message.token_ids)
+        return [tuple(islice(ids, count)) for count in message.counts]
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``."""

@@ -2,16 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.model import TokenizedText
-from caravan_router.core.ahead import ahead
+from caravan_router.core.ahead import ahead, each
 from caravan_router.core.engine import ANY_SENDER, TextSender
 from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
+from caravan_router.core.groups import Most, grouped
 from caravan_router.core.media import MediaPrompt
 from caravan_router.core.media_tokens import MediaTokens, media_tokens_of
 from caravan_router.engine.absence import Absence
@@ -78,9 +79,31 @@ class ShardQueries:
             lambda client: client.tokenize(text, add_special=add_special, parse_special=parse_special)
         )
 
-    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
-        """Return the tokens of a pair as a model that ranks reads it."""
-        return await self._tokenize(lambda client: client.tokenize_pair(query, document))
+    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the token ids of each text as `tokenize` does."""
+        return await self._token_ids(texts, _size, lambda client, together: client.tokenize_texts(together))
+
+    async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:
+        """Return the token ids of each pair of a query and a document as a model that ranks reads it."""
+        return await self._token_ids(
+            pairs, lambda pair: sum(map(_size, pair)), lambda client, together: client.tokenize_pairs(together)
+        )
+
+    async def _token_ids(
+        self,
+        items: Sequence[_T],
+        size_of: Callable[[_T], int],
+        call: Callable[[ShardCalls, Sequence[_T]], Awaitable[list[tuple[int, ...]]]],
+    ) -> list[tuple[int, ...]]:
+        """Tokenize ``items`` in calls of as many as a shard takes at a time."""
+
+        async def ask(together: Sequence[_T]) -> list[tuple[int, ...]]:
+            return await self._tokenize(lambda client: call(client, together))
+
+        groups = list(
+            grouped(items, Most(items=_TEXTS_PER_CALL, size=self._replicas.facts.max_tokenize_bytes), size_of)
+        )
+        return [ids for found in await each(groups, ask) for ids in found]
 
     async def tokenize_parts(
         self, parts: MediaPrompt, *, add_special: bool = True, parse_special: bool = True
@@ -124,7 +147,7 @@ class ShardQueries:
             async with self._texts.passing(sum(map(len, together)), sender):
                 return await self._ask_any(lambda client: client.embed(together), lambda client: client.embedding)
 
-        calls = list(_embedded_together(texts))
+        calls = list(grouped(texts, Most(items=_TEXTS_PER_CALL, size=_TEXT_TOKENS_PER_CALL), len))
         if len(calls) == 1:
             # Most requests have few texts, which need no task.
             return await embed(calls[0])
@@ -171,7 +194,7 @@ class ShardQueries:
         links = self._links()
         return [link.client for link in links if link.client is not None and (not encoder or _has(link, encoder))]
 
-    async def _tokenize(self, call: Callable[[ShardCalls], Awaitable[TokenizedText]]) -> TokenizedText:
+    async def _tokenize(self, call: Callable[[ShardCalls], Awaitable[_T]]) -> _T:
         """Ask the shard that tokenizes the fewest texts, so that those of one request are spread over the shards."""
         return await self._ask_any(call, lambda client: client.tokenizing)
 
@@ -200,23 +223,14 @@ class ShardQueries:
             await self._pause(began_s, failure)
 
 
+def _size(text: str) -> int:
+    """Return the number of bytes."""
+    return len(text.encode())
+
+
 def _has(link: ShardLink, encoder: bytes) -> bool:
     """Whether the shard has said that it has the projector of this fingerprint."""
     return link.info is not None and link.info.limits.encoder == encoder
-
-
-def _embedded_together(texts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Yield the texts of each call, in order, at least one."""
-    together: list[tuple[int, ...]] = []
-    tokens = 0
-    for text in texts:
-        if together and (len(together) == _TEXTS_PER_CALL or tokens + len(text) > _TEXT_TOKENS_PER_CALL):
-            yield together
-            together, tokens = [], 0
-        together.append(text)
-        tokens += len(text)
-    if together:
-        yield together
 
 
 async def _compile(client: ShardCalls, constraint: Constraint) -> _Compiled | _Unanswered:

@@ -97,8 +97,12 @@ class ShardCalls(Protocol):
         """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
         ...
 
-    async def tokenize_pair(self, query: str, document: str) -> TokenizedText:
-        """Return the tokens of a pair as a model that ranks reads it."""
+    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Return the token ids of each text, as of a prompt."""
+        ...
+
+    async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:
+        """Return the token ids of each pair of a query and a document as a model that ranks reads it."""
         ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:

@@ -171,9 +171,15 @@ class CallHandler:
         """Return the tokens of ``text``."""
         return await self._text.tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    async def tokenize_pair(self, query: str, document: str) -> TokenizedText | Refusal:
-        """Return the tokens of a pair as a model that ranks reads it."""
-        return await self._text.tokenize_pair(query, document)
+    async def tokenize_texts(
+        self, texts: Sequence[str], *, add_special: bool, parse_special: bool
+    ) -> list[list[int]] | Refusal:
+        """Return the token ids of each text."""
+        return await self._text.tokenize_texts(texts, add_special=add_special, parse_special=parse_special)
+
+    async def tokenize_pairs(self, queries: Sequence[str], documents: Sequence[str]) -> list[list[int]] | Refusal:
+        """Return the token ids of each pair as a model that ranks reads it."""
+        return await self._text.tokenize_pairs(queries, documents)
 
     async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> TokenizedText | Refusal:
         """Return the tokens with their pieces; with ``skip_special`` without control tokens."""

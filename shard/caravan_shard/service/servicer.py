@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from itertools import chain
 from time import perf_counter_ns
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -138,13 +139,22 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         return shard_pb2.DrainResponse()
 
     async def Tokenize(self, request: shard_pb2.TokenizeRequest, context: Context) -> shard_pb2.TokenizeResponse:
-        if request.HasField("document"):
-            found = await self._calls.tokenize_pair(request.text, request.document)
-        else:
-            found = await self._calls.tokenize(
-                request.text, add_special=request.add_special, parse_special=request.parse_special
-            )
+        found = await self._calls.tokenize(
+            request.text, add_special=request.add_special, parse_special=request.parse_special
+        )
         return TOKENIZED_TEXT.encode(await _accepted(found, context))
+
+    async def TokenizeTexts(
+        self, request: shard_pb2.TokenizeTextsRequest, context: Context
+    ) -> shard_pb2.TokenizeTextsResponse:
+        if request.documents:
+            found = await self._calls.tokenize_pairs(request.texts, request.documents)
+        else:
+            found = await self._calls.tokenize_texts(
+                request.texts, add_special=request.add_special, parse_special=request.parse_special
+            )
+        texts = await _accepted(found, context)
+        return shard_pb2.TokenizeTextsResponse(token_ids=chain.from_iterable(texts), counts=map(len, texts))
 
     async def Detokenize(self, request: shard_pb2.DetokenizeRequest, context: Context) -> shard_pb2.DetokenizeResponse:
         found = await self._calls.detokenize(list(request.token_ids), skip_special=request.skip_special)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.model import TokenizedText
 from caravan_shard.backends.base import Vocabulary
-from caravan_shard.protocol.results import Refusal
+from caravan_shard.protocol.results import Refusal, bad_request
 
 _THREADS = 2
 
@@ -27,23 +27,48 @@ class TextService:
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenizedText | Refusal:
         """Return the tokens of ``text``."""
-        return await self._tokenize(
-            [text], lambda: self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+        if (refusal := self._too_long([text])) is not None:
+            return refusal
+
+        def tokenize(text: str) -> TokenizedText:
+            return self._with_pieces(
+                self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+            )
+
+        return await self.run(tokenize, text)
+
+    async def tokenize_pairs(self, queries: Sequence[str], documents: Sequence[str]) -> list[list[int]] | Refusal:
+        """Return the token ids of each pair as a model that ranks reads it. The limit holds for all together."""
+        if len(queries) != len(documents):
+            return bad_request(
+                f"there must be a document for each of the {len(queries)} texts. Given: {len(documents)}"
+            )
+        if (refusal := self._too_long([*queries, *documents])) is not None:
+            return refusal
+        return await self.run(
+            lambda pairs: [self._vocabulary.pair(*pair) for pair in pairs], [*zip(queries, documents, strict=True)]
         )
 
-    async def tokenize_pair(self, query: str, document: str) -> TokenizedText | Refusal:
-        """Return the tokens of a pair as a model that ranks reads it."""
-        return await self._tokenize([query, document], lambda: self._vocabulary.pair(query, document))
+    async def tokenize_texts(
+        self, texts: Sequence[str], *, add_special: bool, parse_special: bool
+    ) -> list[list[int]] | Refusal:
+        """Return the token ids of each text. The limit holds for all together."""
 
-    async def _tokenize(self, texts: Sequence[str], tokenize: Callable[[], list[int]]) -> TokenizedText | Refusal:
+        def tokenize(text: str) -> list[int]:
+            return self._vocabulary.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+        if (refusal := self._too_long(texts)) is not None:
+            return refusal
+        return await self.run(lambda every: [*map(tokenize, every)], texts)
+
+    def _too_long(self, texts: Sequence[str]) -> Refusal | None:
         # A character takes at least a byte, so a text of too many characters need not be encoded.
         size = sum(map(len, texts))
         if size <= self._max_bytes:
             size = sum(len(text.encode()) for text in texts)
-        if size > self._max_bytes:
-            return Refusal(ShardError.TEXT_TOO_LONG, f"text must have <= {self._max_bytes} bytes. Given: {size}")
-
-        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: self._with_pieces(tokenize()))
+        if size <= self._max_bytes:
+            return None
+        return Refusal(ShardError.TEXT_TOO_LONG, f"text must have <= {self._max_bytes} bytes. Given: {size}")
 
     def _with_pieces(self, token_ids: Sequence[int]) -> TokenizedText:
         pieces = [self._vocabulary.piece(token) for token in token_ids]

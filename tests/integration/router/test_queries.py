@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 
 from caravan_proto.shard.v1 import shard_pb2
+from caravan_router.core.errors import TextTooLongError
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_testing.cluster import ClusterConfig, cluster
@@ -96,3 +97,26 @@ async def test_a_text_is_tokenized_elsewhere_when_its_shard_is_lost(tmp_path: Pa
         await client.close()
         assert (await asking).token_ids
         links[0].client = lost
+
+
+async def test_texts_are_tokenized_together_in_as_few_calls_as_a_shard_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(ClusterConfig()) as running:
+        queries = running.engine.queries
+        calls, ask = list[int](), ShardClient.tokenize_texts
+
+        async def noted(client: ShardClient, texts: Sequence[str]) -> list[tuple[int, ...]]:
+            calls.append(len(texts))
+            return await ask(client, texts)
+
+        monkeypatch.setattr(ShardClient, "tokenize_texts", noted)
+        texts = [f"text {number}" for number in range(150)]
+        found = await queries.tokenize_texts(texts)
+        assert found == [(await queries.tokenize(text)).token_ids for text in texts]
+        assert calls == [64, 64, 22]
+        assert await queries.tokenize_texts([]) == []
+        calls.clear()
+        long = "é" * (running.engine.model.max_tokenize_bytes // 4 + 1)
+        assert len(await queries.tokenize_texts([long, "a", long])) == 3
+        assert calls == [2, 1]
+        with pytest.raises(TextTooLongError):
+            await queries.tokenize_texts(["a", 2 * long])

@@ -42,7 +42,7 @@ async def embed(shard: RunningShard, *texts: Sequence[int]) -> Any:
 async def test_texts_have_vectors_without_a_lease() -> None:
     async with running_shard(ToyBackend(embedding_size=SIZE)) as shard:
         limits = (await shard.stub.Info(shard_pb2.InfoRequest())).limits
-        assert (limits.embedding_size, limits.max_embed_tokens) == (SIZE, 512)
+        assert (limits.embedding_size, limits.max_embed_tokens, limits.embed_tokens_at_once) == (SIZE, 512, 512)
         made = await embed(shard, *TEXTS)
         np.testing.assert_array_equal(made, [toy_embedding(text, SIZE) for text in TEXTS])
         np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1, atol=1e-6)
@@ -54,15 +54,38 @@ async def test_a_model_that_ranks_returns_a_number_for_each_pair() -> None:
     async with running_shard(ToyBackend(ranks=True)) as shard:
         limits = (await shard.stub.Info(shard_pb2.InfoRequest())).limits
         assert (limits.ranks, limits.embedding_size, limits.max_embed_tokens) == (True, 0, 512)
-        pairs = [
-            (await shard.stub.Tokenize(shard_pb2.TokenizeRequest(text="abc", document=document))).token_ids
-            for document in ("ab", "axyz", "")
-        ]
-        assert list(pairs[0]) == [BOS, *b"abc", EOS, *b"ab"]
+        pairs = [[BOS, *b"abc", EOS, *document] for document in (b"ab", b"axyz", b"")]
+        together = shard_pb2.TokenizeTextsRequest(texts=["abc"] * 3, documents=["ab", "axyz", ""])
+        found = await shard.stub.TokenizeTexts(together)
+        assert list(found.counts) == [len(pair) for pair in pairs]
+        assert list(found.token_ids) == [token for pair in pairs for token in pair]
         assert list((await shard.stub.Embed(request(*pairs))).values) == [1.0, 0.25, 0.0]
-        too_long = shard_pb2.TokenizeRequest(text="a" * limits.max_tokenize_bytes, document="b")
+        for texts, documents, error in (
+            (["a" * limits.max_tokenize_bytes], ["b"], ShardError.TEXT_TOO_LONG),
+            (["a", "b"], ["c"], ShardError.BAD_REQUEST),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await shard.stub.TokenizeTexts(shard_pb2.TokenizeTextsRequest(texts=texts, documents=documents))
+            assert error_code(caught.value) is error
+
+
+async def test_texts_are_tokenized_together_as_each_alone() -> None:
+    async with running_shard(ToyBackend(embedding_size=SIZE)) as shard:
+        limit = (await shard.stub.Info(shard_pb2.InfoRequest())).limits.max_tokenize_bytes
+        texts = ["abc", "", "d", "e" * (limit - 4)]
+        for special in (True, False):
+            together = shard_pb2.TokenizeTextsRequest(texts=texts, add_special=special, parse_special=special)
+            found = await shard.stub.TokenizeTexts(together)
+            alone = [
+                await shard.stub.Tokenize(
+                    shard_pb2.TokenizeRequest(text=text, add_special=special, parse_special=special)
+                )
+                for text in texts
+            ]
+            assert list(found.counts) == [len(one.token_ids) for one in alone]
+            assert list(found.token_ids) == [token for one in alone for token in one.token_ids]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await shard.stub.Tokenize(too_long)
+            await shard.stub.TokenizeTexts(shard_pb2.TokenizeTextsRequest(texts=[*texts, "f"]))
         assert error_code(caught.value) is ShardError.TEXT_TOO_LONG
 
 

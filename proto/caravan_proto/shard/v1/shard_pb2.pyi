@@ -546,7 +546,7 @@ class Limits(_message.Message):
     run_fingerprint: _builtins.str
     """Equal where saved runs mean the same: a shard may fetch those of another with the same value."""
     ranks: _builtins.bool
-    """Embed takes pairs of a query and a document (TokenizeRequest.document), and returns one number from 0 to 1 for each:
+    """Embed takes pairs of a query and a document (TokenizeTextsRequest.documents), and returns one number from 0 to 1 for each:
     how relevant the document is. embedding_size is 0.
     """
     max_draft_tokens: _builtins.int
@@ -1765,31 +1765,23 @@ class TokenizeRequest(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_FIELD_NUMBER: _builtins.int
     PARSE_SPECIAL_FIELD_NUMBER: _builtins.int
-    DOCUMENT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     add_special: _builtins.bool
     """Add the tokens that the model puts around a prompt, such as a begin token."""
     parse_special: _builtins.bool
     """Turn the text of a control token into that token."""
-    document: _builtins.str
-    """If present, `text` is a query: return the tokens of the pair as a model that ranks reads it. The other fields are
-    not used.
-    """
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         add_special: _builtins.bool = ...,
         parse_special: _builtins.bool = ...,
-        document: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_document", b"_document", "document", b"document"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_document", b"_document", "add_special", b"add_special", "document", b"document", "parse_special", b"parse_special", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_special", b"add_special", "parse_special", b"parse_special", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__document: _TypeAlias = _typing.Literal["document"]  # noqa: Y015
-    _WhichOneofArgType__document: _TypeAlias = _typing.Literal["_document", b"_document"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__document) -> _WhichOneofReturnType__document | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
 
@@ -1822,6 +1814,69 @@ class TokenizeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
+
+@_typing.final
+class TokenizeTextsRequest(_message.Message):
+    """Together, the texts and documents have at most max_tokenize_bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_FIELD_NUMBER: _builtins.int
+    PARSE_SPECIAL_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    add_special: _builtins.bool
+    """See TokenizeRequest."""
+    parse_special: _builtins.bool
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """One for each of the texts, which are queries then, or none: return the tokens of pairs as a model that ranks reads
+        them. The flags are not used.
+        """
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        add_special: _builtins.bool = ...,
+        parse_special: _builtins.bool = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_special", b"add_special", "documents", b"documents", "parse_special", b"parse_special", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizeTextsRequest: _TypeAlias = TokenizeTextsRequest  # noqa: Y015
+
+@_typing.final
+class TokenizeTextsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of all texts, one after another, and how many each has."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizeTextsResponse: _TypeAlias = TokenizeTextsResponse  # noqa: Y015
 
 @_typing.final
 class TokenizePartsRequest(_message.Message):

@@ -124,6 +124,11 @@ class ShardServiceStub:
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.TokenizeTexts = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/TokenizeTexts',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeTextsRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeTextsResponse.FromString,
+                _registered_method=True)
         self.TokenizeParts = channel.unary_unary(
                 '/caravan.shard.v1.ShardService/TokenizeParts',
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizePartsRequest.SerializeToString,
@@ -272,6 +277,13 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TokenizeTexts(self, request, context):
+        """Returns the tokens of several texts, such as those to embed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TokenizeParts(self, request, context):
         """Tokenizes a prompt of texts and media. Needs the sizes of media, not their content.
         """
@@ -380,6 +392,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeRequest.FromString,
                     response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'TokenizeTexts': grpc.unary_unary_rpc_method_handler(
+                    servicer.TokenizeTexts,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeTextsRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeTextsResponse.SerializeToString,
             ),
             'TokenizeParts': grpc.unary_unary_rpc_method_handler(
                     servicer.TokenizeParts,
@@ -861,6 +878,33 @@ class ShardService:
             '/caravan.shard.v1.ShardService/Tokenize',
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeRequest.SerializeToString,
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TokenizeTexts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/TokenizeTexts',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeTextsRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.TokenizeTextsResponse.FromString,
             options,
             channel_credentials,
             insecure,

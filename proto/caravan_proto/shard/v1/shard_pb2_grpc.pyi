@@ -79,6 +79,8 @@ class ShardServiceStub:
     Embed: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]
     """Returns a vector for each text, or from a model that ranks a number. Touches no sequence and needs no lease."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]
+    TokenizeTexts: _grpc.UnaryUnaryMultiCallable[_shard_pb2.TokenizeTextsRequest, _shard_pb2.TokenizeTextsResponse]
+    """Returns the tokens of several texts, such as those to embed."""
     TokenizeParts: _grpc.UnaryUnaryMultiCallable[_shard_pb2.TokenizePartsRequest, _shard_pb2.TokenizePartsResponse]
     """Tokenizes a prompt of texts and media. Needs the sizes of media, not their content."""
     EncodeMedia: _grpc.UnaryUnaryMultiCallable[_shard_pb2.EncodeMediaRequest, _shard_pb2.EncodeMediaResponse]
@@ -138,6 +140,8 @@ class ShardServiceAsyncStub(ShardServiceStub):
     Embed: _aio.UnaryUnaryMultiCallable[_shard_pb2.EmbedRequest, _shard_pb2.EmbedResponse]  # type: ignore[assignment]
     """Returns a vector for each text, or from a model that ranks a number. Touches no sequence and needs no lease."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_shard_pb2.TokenizeRequest, _shard_pb2.TokenizeResponse]  # type: ignore[assignment]
+    TokenizeTexts: _aio.UnaryUnaryMultiCallable[_shard_pb2.TokenizeTextsRequest, _shard_pb2.TokenizeTextsResponse]  # type: ignore[assignment]
+    """Returns the tokens of several texts, such as those to embed."""
     TokenizeParts: _aio.UnaryUnaryMultiCallable[_shard_pb2.TokenizePartsRequest, _shard_pb2.TokenizePartsResponse]  # type: ignore[assignment]
     """Tokenizes a prompt of texts and media. Needs the sizes of media, not their content."""
     EncodeMedia: _aio.UnaryUnaryMultiCallable[_shard_pb2.EncodeMediaRequest, _shard_pb2.EncodeMediaResponse]  # type: ignore[assignment]
@@ -296,6 +300,14 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _shard_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.TokenizeResponse, _abc.Awaitable[_shard_pb2.TokenizeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def TokenizeTexts(
+        self,
+        request: _shard_pb2.TokenizeTextsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.TokenizeTextsResponse, _abc.Awaitable[_shard_pb2.TokenizeTextsResponse]]:
+        """Returns the tokens of several texts, such as those to embed."""
 
     @_abc_1.abstractmethod
     def TokenizeParts(

@@ -24,6 +24,13 @@ async def tokenize_prompt(
     return await engine.queries.tokenize(text, add_special=add_special)
 
 
+async def tokenize_texts(engine: Engine, field: str, texts: Sequence[str], bounds: Bounds) -> list[tuple[int, ...]]:
+    """Return the token ids of each text."""
+    for text in texts:
+        check_bytes(field, text, bounds)
+    return await engine.queries.tokenize_texts(texts)
+
+
 async def tokenize_plain(engine: Engine, field: str, text: str, bounds: Bounds) -> tuple[int, ...]:
     """Tokenize ``text``, which may be empty, without a begin token. The text of a control token stays text."""
     if not text:
@@ -32,11 +39,14 @@ async def tokenize_plain(engine: Engine, field: str, text: str, bounds: Bounds) 
     return (await engine.queries.tokenize(text, add_special=False, parse_special=False)).token_ids
 
 
-async def tokenize_pair(engine: Engine, field: str, pair: tuple[str, str], bounds: Bounds) -> TokenizedText:
-    """Tokenize a query and the document of ``field``, for a model that ranks."""
-    for text in pair:
-        check_bytes(field, text, bounds)
-    return await engine.queries.tokenize_pair(*pair)
+async def tokenize_pairs(
+    engine: Engine, field: str, pairs: Sequence[tuple[str, str]], bounds: Bounds
+) -> list[tuple[int, ...]]:
+    """Return the token ids of each pair of a query and a document of ``field``, for a model that ranks."""
+    for pair in pairs:
+        for text in pair:
+            check_bytes(field, text, bounds)
+    return await engine.queries.tokenize_pairs(pairs)
 
 
 def check_bytes(field: str, text: str, bounds: Bounds) -> None:

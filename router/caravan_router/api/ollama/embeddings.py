@@ -1,15 +1,15 @@
 """The texts that Ollama's embedding routes embed, and their vectors as Ollama scales them."""
 
 import math
+from collections.abc import Sequence
 
 from caravan_router.api.generation.checks import check_range
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import Truncation, check_token_ids, tokenize_prompt, tokenize_truncated
+from caravan_router.api.generation.prompt import Truncation, check_token_ids, tokenize_texts, tokenize_truncated
 from caravan_router.api.generation.rules import too_many_prompts_error
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.validation import check_options
 from caravan_router.api.openai.embeddings.vectors import Vector
-from caravan_router.core.ahead import each
 
 
 async def texts_of_embed(body: ollama.OllamaEmbedRequest, context: Context) -> list[tuple[int, ...]]:
@@ -21,14 +21,13 @@ async def texts_of_embed(body: ollama.OllamaEmbedRequest, context: Context) -> l
     most = context.limits.max_embed_texts
     if len(texts) > most:
         raise too_many_prompts_error("input", most, len(texts))
-    truncate = body.truncate is not False
-    return await each(texts, lambda text: _token_ids(context, "input", text, limit, truncate=truncate))
+    return await _token_ids(context, "input", texts, limit, truncate=body.truncate is not False)
 
 
 async def texts_of_embeddings(body: ollama.OllamaEmbeddingsRequest, context: Context) -> list[tuple[int, ...]]:
     """Return the token ids of the text of ``/api/embeddings``, if there is one. Raises ValidationError, EngineError."""
     limit = _limit(body.options, context)
-    return [await _token_ids(context, "prompt", body.prompt, limit, truncate=False)] if body.prompt else []
+    return await _token_ids(context, "prompt", [body.prompt] if body.prompt else [], limit, truncate=False)
 
 
 def _limit(options: ollama.OllamaOptions | None, context: Context) -> int:
@@ -40,16 +39,20 @@ def _limit(options: ollama.OllamaOptions | None, context: Context) -> int:
     return limit if options.num_ctx is None else min(options.num_ctx, limit)
 
 
-async def _token_ids(context: Context, field: str, text: str, limit: int, *, truncate: bool) -> tuple[int, ...]:
+async def _token_ids(
+    context: Context, field: str, texts: Sequence[str], limit: int, *, truncate: bool
+) -> list[tuple[int, ...]]:
     engine, bounds = context.engine, context.bounds
     if truncate:
         # Text beyond the longest prompt is far beyond the limit: it need not be tokenized to be cut off.
-        text = text.encode()[: bounds.max_prompt_bytes].decode(errors="ignore")
-        tokens = await tokenize_truncated(engine, field, text, bounds, Truncation(limit=limit, keep_end=False))
-    else:
-        tokens = await tokenize_prompt(engine, field, text, bounds)
-    check_token_ids(field, tokens.token_ids, limit, context.model)
-    return tokens.token_ids
+        texts = [text.encode()[: bounds.max_prompt_bytes].decode(errors="ignore") for text in texts]
+    tokens = await tokenize_texts(engine, field, texts, bounds)
+    for place, text in enumerate(texts):
+        if truncate and len(tokens[place]) > limit:
+            cut = await tokenize_truncated(engine, field, text, bounds, Truncation(limit=limit, keep_end=False))
+            tokens[place] = cut.token_ids
+        check_token_ids(field, tokens[place], limit, context.model)
+    return tokens
 
 
 def shortened(vector: Vector, dimensions: int | None) -> list[float]:

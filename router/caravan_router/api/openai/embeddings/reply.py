@@ -3,15 +3,13 @@
 import base64
 import struct
 from collections.abc import Sequence
-from functools import partial
 
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import check_token_ids, tokenize_prompt
+from caravan_router.api.generation.prompt import check_token_ids, tokenize_texts
 from caravan_router.api.openai.embeddings.schema import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from caravan_router.api.openai.embeddings.vectors import Vectors
-from caravan_router.api.openai.prompts import PromptInput, TextPrompt, split_prompts
+from caravan_router.api.openai.prompts import TextPrompt, TokensPrompt, split_prompts
 from caravan_router.api.openai.rules import dimensions_error
-from caravan_router.core.ahead import each
 
 
 async def texts_of(body: EmbeddingRequest, context: Context) -> list[tuple[int, ...]]:
@@ -20,7 +18,13 @@ async def texts_of(body: EmbeddingRequest, context: Context) -> list[tuple[int, 
     if body.dimensions is not None and body.dimensions != size:
         raise dimensions_error(size, body.dimensions)
     prompts = split_prompts("input", body.input, context.limits.max_embed_texts)
-    return await each(prompts, partial(_token_ids, context))
+    texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
+    given = [prompt.token_ids for prompt in prompts if isinstance(prompt, TokensPrompt)]
+    # A request has one or the other.
+    tokens = given or await tokenize_texts(context.engine, "input", texts, context.bounds)
+    for token_ids in tokens:
+        check_token_ids("input", token_ids, context.model.max_embed_tokens, context.model)
+    return tokens
 
 
 def reply_of(body: EmbeddingRequest, made: Vectors) -> EmbeddingList:
@@ -32,15 +36,6 @@ def reply_of(body: EmbeddingRequest, made: Vectors) -> EmbeddingList:
         model=made.model,
         usage=EmbeddingUsage(made.tokens, made.tokens),
     )
-
-
-async def _token_ids(context: Context, prompt: PromptInput) -> tuple[int, ...]:
-    if isinstance(prompt, TextPrompt):
-        token_ids = (await tokenize_prompt(context.engine, "input", prompt.text, context.bounds)).token_ids
-    else:
-        token_ids = prompt.token_ids
-    check_token_ids("input", token_ids, context.model.max_embed_tokens, context.model)
-    return token_ids
 
 
 def _base64(vector: Sequence[float]) -> str:

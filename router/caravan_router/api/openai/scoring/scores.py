@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import check_token_ids, tokenize_pair, tokenize_prompt
+from caravan_router.api.generation.prompt import check_bytes, check_token_ids, tokenize_pairs
 from caravan_router.api.generation.rules import empty_prompt_error, too_many_prompts_error
 from caravan_router.api.openai.embeddings.vectors import TextsOf, Vectors
-from caravan_router.core.ahead import each
 
 # The event loop serves others after this number of products of vectors, which take about 10 ms.
 _PAIRS_PER_TURN = 64
@@ -52,8 +51,16 @@ async def scores_of(embed: Embed, first: Texts, second: Texts) -> Scores:
             if len(side.texts) > context.limits.max_embed_texts:
                 raise too_many_prompts_error(side.field, context.limits.max_embed_texts, len(side.texts))
         if context.model.ranks:
-            return await each(pairs, lambda pair: _token_ids(context, second.field, pair[1], first=pair[0]))
-        return await each(list(sides.items()), lambda side: _token_ids(context, side[1], side[0]))
+            tokens = await tokenize_pairs(context.engine, second.field, pairs, context.bounds)
+            fields = [second.field] * len(pairs)
+        else:
+            for text, field in sides.items():
+                check_bytes(field, text, context.bounds)
+            tokens = await context.engine.queries.tokenize_texts([*sides])
+            fields = [*sides.values()]
+        for field, token_ids in zip(fields, tokens, strict=True):
+            check_token_ids(field, token_ids, context.model.max_embed_tokens, context.model)
+        return tokens
 
     made = await embed(texts_of)
     if made.ranks:
@@ -70,13 +77,3 @@ async def scores_of(embed: Embed, first: Texts, second: Texts) -> Scores:
 def _pair(first: Texts, second: Texts, index: int) -> tuple[str, str]:
     one, other = (side.texts[index if len(side.texts) > 1 else 0] for side in (first, second))
     return one, other
-
-
-async def _token_ids(context: Context, field: str, text: str, *, first: str | None = None) -> tuple[int, ...]:
-    """Tokenize ``text``; with ``first``, the pair of both."""
-    if first is None:
-        tokens = await tokenize_prompt(context.engine, field, text, context.bounds)
-    else:
-        tokens = await tokenize_pair(context.engine, field, (first, text), context.bounds)
-    check_token_ids(field, tokens.token_ids, context.model.max_embed_tokens, context.model)
-    return tokens.token_ids
