@@ -119,7 +119,7 @@ def contexts_made(monkeypatch: pytest.MonkeyPatch, *, but: int = 100) -> list[bo
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_logits_are_spared(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vectors_are_made_of_states(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = contexts_made(monkeypatch)
     driver = ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True, pooling=pooling)
     # That of sequences, that of texts, and one for a moment, with which its vectors are compared.
@@ -136,7 +136,7 @@ def test_llama_pools_where_the_states_are_others(pooling: str, monkeypatch: pyte
     expected = [embed(driver, text) for text in TEXTS]
     driver.engine.close()
 
-    monkeypatch.setattr(HiddenStates, "taken", lambda self, rows: np.ones((rows, expected[0].size), np.float32))
+    monkeypatch.setattr(HiddenStates, "take", lambda self, rows: np.ones((rows, expected[0].size), np.float32))
     contexts = contexts_made(monkeypatch)
     driver = ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True, pooling=pooling)
     assert contexts == [False, False, True, True]

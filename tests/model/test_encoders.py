@@ -77,12 +77,22 @@ def test_vectors_equal_those_of_numpy_alone_and_together(
 def test_lanes_compute_side_by_side_what_one_computes_alone(tmp_path: Path) -> None:
     backend = opened(BERT, tmp_path, threads=3)
     joint = backend.capacity.joint_embed
-    assert (joint.texts, joint.tokens, joint.lanes) == (64, 128, 3)
+    assert (joint.texts, joint.tokens, joint.lanes, joint.lane_tokens) == (64, 128, 3, 128)
     texts = [tokens_of(backend, text) for text in TEXTS]
     alone = backend.embed(texts[:2]) + backend.embed(texts[2:])
     with ThreadPoolExecutor(joint.lanes) as lanes:
         for made in lanes.map(lambda lane: [backend.embed([text], lane)[0] for text in texts * 20], range(joint.lanes)):
             np.testing.assert_allclose(made, alone * 20, atol=TOLERANCE)
+    backend.close()
+
+
+@pytest.mark.parametrize(("ubatch", "lane_tokens"), [(8192, 512), (512, 512), (65, 128), (63, 63), (1, 1)])
+def test_a_lane_has_room_for_short_texts_only(ubatch: int, lane_tokens: int, tmp_path: Path) -> None:
+    backend = opened(replace(BERT, shape=replace(BERT.shape, context=1024)), tmp_path, ubatch_size=ubatch, threads=2)
+    assert backend.capacity.joint_embed.lane_tokens == lane_tokens
+    longest = min(lane_tokens, backend.capacity.max_embed_tokens)
+    (alone,), (in_lane,) = backend.embed([[7] * longest]), backend.embed([[7] * longest], 1)
+    np.testing.assert_allclose(in_lane, alone, atol=TOLERANCE)
     backend.close()
 
 

@@ -37,12 +37,13 @@ class DecodeOutcome(Enum):
 class JointEmbed:
     """What several texts that are embedded in one forward pass may have: most texts, and most tokens of all of them.
 
-    ``lanes``: how many threads may embed at the same time, see `Backend.embed`.
+    ``lanes``: how many threads may embed at the same time, see `Backend.embed`. ``lane_tokens``: their longest text.
     """
 
     texts: int
     tokens: int
     lanes: int = 1
+    lane_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,7 +221,8 @@ class Worker:
     def _embed_waiting(self, engine: Engine, first: WaitingText) -> None:
         """Embed a text, and those that wait behind it, as far as they may share its forward pass or have lanes."""
         joint = engine.backend.capacity.joint_embed
-        if joint.lanes > 1 and self._asides and not engine.unfinished_count:
+        fits = joint.lanes > 1 and len(first.command.tokens) <= joint.lane_tokens
+        if fits and self._asides and not engine.unfinished_count:
             self._embed_in_lanes(engine, first)
         else:
             with self._changed:
@@ -239,11 +240,13 @@ class Worker:
                 text.replies.end()
 
     def _embed_in_lanes(self, engine: Engine, first: WaitingText) -> None:
-        """Embed texts until none waits and no lane computes, or another command comes."""
+        """Embed texts until none waits and no lane computes, or another command comes, or a text for all threads."""
         joint = engine.backend.capacity.joint_embed
 
         def take() -> list[WaitingText] | None:
-            if self._stopping or self._queue:
+            following = self._asides[0].command if self._asides else None
+            is_long = isinstance(following, EmbedText) and len(following.tokens) > joint.lane_tokens
+            if self._stopping or self._queue or is_long:
                 return None
             share = -(-len(self._asides) // joint.lanes)
             taken = self._take_texts(joint, 0, min(joint.texts, share))

@@ -111,7 +111,7 @@ class Lanes(ToyBackend):
 
     def __init__(self) -> None:
         super().__init__(embedding_size=8)
-        self.capacity = replace(self.capacity, joint_embed=JointEmbed(texts=8, tokens=16, lanes=LANES))
+        self.capacity = replace(self.capacity, joint_embed=JointEmbed(texts=8, tokens=16, lanes=LANES, lane_tokens=48))
         self.passes: list[tuple[int | None, list[int]]] = []
         self.entered = threading.Semaphore(0)
         self.go_on = threading.Semaphore(0)
@@ -187,6 +187,17 @@ async def test_a_text_that_comes_later_has_a_lane_that_is_idle() -> None:
         backend.go_on.release()
         await embeddings_of(replies)
     assert backend.passes[-1] == (None, [2])
+
+
+async def test_a_text_too_long_for_a_lane_has_all_threads() -> None:
+    backend = Lanes()
+    backend.go_on.release(100)
+    async with worker_on(backend) as (worker, _engine):
+        replies = [worker.submit(EmbedText([65] * length)) for length in (16, 16, 49, 16, 16, 48, 49, 50)]
+        assert len(await embeddings_of(replies)) == 8
+    lanes = {length: {lane for lane, together in backend.passes if length in together} for length in (48, 49, 50)}
+    assert lanes[49] == lanes[50] == {None}
+    assert all(together == [length] for lane, together in backend.passes if lane is None for length in together)
 
 
 async def test_another_command_ends_the_lanes_before_further_texts() -> None:

@@ -66,10 +66,10 @@ class LlamaEmbedder:
         pointer = llama_cpp.llama_init_from_model(model, parameters)
         if not pointer:
             raise StartupError(
-                f"llama.cpp cannot make a context of {plan.pass_tokens} cells for embeddings: pass a smaller -ub; "
+                f"llama.cpp cannot make a context of {parameters.n_batch} cells for embeddings: pass a smaller -ub; "
                 "see --log-level debug"
             )
-        context = EmbeddingContext(pointer, plan.pass_tokens, pooling)
+        context = EmbeddingContext(pointer, parameters.n_batch, pooling)
         if context.embed([plan.tried])[0] is None and not plan.by_states:
             context.close()
             raise StartupError("the first forward pass for embeddings failed; see --log-level debug")

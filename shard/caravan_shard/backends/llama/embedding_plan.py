@@ -22,8 +22,10 @@ _JOINT_TOKENS = 512
 # The same for a model that also generates, where a prompt that comes meanwhile waits for the pass, and for a lane: each
 # of them should have about as much to do.
 _SMALL_JOINT_TOKENS = 128
-# Each takes the memory of a context.
+# Each takes the memory of a context. That of attention may grow with the square of the tokens of a pass, so longer
+# texts are computed one at a time, by all threads, which have enough to do then.
 _MOST_LANES = 16
+_MOST_LANE_TOKENS = 512
 _MEAN: int = llama_cpp.LLAMA_POOLING_TYPE_MEAN
 _RANK: int = llama_cpp.LLAMA_POOLING_TYPE_RANK
 _LAST: int = llama_cpp.LLAMA_POOLING_TYPE_LAST
@@ -66,12 +68,14 @@ class EmbeddingPlan:
     def contexts(self, config: ShardConfig) -> list[Any]:
         """Return the ``llama_context_params`` of the context that has all threads, and of each lane."""
         lanes = self.joint.lanes if self.joint.lanes > 1 else 0
-        threads = [config.batch_threads, *([config.batch_threads // lanes] * lanes if lanes else ())]
-        return [self._parameters(config, count) for count in threads]
+        return [
+            self._parameters(config, config.batch_threads, self.pass_tokens),
+            *(self._parameters(config, config.batch_threads // lanes, self.joint.lane_tokens) for _ in range(lanes)),
+        ]
 
-    def _parameters(self, config: ShardConfig, threads: int) -> Any:
+    def _parameters(self, config: ShardConfig, threads: int, pass_tokens: int) -> Any:
         parameters = llama_cpp.llama_context_default_params()
-        parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = self.pass_tokens
+        parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = pass_tokens
         parameters.n_seq_max = self.joint.texts
         # All texts share the cells. Otherwise each could have its share of them only.
         parameters.kv_unified = True
@@ -96,14 +100,20 @@ def plan_embedding(model: Any, config: ShardConfig, *, generates: bool) -> Embed
     apart = llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
     lanes = _lanes(config, generates=generates)
     joint_tokens = min(most, _SMALL_JOINT_TOKENS if generates or lanes > 1 else _JOINT_TOKENS)
-    joint = JointEmbed(texts=1 if apart else min(_MOST_TEXTS, joint_tokens), tokens=joint_tokens, lanes=lanes)
+    texts = 1 if apart else min(_MOST_TEXTS, joint_tokens)
+    # llama.cpp ends the process if the room for tokens is no multiple of the most texts.
+    pass_tokens = -(-max(max_tokens, joint_tokens) // texts) * texts
     pooling = _pooling(model, config)
     return EmbeddingPlan(
         pooling=pooling,
         max_tokens=max_tokens,
-        joint=joint,
-        # llama.cpp ends the process if the room for tokens is no multiple of the most texts.
-        pass_tokens=-(-max(max_tokens, joint_tokens) // joint.texts) * joint.texts,
+        joint=JointEmbed(
+            texts=texts,
+            tokens=joint_tokens,
+            lanes=lanes,
+            lane_tokens=min(pass_tokens, _MOST_LANE_TOKENS // texts * texts),
+        ),
+        pass_tokens=pass_tokens,
         by_states=generates and pooling in {_MEAN, _LAST} and can_take_states(),
     )
 

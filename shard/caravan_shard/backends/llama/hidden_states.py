@@ -41,11 +41,8 @@ class HiddenStates:
         parameters.cb_eval = ctypes.cast(self._function, type(parameters.cb_eval))
         parameters.cb_eval_user_data = ctypes.addressof(self._states)
 
-    def clear(self) -> None:
-        """Forget the states of the last pass."""
+    def take(self, rows: int) -> Floats | None:
+        """Return the states [rows, size] of the last pass, once; None unless it had states for that many outputs."""
+        values, taken = self._values[:rows], self._states.taken
         self._states.taken = 0
-
-    def taken(self, rows: int) -> Floats | None:
-        """Return the states [rows, size] of the pass since `clear`; None unless it had states for that many outputs."""
-        values = self._values[:rows]
-        return values if self._states.taken == values.nbytes else None
+        return values if taken == values.nbytes else None

@@ -110,8 +110,9 @@ def _embedding_need(model: Any, config: ShardConfig, *, generates: bool) -> Memo
     if need is None:
         return None
     if not generates:
-        # The contexts of lanes are as large.
-        return sum((_without_weights(need) for _ in lanes), need)
+        # The contexts of lanes are alike.
+        of_lane = _without_weights(_need(model, lanes[0], config, error)) if lanes else MemoryNeed()
+        return sum((of_lane for _ in lanes), need)
     if plan.by_states:
         return need
     # Nobody reads them, but llama.cpp makes the logits of every token.

@@ -74,14 +74,13 @@ class OfStates:
 
     def outputs(self, lengths: Sequence[int]) -> NDArray[np.int8]:
         """Return for each token whether it is an output, see `Pooling`."""
-        self._states.clear()
         wanted = np.full(sum(lengths), not self._of_last, np.int8)
         wanted[np.cumsum(lengths) - 1] = 1
         return wanted
 
     def results(self, _context: Any, lengths: Sequence[int]) -> list[Floats | None]:
         """Return a vector [size] for each text, see `Pooling`."""
-        states = self._states.taken(len(lengths) if self._of_last else sum(lengths))
+        states = self._states.take(len(lengths) if self._of_last else sum(lengths))
         if states is None:
             return [None] * len(lengths)
         if self._of_last:
