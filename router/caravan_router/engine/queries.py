@@ -156,7 +156,10 @@ class ShardQueries:
 
     def _text_room(self) -> int:
         """Return how many tokens of texts the shards that are up may have."""
-        return sum(room_of(link.info.embed_tokens_at_once) for link in self._links() if link.info is not None)
+        if self._successor is not None:
+            return self._successor._text_room()
+        infos = [link.info for link in self._replicas.links.values() if link.client is not None]
+        return sum(room_of(info.embed_tokens_at_once) for info in infos if info is not None)
 
     def _no_shard(self, reason: str = "") -> NoShardError:
         return self.absence.error(self._replicas.facts.name, reason)
@@ -179,19 +182,14 @@ class ShardQueries:
         finally:
             self.waiting -= 1
 
-    def _links(self) -> list[ShardLink]:
-        """Return those of the shards that are up, the one with the fewest sequences first."""
-        if self._successor is not None:
-            return self._successor._links()
-        links = [link for link in self._replicas.links.values() if link.client is not None]
-        return sorted(links, key=lambda link: self._load(link.address))
-
     def _clients(self, encoder: bytes = b"") -> list[ShardCalls]:
         """Return the clients of the shards that are up, the one with the fewest sequences first.
 
         ``encoder``: the fingerprint of the projector that they must have, if it is not empty.
         """
-        links = self._links()
+        if self._successor is not None:
+            return self._successor._clients(encoder)
+        links = sorted(self._replicas.links.values(), key=lambda link: self._load(link.address))
         return [link.client for link in links if link.client is not None and (not encoder or _has(link, encoder))]
 
     async def _tokenize(self, call: Callable[[ShardCalls], Awaitable[_T]]) -> _T:
