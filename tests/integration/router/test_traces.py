@@ -128,7 +128,8 @@ async def test_the_trace_of_a_preempted_request(caplog: pytest.LogCaptureFixture
     assert span.event("preempted") == {"caravan.generation": 0, "caravan.shard": shard, "caravan.preemption": "swap"}
     resumed = span.event("resumed")
     assert resumed["caravan.shard"] == shard
-    assert resumed["caravan.recomputed_tokens"] <= 3
+    # The cells were saved, and only tokens of the steps that were under way then are computed again.
+    assert resumed["caravan.recomputed_tokens"] < len(prompt("a"))
     messages = lines(caplog, span.trace_id)
     assert messages[0] == "sequence started"
     assert messages[1:-1] == ["sequence released", "sequence started", "sequence ended"]
