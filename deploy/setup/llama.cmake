@@ -8,14 +8,14 @@ set(LLAMA_BUILD_COMMON OFF)
 set(MTMD_VIDEO OFF CACHE BOOL "" FORCE)
 
 # Puts our own code into each of ggml's backends for CPUs, which are compiled for the processors that they run on:
-# row_by_row.c, between the code that runs a graph and the products, and the functions for rows of logits and for states,
-# which nothing of ggml calls.
+# row_by_row.c, between the code that runs a graph and the products, flash_attention.c, and the functions for rows of
+# logits and for states, which nothing of ggml calls.
 function(caravan_add_sources)
     set(folder "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src")
     get_property(targets DIRECTORY "${folder}" PROPERTY BUILDSYSTEM_TARGETS)
     foreach(target IN LISTS targets)
         if(target MATCHES "^ggml-cpu" AND NOT target MATCHES "-feats$")
-            foreach(name IN ITEMS row_by_row draw_rows draw_weighed logprob_rows take_states)
+            foreach(name IN ITEMS row_by_row flash_attention draw_rows draw_weighed logprob_rows take_states)
                 target_sources(${target} PRIVATE "${CARAVAN_SETUP}/${name}.c")
             endforeach()
         endif()

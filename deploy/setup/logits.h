@@ -1,32 +1,17 @@
-// What the functions have in common that read rows of logits: the highest of each part of a row, and exponentials.
-//
-// Vectors are those of the compiler, so that each kind of processor has its own. The results of `exponentials` may differ
-// in their last bits between processors; nothing may depend on those.
+// What the functions have in common that read rows of logits: the highest of each part of a row.
 
 #pragma once
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
 // A row with more candidates is left.
 #define MOST_CANDIDATES 8192
 // A row is searched in parts of adjacent logits.
 #define MOST_PARTS 4096
-// Logits that are compared together, and how many such comparisons need not wait for each other. Vectors wider than those
-// of the processor make gcc compare element by element.
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
+// How many comparisons of LANES logits need not wait for each other.
 #define CHAINS 4
 #define LONG_PART 128
 #define SHORT_PART 64
-
-#define HIDDEN __attribute__((visibility("hidden")))
 
 struct logits {
     const float * values;
@@ -42,17 +27,13 @@ struct parts {
     float peaks[MOST_PARTS];
 };
 
-typedef float floats __attribute__((vector_size(LANES * sizeof(float))));
-typedef int32_t masks __attribute__((vector_size(LANES * sizeof(int32_t))));
-
 static inline float logit_at(const struct logits * logits, int64_t id) {
     return !logits->mask || logits->mask[id / 8] >> id % 8 & 1 ? logits->values[id] : -INFINITY;
 }
 
 // Return the logits from ``id`` on, which is a multiple of LANES.
 static inline floats logits_from(const struct logits * logits, int64_t id) {
-    floats loaded;
-    memcpy(&loaded, logits->values + id, sizeof loaded);
+    floats loaded = load(logits->values + id);
     if (logits->mask) {
         int32_t bits = logits->mask[id / 8];
 #if LANES == 16
@@ -70,17 +51,6 @@ static inline floats logits_from(const struct logits * logits, int64_t id) {
         loaded = (floats) (((masks) loaded & kept) | ((masks) none & ~kept));
     }
     return loaded;
-}
-
-// Return the higher of each pair; of ``one`` where ``other`` is NaN.
-static inline floats higher(floats one, floats other) {
-    const masks replaces = other > one;
-    return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
-}
-
-static inline floats lower(floats one, floats other) {
-    const masks replaces = other < one;
-    return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
 }
 
 // Return the highest logit of the tokens from ``id`` to before ``end``; set ``nan`` if any is NaN.
@@ -178,25 +148,4 @@ static inline int find_parts(const struct logits * logits, double wanted, struct
         }
     }
     return isfinite(highest);
-}
-
-// Return e to the power of each of ``powers``, none above 0, off by less than a share of 1.5 x 2^-24; 2^-126
-// for what would be less.
-static inline floats exponentials(floats powers) {
-    const floats least = (floats) {0} - 0x1.5d58ap+6f;
-    // Adding it rounds to a whole number, which the lowest bits then are.
-    const floats whole = (floats) {0} + 0x1.8p+23f;
-    powers = higher(least, powers);
-    const floats rounded = powers * 0x1.715476p+0f + whole;
-    const floats twos = rounded - whole;
-    // The logarithm of 2 in two parts: products with the first are exact.
-    const floats rest = (powers - twos * 0x1.63p-1f) + twos * 0x1.bd0106p-13f;
-    floats sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    sum = sum * rest + 8.3334519073e-3f;
-    sum = sum * rest + 4.1665795894e-2f;
-    sum = sum * rest + 1.6666665459e-1f;
-    sum = sum * rest + 5.0000001201e-1f;
-    sum = (sum * (rest * rest) + rest) + 1.0f;
-    const masks exponents = ((masks) rounded - (masks) whole + 127) << 23;
-    return sum * (floats) exponents;
 }

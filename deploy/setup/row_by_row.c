@@ -1,15 +1,15 @@
 // Lets a program switch off those kernels of ggml's CPU backend that compute several rows of a matrix product together.
 //
 // They add in another order than the kernels for a single row, so that the result for a row depends on how many rows
-// there are. Without them, each row is a sum of dot products with the weights, and attention reads the cells of each row
-// one by one. llama.cmake compiles ggml-cpu.c so that it calls these functions.
+// there are. Without them, each row is a sum of dot products with the weights. llama.cmake compiles ggml-cpu.c so that it
+// calls these functions.
+
+#include "row_by_row.h"
 
 #include "ggml-cpu-impl.h"
 #include "llamafile/sgemm.h"
-#include "ops.h"
 #include "tiled/tiled.h"
 
-// Not 0: compute row by row. For all models of a process. Set it before the first forward pass.
 __attribute__((visibility("default"))) int caravan_row_by_row = 0;
 
 bool caravan_sgemm(const struct ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const void * a,
@@ -29,11 +29,4 @@ bool caravan_mul_mat_tiled(const struct ggml_compute_params * params, struct ggm
 bool caravan_mul_mat_id_tiled(const struct ggml_compute_params * params, struct ggml_tensor * dst, int64_t expert,
                               int64_t row_count, const int32_t * rows, char * scratch) {
     return !caravan_row_by_row && ggml_compute_forward_mul_mat_id_tiled(params, dst, expert, row_count, rows, scratch);
-}
-
-// ggml's reference implementation of flash attention has neither tiles nor parts of cells.
-void caravan_flash_attn_ext(const struct ggml_compute_params * params, struct ggml_tensor * dst) {
-    struct ggml_compute_params row_by_row = *params;
-    row_by_row.use_ref = row_by_row.use_ref || caravan_row_by_row;
-    ggml_compute_forward_flash_attn_ext(&row_by_row, dst);
 }

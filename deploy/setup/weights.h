@@ -39,9 +39,7 @@ static inline floats last_logits(const struct logits * logits, int64_t id, int64
     for (int lane = 0; lane < LANES; lane++) {
         own[lane] = id + lane < end ? logit_at(logits, id + lane) : -INFINITY;
     }
-    floats loaded;
-    memcpy(&loaded, own, sizeof loaded);
-    return loaded;
+    return load(own);
 }
 
 // The lanes of a sum in double, in two vectors as wide as `floats`.

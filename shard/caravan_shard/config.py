@@ -31,7 +31,7 @@ class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
 
     flash_attn: str = flag(
         "auto",
-        "flash attention; auto: as llama.cpp decides, but off on CPUs where each sequence has cells of its own",
+        "flash attention; auto: as llama.cpp decides, which is on wherever it works",
         "-fa",
         choices=("on", "off", "auto"),
     )

@@ -22,10 +22,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=10_000)
     arguments, flags = parser.parse_known_args()
     given = load(ShardConfig, prog="bench.device_sampling", description="", argv=["-m", arguments.model, *flags])
-    # Candidates are found in steps of one call, of which a CPU makes several without flash attention.
-    attention = "on" if given.flash_attn == "auto" else given.flash_attn
-    config = replace(given, backend_sampling="off", flash_attn=attention)
-    backend = LlamaCppBackend(config)
+    backend = LlamaCppBackend(replace(given, backend_sampling="off"))
     try:
         probe = CandidateProbe(backend)
         found = probe.run(rounds=-(-arguments.draws // probe.draws_of_a_round))

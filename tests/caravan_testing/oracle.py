@@ -24,7 +24,7 @@ class Oracle:
         from llama_cpp import Llama
 
         self.llama = Llama(
-            str(MODEL), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=False, logits_all=True, verbose=False
+            str(MODEL), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=True, logits_all=True, verbose=False
         )
 
     @property

@@ -21,8 +21,7 @@ from caravan_testing.serve_process import MODEL
 from chaos.link_proxy import LinkProxy
 from chaos.namespace import Namespace, namespace
 
-# Without flash attention, an answer alone and one in a batch are the same bit by bit.
-_SHARD_FLAGS = ("-m", str(MODEL), "-c", "1024", "-np", "4", "-t", "1", "-fa", "off", "--cache-ram", "64")
+_SHARD_FLAGS = ("-m", str(MODEL), "-c", "1024", "-np", "4", "-t", "1", "--cache-ram", "64")
 # A shard gives its sequences 30 s to end.
 _DRAIN_S = 60.0
 _LOST = re.compile(r"^(\S+ \S+) WARNING .*: shard is not available shard=(\S+) ")

@@ -13,7 +13,7 @@ def served() -> Iterator[Served]:
     It computes exactly, so that a text does not depend on what else the tests do, or on when they do it. A
     shard that is killed may take its time to come back.
     """
-    with serve("-np", "8", "-c", "16384", "-t", "1", "-fa", "off", "--exact", "--shard-grace-s", "600") as running:
+    with serve("-np", "8", "-c", "16384", "-t", "1", "--exact", "--shard-grace-s", "600") as running:
         yield running
 
 

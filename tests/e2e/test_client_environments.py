@@ -28,9 +28,8 @@ SHORT_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    # The unified layout rounds by the order of cells, and flash attention by the length of a batch: either may decide
-    # between near-equal tokens.
-    with serve("-np", "4", "-c", "32768", "-t", "1", "--kv-layout", "split", "-fa", "off", "--embeddings") as running:
+    # The unified layout rounds by the order of cells, which may decide between near-equal tokens.
+    with serve("-np", "4", "-c", "32768", "-t", "1", "--kv-layout", "split", "--embeddings") as running:
         yield running
 
 

@@ -62,7 +62,7 @@ async def interrupted(served: Served) -> tuple[dict[int, list[int]], dict[str, f
 @pytest.mark.parametrize("cache_ram", ["64", "0"], ids=["64-swap", "0-recompute"])
 @pytest.mark.parametrize("layout", ["unified", "split"])
 def test_a_preempted_sequence_draws_the_same_tokens(oracle: Oracle, layout: str, cache_ram: str) -> None:
-    flags = ("-np", "2", "-c", "512", "-t", "1", "-fa", "off", "--kv-layout", layout, "--cache-ram", cache_ram)
+    flags = ("-np", "2", "-c", "512", "-t", "1", "--kv-layout", layout, "--cache-ram", cache_ram)
     with serve(*flags) as served:
         outputs, preemptions = asyncio.run(interrupted(served))
     assert sum(preemptions.values()) >= 3

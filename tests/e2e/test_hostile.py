@@ -29,7 +29,7 @@ MOST_KEPT_OPEN = 24
 def served() -> Iterator[Served]:
     """A server with short timeouts, so that slow clients are quick to test, yet long enough for a busy machine."""
     flags = ("--header-timeout-s", "5", "--body-timeout-s", "3", "--slow-client-timeout-s", "3")
-    with serve("-np", "16", "-c", "8192", "-t", "1", "-fa", "off", *flags) as running:
+    with serve("-np", "16", "-c", "8192", "-t", "1", *flags) as running:
         yield running
 
 

@@ -28,7 +28,7 @@ SCHEMA = {
 
 @pytest.fixture(scope="module")
 def vectors() -> Iterator[Served]:
-    with serve("-np", "4", "-c", "2048", "-t", "2", "--embeddings", "-fa", "off") as running:
+    with serve("-np", "4", "-c", "2048", "-t", "2", "--embeddings") as running:
         yield running
 
 

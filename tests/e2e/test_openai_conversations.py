@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 # Computing has a price there, too, so that what is cached is worth fetching.
 TOY = ("--backend", "fake", "--fake-token-ms", "0.1", "-np", "4", "-c", "8192")
-DEMO = ("-np", "4", "-c", "8192", "-t", "1", "-fa", "off")
+DEMO = ("-np", "4", "-c", "8192", "-t", "1")
 
 
 @pytest.fixture(params=["demo model", "toy model"])

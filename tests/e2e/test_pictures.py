@@ -56,7 +56,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
     speller = write_spelling_projector(folder / "projector.gguf", MODEL, [*dict.fromkeys(tokens)])
     picture = folder / "picture.png"
     Image.fromarray(speller.picture(tokens)).save(picture)
-    flags = ("-np", "4", "-c", "16384", "-t", "1", "-fa", "off", "--kv-layout", "split")
+    flags = ("-np", "4", "-c", "16384", "-t", "1", "--kv-layout", "split")
     recording = folder / "recording"
     with serve(*flags, "--mmproj", str(folder / "projector.gguf"), "--record", str(recording)) as served:
         yield Seeing(served, picture, recording)

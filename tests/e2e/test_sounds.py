@@ -43,7 +43,7 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hearing]:
     tokens = [known[f"\u0120{word}"] for word in WORDS.split()]
     ids = [*dict.fromkeys(tokens)]
     projector = write_sound_projector(tmp_path_factory.mktemp("sounds") / "projector.gguf", MODEL, ids)
-    flags = ("-np", "4", "-c", "16384", "-t", "1", "-fa", "off", "--kv-layout", "split", "--mmproj", str(projector))
+    flags = ("-np", "4", "-c", "16384", "-t", "1", "--kv-layout", "split", "--mmproj", str(projector))
     with serve(*flags) as served, OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         yield Hearing(client, float_wav(spelled_sound(ids, tokens).tolist()))
 

@@ -46,7 +46,7 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         str(model),
     ]
     subprocess.run(command, check=True, capture_output=True)
-    with serve("-np", "4", "-c", "8192", "-t", "1", "--kv-layout", "split", "-fa", "off", models=[model]) as running:
+    with serve("-np", "4", "-c", "8192", "-t", "1", "--kv-layout", "split", models=[model]) as running:
         yield running
 
 

@@ -15,7 +15,7 @@ from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 # One thread: see ModelDriver.
-_OPTIONS = {"ctx_size": 2048, "parallel": 8, "flash_attn": "off", "threads": 1}
+_OPTIONS = {"ctx_size": 2048, "parallel": 8, "threads": 1}
 _NEW = 12
 
 
@@ -154,7 +154,7 @@ def test_logits_are_those_of_the_tokens_from_the_start(executor: Executor) -> No
 _CONTINUE = """
 import sys
 from caravan import Executor
-with Executor.open(sys.argv[1], ctx_size=2048, parallel=8, flash_attn="off", threads=1) as executor:
+with Executor.open(sys.argv[1], ctx_size=2048, parallel=8, threads=1) as executor:
     print(all(one.held == one.token_count for one in executor.conversations))
     for conversation in executor.conversations:
         print(*(token.id for token in conversation.generate(12)))
@@ -194,7 +194,7 @@ def test_forks_are_opened_with_the_cells_that_they_share(
     model: Path, length: int, layout: str, cells: int, tmp_path: Path
 ) -> None:
     """In the unified layout there is room for them only because they share cells."""
-    options = {"ctx_size": cells, "kv_layout": layout, "parallel": 4, "flash_attn": "off", "threads": 1}
+    options = {"ctx_size": cells, "kv_layout": layout, "parallel": 4, "threads": 1}
     with Executor(fetched(model), **options) as executor:  # type: ignore[arg-type]
         root = executor.create()
         root.prompt((executor.tokenize("A long story about a river and the sea, told again. ") * 60)[:length])

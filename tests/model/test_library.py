@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
 EXPECTED = (
     (" Paris",),
-    ("0 '", "1 '", "Paris"),
+    ("0 ", "\n1 ", "Paris"),
     (" the capital of the French",),
     ("weather {'city': ", "{'capital': 'Paris"),
     ("Paris", "tokens were cached: ", "['system', 'user', 'assistant', 'user', 'assistant']"),
@@ -95,8 +95,7 @@ def test_the_next_turn_of_a_session_has_the_tokens_that_the_model_generated() ->
 
 
 def test_a_batch_equals_each_prompt_alone_on_the_shard() -> None:
-    """Without flash attention greedy texts do not depend on the batch."""
-    options = {"ctx_size": 2048, "flash_attn": "off", "kv_layout": "split", "parallel": 4, "threads": 1}
+    options = {"ctx_size": 2048, "kv_layout": "split", "parallel": 4, "threads": 1}
     prompts = ["The capital of France is", "def fibonacci(n):\n", "Once upon a time there was", "Water is made of"]
     driver = ModelDriver(fetched(DEMO_MODEL), **options)
     alone = []

@@ -133,19 +133,19 @@ def test_only_the_last_tokens_of_the_last_step_are_taken_back(driver: ModelDrive
     assert not backend.trim(0, length - 1), "another step came after it"
 
 
-def test_of_a_chunk_that_takes_more_than_one_ubatch_little_is_taken_back() -> None:
+def test_tokens_are_taken_back_of_a_chunk_that_takes_more_than_one_ubatch() -> None:
+    """llama.cpp computes as many as can be taken back in one ubatch."""
     driver = ModelDriver(fetched(CONVOLUTION_MODEL), ctx_size=1024, rollback_tokens=MOST, ubatch_size=64)
-    tokens = [*range(100, 165)]
-    assert len(tokens) == 65
-    driver.prefill(first_chunk(0, tokens, **OPTIONS))
-    assert not driver.backend.trim(0, len(tokens) - 2)
-    driver.engine.release_all()
-    expected = driver.alone([*tokens[:-1], 90], NEW)
-    driver.evaluate(row(0, tokens, keep_length=len(tokens) - 1))
-    copy = PrefixCopy(source_id=0, length=len(tokens) - 1)
-    driver.prefill(first_chunk(0, [90], copy=copy, **OPTIONS))
-    driver.decode([0])
-    driver.check_same([*tokens[:-1], 90], expected, driver.output[0])
+    for length in (65, 66, 130):
+        tokens = [*range(100, 100 + length)]
+        kept = tokens[:-MOST]
+        expected = driver.alone([*kept, 90], NEW)
+        driver.evaluate(row(0, tokens, keep_length=len(kept)))
+        copy = PrefixCopy(source_id=0, length=len(kept))
+        driver.prefill(first_chunk(0, [90], copy=copy, **OPTIONS))
+        driver.decode([0])
+        driver.check_same([*kept, 90], expected, driver.output[0])
+        driver.engine.release_all()
     driver.engine.close()
 
 

@@ -74,12 +74,6 @@ def test_media_come_before_the_tokens_behind_them(sequences: list[str], passes: 
         assert not one.batch.media or rows == list(range(len(one.batch.tokens)))
 
 
-def test_media_of_other_sizes_are_apart_where_rounding_depends_on_it() -> None:
-    batch = _batch("11a", "222b", "33c")
-    passes = media_calls.media_passes(batch, by_size=True)
-    assert [one.batch.sequence_ids.tolist() for one in passes] == [[1, 1, 1], [0, 0, 2, 2], [0, 1, 2]]
-
-
 def test_slices_that_see_themselves_are_alone() -> None:
     sequences = ["a11b", "22c", "d"]
     batch = _batch(*sequences, causal=False)

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field, replace
 
 # Each chunk makes what earlier ones tell about attention count less.
 _KEPT = 0.98
-# llama.cpp's flash attention on CPUs computes 64 prompt tokens of a sequence at a time, and fewer one by one: each then
-# takes up to ten times as long for its context. With split cells, the first token of a chunk rides with the decodes.
+# As it comes, llama.cpp's flash attention on CPUs computes 64 prompt tokens of a sequence at a time, and fewer one by
+# one: each then takes up to ten times as long for its context. With split cells, the first token of a chunk rides with
+# the decodes.
 FAST_CHUNK_TOKENS = 72
 # The guess before such chunks were measured.
 _FAST_SHARE = 0.25

@@ -36,7 +36,7 @@ from caravan_shard.backends.llama.projector_file import load_projector
 from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
 from caravan_shard.backends.llama.restoring import what_restoring_changes
 from caravan_shard.backends.llama.rollback import RollbackMemory
-from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
+from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW, has_own_kernels
 from caravan_shard.config import ShardConfig
 from caravan_shard.media.encoder import MediaEncoder
 from caravan_shard.media.spans import CellSpan
@@ -140,9 +140,9 @@ class LlamaCppBackend:
         if config.exact:
             # Cells that another kind of shard has computed would be others.
             self.state_fingerprint = _digest(self.state_fingerprint, self.numerics.fingerprint)
-        # A recurrent state cannot be cut back to run a step again, and several calls have their logits gathered.
+        # A recurrent state cannot be cut back to run a step again.
         self._contexts.take_candidates = not (
-            is_draft_model or self._forward.splits_calls or self.capacity.current.whole_only
+            is_draft_model or self.capacity.current.whole_only
         ) and chooses_candidates(config, self)
         if self._contexts.take_candidates:
             self.find_candidates()
@@ -185,7 +185,7 @@ class LlamaCppBackend:
         self._context = opened.context
         self._memory = opened.memory
         self._forward = LlamaForward(opened, self._adapters, self.capacity, self.vocabulary.size)
-        if self._contexts.take_candidates and not opened.splits_calls:
+        if self._contexts.take_candidates:
             self.find_candidates()
 
     def find_candidates(self, patience: int = PATIENCE) -> None:
@@ -212,10 +212,10 @@ class LlamaCppBackend:
 
     def _find_numerics(self, config: ShardConfig, *, is_draft_model: bool) -> Numerics:
         """Compare the logits of tokens alone and together. Raises StartupError if they must be equal and are not."""
-        flash_attention = {layout: self._contexts.has_flash_attention(layout) for layout in self._contexts.layouts}
-        flash_names = {layout.value: flash for layout, flash in flash_attention.items()}
+        has_flash_attention = config.flash_attn != "off"
+        flash_attention = {layout.value: has_flash_attention for layout in self._contexts.layouts}
         if is_draft_model:  # nothing depends on how it rounds
-            return Numerics(fingerprint="", flash_attention=flash_names)
+            return Numerics(fingerprint="", flash_attention=flash_attention)
         started = monotonic()
         limits = self.capacity.current
         probe = NumericsProbe(self.decode, self.logits, self._memory, self.vocabulary.size)
@@ -228,11 +228,11 @@ class LlamaCppBackend:
         )
         inputs = (
             self.state_fingerprint,
-            sorted(flash_names.items()),
+            has_flash_attention,
             self._forward.ubatch,
             config.exact,
-            # Flash attention divides the cells of a lone row among the threads.
-            config.decode_threads if any(flash_attention.values()) and not config.exact else 0,
+            # Upstream's flash attention divides the cells of a lone row among the threads.
+            config.decode_threads if has_flash_attention and not has_own_kernels() else 0,
             # A GPU and the host add in different orders.
             ([device.name for device in find_devices()], config.gpu_layers) if config.uses_gpus else [],
             *config.tensor_overrides,
@@ -242,13 +242,13 @@ class LlamaCppBackend:
         # What --exact promises is compared at each start.
         found = measure() if config.exact else known_equality(config.cache_dir, compared, measure)
         same_in_chunks = found.chunk
-        if not config.exact and not flash_attention[limits.layout]:
-            # See `split_calls`. A few tokens may be equal by chance: numbers are rounded again after they were added.
+        if not config.exact and not has_flash_attention:
+            # A few tokens may be equal by chance: numbers are rounded again after they were added.
             same_in_chunks = False
         numerics = Numerics(
             fingerprint=_digest(*inputs, found.logits)[:16],
             exact=config.exact,
-            flash_attention=flash_names,
+            flash_attention=flash_attention,
             same_in_company=found.company,
             same_in_chunks=same_in_chunks,
         )
@@ -284,14 +284,14 @@ class LlamaCppBackend:
         )
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """Run llama_decode, more than once if `split_calls` says so, and wait for the logits."""
+        """Run llama_decode, more than once with media, and wait for the logits."""
         outcome = self._forward.decode(batch)
         if outcome in (DecodeOutcome.ABORTED, DecodeOutcome.FAILED) and isinstance(self._memory, RollbackMemory):
             self._memory.after_failure(batch)
         return outcome
 
     def logits(self, rows: int) -> Floats:
-        """Return [rows, vocabulary]; a view of llama.cpp's own buffer if the last step was one call."""
+        """Return [rows, vocabulary]; a view of llama.cpp's own buffer unless the last step had media."""
         batch = self._forward.without_logits
         if batch is not None:
             # The same batch gives the same logits.

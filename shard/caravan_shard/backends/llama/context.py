@@ -33,24 +33,16 @@ _CACHE_TYPES = {
 
 # llama.cpp reserves this room for the logits of prompt tokens, whether prompt logprobs are requested or not.
 _PROMPT_LOGITS_BYTES = 64 << 20
-# Without flash attention, each ubatch has room for the scores of all its tokens for all cells. Smaller ubatches keep it
-# within this, and are about as fast on CPUs; but with fewer than the least, a step would read the weights too often.
-_SCORES_BYTES = 256 << 20
-_LEAST_UBATCH = 64
 _LEAST_PROMPT_LOGPROB_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenContext:
-    """A context with its memory, and what fits into it.
-
-    ``splits_calls``: whether steps are parted by `calls.split_calls`.
-    """
+    """A context with its memory, and what fits into it."""
 
     context: Any
     memory: LlamaMemory
     limits: LayoutLimits
-    splits_calls: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +105,6 @@ class Contexts:
         self.batch_tokens = min(config.batch_size, self._cells)
         if any(traits.has_guards for traits in self._traits.values()):
             self.batch_tokens = max(min(config.ubatch_size, self.batch_tokens), config.parallel)
-        self._without_flash_attention = {layout for layout in layouts if self._leaves_flash_attention(layout)}
         vocabulary_size = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
         fitting = _PROMPT_LOGITS_BYTES // (4 * vocabulary_size)
         self.prompt_logprob_tokens = min(self.batch_tokens, max(_LEAST_PROMPT_LOGPROB_TOKENS, fitting))
@@ -122,25 +113,6 @@ class Contexts:
     def layouts(self) -> tuple[KvLayout, ...]:
         """The possible layouts, beginning with the one to start with."""
         return tuple(self._traits)
-
-    def has_flash_attention(self, layout: KvLayout) -> bool:
-        """Whether flash attention is not switched off in ``layout``. On accelerators, llama.cpp may still leave it."""
-        return layout not in self._without_flash_attention
-
-    def _leaves_flash_attention(self, layout: KvLayout) -> bool:
-        """Whether attention is two matrix products instead.
-
-        With --flash-attn auto, it is so on CPUs where no sequence's cells are among those of another, which only flash
-        attention skips, and where values are not quantized, which only flash attention reads.
-        """
-        config = self._config
-        if config.flash_attn != "auto":
-            return config.flash_attn == "off"
-        return not config.uses_gpus and not config.has_quantized_values and self._is_apart(layout)
-
-    def _is_apart(self, layout: KvLayout) -> bool:
-        """Whether no sequence's attention runs over the cells of another."""
-        return layout is KvLayout.SPLIT or self._config.parallel == 1
 
     def limits(self, layout: KvLayout) -> LayoutLimits:
         """Return what fits in a layout."""
@@ -173,7 +145,6 @@ class Contexts:
             context=context,
             memory=self._memory(context, layout),
             limits=self.limits(layout),
-            splits_calls=not (self._config.exact or self.has_flash_attention(layout)) and self._is_apart(layout),
         )
 
     def cannot_open(self) -> StartupError:
@@ -213,10 +184,6 @@ class Contexts:
         parameters.n_threads = config.decode_threads
         parameters.n_threads_batch = config.batch_threads
         parameters.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
-        if not self.has_flash_attention(layout):
-            parameters.flash_attn_type = FLASH_ATTENTION["off"]
-            if not traits.has_guards:
-                parameters.n_ubatch = min(parameters.n_ubatch, self._ubatch_of_scores(layout))
         parameters.type_k = _CACHE_TYPES[config.cache_type_k]
         parameters.type_v = _CACHE_TYPES[config.cache_type_v]
         parameters.kv_unified = layout is KvLayout.UNIFIED
@@ -230,18 +197,11 @@ class Contexts:
         set_rope(config, parameters)
         return parameters
 
-    def _ubatch_of_scores(self, layout: KvLayout) -> int:
-        """Return how many tokens have scores for all cells that they can see within _SCORES_BYTES."""
-        cells = self._cells if layout is KvLayout.UNIFIED else self._cells // self._config.parallel
-        # A recurrent model has no heads.
-        token_bytes = 4 * cells * max(1, int(llama_cpp.llama_model_n_head(self._model)))
-        return max(_LEAST_UBATCH, self._config.parallel, _SCORES_BYTES // token_bytes)
-
     def _memory(self, context: Any, layout: KvLayout) -> LlamaMemory:
         traits, parallel = self._traits[layout], self._config.parallel
         places = GridPlaces() if position_dimensions(self._model) > 1 else Places()
         # llama.cpp does so whenever it is told to leave flash attention.
-        transposes = not self.has_flash_attention(layout)
+        transposes = self._config.flash_attn == "off"
         if traits.has_guards:
             return WindowedMemory(context, sequences=parallel, window=traits.window, transposes=transposes)
         unified = layout is KvLayout.UNIFIED

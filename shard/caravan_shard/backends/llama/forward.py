@@ -10,7 +10,6 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Capacity, DecodeOutcome, TokenBatch
 from caravan_shard.backends.llama.adapters import LlamaAdapters
 from caravan_shard.backends.llama.batch import LlamaBatch
-from caravan_shard.backends.llama.calls import has_single_tokens, split_calls
 from caravan_shard.backends.llama.context import OpenContext
 from caravan_shard.backends.llama.device_candidates import DeviceCandidates
 from caravan_shard.backends.llama.media_calls import MediaPass, media_passes
@@ -46,25 +45,26 @@ class LlamaForward:
         self._batch = LlamaBatch(capacity.max_batch_tokens)
         self.ubatch = int(llama_cpp.llama_n_ubatch(opened.context))
         self._dimensions = position_dimensions(llama_cpp.llama_get_model(opened.context))
-        # The logits of the last step if it took more than one call.
+        # The logits of the last step if it had media.
         self._gathered: Floats | None = None
         self._logits_address = 0
         self._logits: Floats = np.empty((0, vocabulary_size), np.float32)
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """Run llama_decode, more than once with media or if `split_calls` says so, and wait for the logits.
+        """Run llama_decode, more than once with media, and wait for the logits.
 
         Once it is OK, the memory knows of the rows.
         """
         outputs = batch.output_count
         assert outputs <= self._most_outputs, f"{outputs} outputs of {self._most_outputs}"
         self._last = batch
+        self._gathered = None
         if self._device is not None:
             self._device.prepare(batch)
         self._adapters.apply(self._opened.context, batch.adapter)
         if batch.media:
             return self._decode_media(batch, outputs)
-        outcome = self._decode_tokens(batch, outputs)
+        outcome = self._call(batch)
         if outcome is DecodeOutcome.OK:
             self._opened.memory.after_decode(batch)
         return outcome
@@ -72,9 +72,9 @@ class LlamaForward:
     def _decode_media(self, batch: TokenBatch, outputs: int) -> DecodeOutcome:
         """Run the passes that a step with media takes, and gather their logits."""
         gathered = np.empty((outputs, self._logits.shape[1]), np.float32)
-        for one in media_passes(batch, by_size=self._opened.splits_calls):
+        for one in media_passes(batch):
             own = one.batch.output_count
-            outcome = self._call_media(one) if one.batch.media else self._decode_tokens(one.batch, own)
+            outcome = self._call_media(one) if one.batch.media else self._call(one.batch)
             if outcome is not DecodeOutcome.OK:
                 return outcome
             self._opened.memory.after_decode(one.batch)
@@ -85,7 +85,6 @@ class LlamaForward:
 
     def _call_media(self, one: MediaPass) -> DecodeOutcome:
         """Compute rows that have embeddings."""
-        self._gathered = None
         batch, context = one.batch, self._opened.context
         positions = self._opened.memory.places.positions(batch)
         planes = np.tile(positions, (self._dimensions, 1))
@@ -106,23 +105,8 @@ class LlamaForward:
         finally:
             llama_cpp.llama_set_causal_attn(context, True)
 
-    def _decode_tokens(self, batch: TokenBatch, outputs: int) -> DecodeOutcome:
-        """Run llama_decode on rows that have tokens."""
-        is_whole = not self._opened.splits_calls or has_single_tokens(batch)
-        calls = [] if is_whole else split_calls(batch, self.ubatch)
-        if len(calls) < 2:
-            self._gathered = None
-            return self._call(batch)
-        self._gathered = gathered = np.empty((outputs, self._logits.shape[1]), np.float32)
-        for call in calls:
-            outcome = self._call(call.batch)
-            if outcome is not DecodeOutcome.OK:
-                return outcome
-            if call.rows.any():
-                gathered[call.rows] = self._own_logits(call.batch.output_count)
-        return DecodeOutcome.OK
-
     def _call(self, batch: TokenBatch) -> DecodeOutcome:
+        """Compute rows that have tokens."""
         return self._run(self._batch.fill(batch, self._opened.memory.places.positions(batch)))
 
     def _run(self, struct: Any) -> DecodeOutcome:
@@ -134,7 +118,6 @@ class LlamaForward:
 
     def use_device(self, device: DeviceCandidates) -> None:
         """Let the batches get candidates from now on, where they say that these suffice."""
-        assert not self._opened.splits_calls, "a step of several calls has its logits gathered"
         self._device = device
 
     def leave_device(self) -> None:
@@ -142,11 +125,6 @@ class LlamaForward:
         assert self.without_logits is None, "the last step has candidates"
         self.close()
         self._device = None
-
-    @property
-    def splits_calls(self) -> bool:
-        """Whether a step may take several calls."""
-        return self._opened.splits_calls
 
     @property
     def gives_candidates(self) -> bool:
@@ -170,7 +148,7 @@ class LlamaForward:
             self._device.close()
 
     def logits(self, rows: int) -> Floats:
-        """Return [rows, vocabulary]; a view of llama.cpp's own buffer if the last step was one call."""
+        """Return [rows, vocabulary]; a view of llama.cpp's own buffer unless the last step had media."""
         return self._own_logits(rows) if self._gathered is None else self._gathered[:rows]
 
     def _own_logits(self, rows: int) -> Floats:

@@ -36,11 +36,8 @@ class _Run:
     media: MediaRows | None
 
 
-def media_passes(batch: TokenBatch, *, by_size: bool = False) -> list[MediaPass]:
-    """Return the passes of ``batch`` in their order.
-
-    ``by_size``: media of sequences with another number of rows are another pass, for the reason that `calls` gives.
-    """
+def media_passes(batch: TokenBatch) -> list[MediaPass]:
+    """Return the passes of ``batch`` in their order."""
     rounds: dict[int, list[_Run]] = {}
     for runs in _sequences(batch):
         # Tokens have even numbers, counted from the end, and media have odd ones.
@@ -48,7 +45,7 @@ def media_passes(batch: TokenBatch, *, by_size: bool = False) -> list[MediaPass]
         for run in reversed(runs):
             number += 1 + ((number + 1) % 2 != (run.media is not None))
             rounds.setdefault(number, []).append(run)
-    return [one for number in sorted(rounds, reverse=True) for one in _passes(batch, rounds[number], by_size=by_size)]
+    return [one for number in sorted(rounds, reverse=True) for one in _passes(batch, rounds[number])]
 
 
 def _sequences(batch: TokenBatch) -> Iterator[list[_Run]]:
@@ -71,12 +68,11 @@ def _sequences(batch: TokenBatch) -> Iterator[list[_Run]]:
         yield runs
 
 
-def _passes(batch: TokenBatch, runs: list[_Run], *, by_size: bool) -> Iterator[MediaPass]:
+def _passes(batch: TokenBatch, runs: list[_Run]) -> Iterator[MediaPass]:
     """Yield one pass over runs of one round, or one for each slice that is not causal."""
     groups: dict[int, list[_Run]] = {}
     for number, run in enumerate(runs):
-        size = run.end - run.start if by_size and run.media is not None else 0
-        groups.setdefault(size if _is_causal(run) else -1 - number, []).append(run)
+        groups.setdefault(0 if _is_causal(run) else -1 - number, []).append(run)
     for _, group in sorted(groups.items(), reverse=True):
         rows = np.zeros(len(batch.tokens), np.bool_)
         for run in group:

@@ -31,7 +31,6 @@ class RollbackMemory(RecurrentMemory):
         """``context``: one that keeps earlier states. ``shares_cells``: the layout is unified."""
         super().__init__(context, sequences=sequences, shares_cells=shares_cells, transposes=transposes, places=places)
         self._most = int(llama_cpp.llama_n_rs_seq(context))
-        self._ubatch = int(llama_cpp.llama_n_ubatch(context))
         # How many tokens of each sequence the last step has computed, as far as nothing has changed since.
         self._computed: dict[int, int] = {}
         # Those whose state is an earlier one.
@@ -40,8 +39,6 @@ class RollbackMemory(RecurrentMemory):
     def after_decode(self, batch: TokenBatch) -> None:
         """Note what can be taken back."""
         ids, counts = np.unique(batch.sequence_ids, return_counts=True)
-        # Of longer chunks, `split_calls` may have the last two tokens in a call of their own.
-        counts[counts > self._ubatch] = 2
         self._computed = dict(zip(ids.tolist(), counts.tolist(), strict=True))
         self._cut.difference_update(self._computed)
 

@@ -46,6 +46,11 @@ class RowByRow:
 ROW_BY_ROW = RowByRow()
 
 
+def has_own_kernels() -> bool:
+    """Whether llama.cpp was built by `deploy/setup`: with the variable, and with our flash attention for CPUs."""
+    return bool(_variables())
+
+
 def _variables() -> list[ctypes.c_int]:
     """Return the variable of each library that has it."""
     found = {}

@@ -1,0 +1,64 @@
+// Vectors of the compiler, so that each kind of processor has its own.
+
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+// Vectors wider than those of the processor make gcc compute element by element.
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+#define HIDDEN __attribute__((visibility("hidden")))
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float floats __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t masks __attribute__((vector_size(LANES * sizeof(int32_t))));
+
+INLINE floats load(const float * from) {
+    floats loaded;
+    memcpy(&loaded, from, sizeof loaded);
+    return loaded;
+}
+
+INLINE void store(float * to, floats stored) {
+    memcpy(to, &stored, sizeof stored);
+}
+
+// Return the higher of each pair; of ``one`` where ``other`` is NaN.
+static inline floats higher(floats one, floats other) {
+    const masks replaces = other > one;
+    return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
+}
+
+static inline floats lower(floats one, floats other) {
+    const masks replaces = other < one;
+    return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
+}
+
+// Return e to the power of each of ``powers``, none above 0, off by less than a share of 1.5 x 2^-24; 2^-126 for what
+// would be less. The last bits may differ between processors; nothing may depend on those.
+static inline floats exponentials(floats powers) {
+    const floats least = (floats) {0} - 0x1.5d58ap+6f;
+    // Adding it rounds to a whole number, which the lowest bits then are.
+    const floats whole = (floats) {0} + 0x1.8p+23f;
+    powers = higher(least, powers);
+    const floats rounded = powers * 0x1.715476p+0f + whole;
+    const floats twos = rounded - whole;
+    // The logarithm of 2 in two parts: products with the first are exact.
+    const floats rest = (powers - twos * 0x1.63p-1f) + twos * 0x1.bd0106p-13f;
+    floats sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = (sum * (rest * rest) + rest) + 1.0f;
+    const masks exponents = ((masks) rounded - (masks) whole + 127) << 23;
+    return sum * (floats) exponents;
+}
