@@ -19,7 +19,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_tex
 EXPECTED = (
     (" Paris",),
     ("0 ", "\n1 ", "Paris"),
-    (" the capital of the French",),
+    (" the capital of the ",),
     ("weather {'city': ", "{'capital': 'Paris"),
     ("Paris", "tokens were cached: ", "['system', 'user', 'assistant', 'user', 'assistant']"),
     (" ",),
