@@ -61,7 +61,7 @@ def generate(
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_company_and_chunks_change_no_bit(exact: bool) -> None:
-    """Our flash attention never lets a row depend on others; whether products with weights do is for the CPU to say."""
+    """Here no row of attention depends on others; whether those of products with the weights do, the CPU decides."""
     driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, kv_layout="split", flash_attn="auto", exact=exact)
     numerics = driver.backend.numerics
     is_same = bool(numerics.same_in_company and numerics.same_in_chunks)
