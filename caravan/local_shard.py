@@ -15,7 +15,7 @@ from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved
 from caravan_proto.wire import as_it_arrives, decode_note
 from caravan_router.core.media import Media
 from caravan_router.engine.media_parts import content_of, shape_of
-from caravan_router.engine.shard_calls import Reply, ShardRpcError
+from caravan_router.engine.shard_calls import Reply, ShardRpcError, TextCount
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.engine.step_columns import (
     alternatives_of,
@@ -47,8 +47,7 @@ class LocalShard:
         # Those of commands that have not ended.
         self._open: set[Replies] = set()
         self._is_closed = False
-        self.embedding = 0
-        self.tokenizing = 0
+        self.embedding, self.tokenizing = TextCount(), TextCount()
 
     @property
     def _calls(self) -> CallHandler:
@@ -138,29 +137,20 @@ class LocalShard:
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool = True) -> TokenizedText:
         """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
-        self.tokenizing += 1
-        try:
+        with self.tokenizing.during(1):
             return _accepted(await self._calls.tokenize(text, add_special=add_special, parse_special=parse_special))
-        finally:
-            self.tokenizing -= 1
 
     async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the token ids of each text, as of a prompt."""
-        self.tokenizing += len(texts)
-        try:
+        with self.tokenizing.during(len(texts)):
             found = _accepted(await self._calls.tokenize_texts(texts, add_special=True, parse_special=True))
-        finally:
-            self.tokenizing -= len(texts)
         return [*map(tuple, found)]
 
     async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:
         """Return the token ids of each pair of a query and a document as a model that ranks reads it."""
         queries, documents = zip(*pairs, strict=True)
-        self.tokenizing += len(pairs)
-        try:
+        with self.tokenizing.during(len(pairs)):
             found = _accepted(await self._calls.tokenize_pairs(queries, documents))
-        finally:
-            self.tokenizing -= len(pairs)
         return [*map(tuple, found)]
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
@@ -169,11 +159,8 @@ class LocalShard:
 
     async def tokenize_parts(self, parts: Sequence[PromptPart]) -> TokenizedParts:
         """Return the cells of a prompt of texts and media."""
-        self.tokenizing += 1
-        try:
+        with self.tokenizing.during(1):
             return _accepted(await self._calls.tokenize_parts(parts))
-        finally:
-            self.tokenizing -= 1
 
     async def encode_media(self, media: Media) -> EncodedMedia:
         """Encode a medium, unless the shard has its embeddings."""
@@ -186,11 +173,8 @@ class LocalShard:
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """Return the vector of each text, given as tokens."""
-        self.embedding += len(texts)
-        try:
+        with self.embedding.during(len(texts)):
             values = _accepted(await self._calls.embed([*chain.from_iterable(texts)], [*map(len, texts)]))
-        finally:
-            self.embedding -= len(texts)
         size = len(values) // len(texts)
         return [tuple(values[start : start + size]) for start in range(0, len(values), size)]
 

@@ -54,6 +54,11 @@ def ledger(name: str = "a", limits: ShardLimits = LIMITS, config: SchedulerConfi
     return ShardLedger(name, limits, config or SchedulerConfig())
 
 
+def cells_of(shard: ShardLedger) -> tuple[int, int, int]:
+    """Return how many cells of ``shard`` sequences have that are not parked, all sequences have, and are free."""
+    return shard.cells.live, shard.cells.held, shard.cells.free
+
+
 def index_of(*shards: ShardLedger) -> ShardIndex:
     """Return an index that has looked at ``shards``, at 0 s."""
     index = ShardIndex({shard.name: shard for shard in shards}, Clock(), OutputLengths())

@@ -33,7 +33,7 @@ from caravan_proto.wire import (
 from caravan_router.core.media import Media
 from caravan_router.engine import info_codec, reply_codec
 from caravan_router.engine.media_parts import content_of, shape_of
-from caravan_router.engine.shard_calls import Reply, ShardRpcError
+from caravan_router.engine.shard_calls import Reply, ShardRpcError, TextCount
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.scheduling.actions import Fetch
 from caravan_router.scheduling.events import SavedRun
@@ -109,10 +109,7 @@ class ShardClient:
         self._calls: shard_pb2_grpc.ShardServiceAsyncStub = shard_pb2_grpc.ShardServiceStub(self._channel)
         self._is_closed = False
         self._step_timeout_s = step_timeout_s
-        # Number of texts that are being embedded.
-        self.embedding = 0
-        # Number of texts that are being tokenized.
-        self.tokenizing = 0
+        self.embedding, self.tokenizing = TextCount(), TextCount()
 
     @property
     def _stub(self) -> "shard_pb2_grpc.ShardServiceAsyncStub":
@@ -240,11 +237,8 @@ class ShardClient:
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool = True) -> TokenizedText:
         """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
         request = shard_pb2.TokenizeRequest(text=text, add_special=add_special, parse_special=parse_special)
-        self.tokenizing += 1
-        try:
+        with self.tokenizing.during(1):
             message = await _checked(self._stub.Tokenize(request), _TOKENIZE_TIMEOUT_S)
-        finally:
-            self.tokenizing -= 1
         return TOKENIZED_TEXT.decode(message)
 
     async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -258,11 +252,8 @@ class ShardClient:
 
     async def _token_ids(self, request: shard_pb2.TokenizeTextsRequest) -> list[tuple[int, ...]]:
         count = len(request.texts)
-        self.tokenizing += count
-        try:
+        with self.tokenizing.during(count):
             message = await _checked(self._stub.TokenizeTexts(request), _TOKENIZE_TIMEOUT_S)
-        finally:
-            self.tokenizing -= count
         ids = iter(message.token_ids)
         return [tuple(islice(ids, count)) for count in message.counts]
 
@@ -274,11 +265,8 @@ class ShardClient:
 
     async def tokenize_parts(self, parts: Sequence[PromptPart]) -> TokenizedParts:
         """Return the cells of a prompt of texts and media."""
-        self.tokenizing += 1
-        try:
+        with self.tokenizing.during(1):
             message = await _checked(self._stub.TokenizeParts(encode_parts(parts)), _TOKENIZE_TIMEOUT_S)
-        finally:
-            self.tokenizing -= 1
         return TOKENIZED_PARTS.decode(message)
 
     async def encode_media(self, media: Media) -> EncodedMedia:
@@ -295,10 +283,7 @@ class ShardClient:
     async def embed(self, texts: Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
         """Return the vector of each text, given as tokens. Every text that is being embedded may take a step's time."""
         request = shard_pb2.EmbedRequest(token_ids=chain.from_iterable(texts), counts=map(len, texts))
-        self.embedding += len(texts)
-        try:
-            values = (await _checked(self._stub.Embed(request), self._step_timeout_s * self.embedding)).values
-        finally:
-            self.embedding -= len(texts)
+        with self.embedding.during(len(texts)):
+            values = (await _checked(self._stub.Embed(request), self._step_timeout_s * self.embedding.texts)).values
         size = len(values) // len(texts)
         return [tuple(values[start : start + size]) for start in range(0, len(values), size)]

@@ -78,7 +78,7 @@ class CommandRunner:
 
     def longest_step_s(self, began: float) -> float | None:
         """Return how long the shard may take for the step that ``began`` then; None if what it does is no step."""
-        if self._session.client.embedding or not all(
+        if self._session.client.embedding.texts or not all(
             isinstance(one, Prefill | Decode | Evaluate) for one in self._under_way
         ):
             # Texts are embedded between steps; commands that copy cells are no steps.

@@ -117,7 +117,7 @@ class ShardQueries:
         kept = self._shelf.kept(parts)
         asked = parts_of(kept, add_special=add_special, parse_special=parse_special)
         tokenized = await self._ask_any(
-            lambda client: client.tokenize_parts(asked), lambda client: client.tokenizing, facts.fingerprint
+            lambda client: client.tokenize_parts(asked), lambda client: client.tokenizing.texts, facts.fingerprint
         )
         return media_tokens_of(tokenized, [part for part in kept if not isinstance(part, str)], facts)
 
@@ -145,7 +145,7 @@ class ShardQueries:
 
         async def embed(together: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
             async with self._texts.passing(sum(map(len, together)), sender):
-                return await self._ask_any(lambda client: client.embed(together), lambda client: client.embedding)
+                return await self._ask_any(lambda client: client.embed(together), lambda client: client.embedding.texts)
 
         calls = list(grouped(texts, Most(items=_TEXTS_PER_CALL, size=_TEXT_TOKENS_PER_CALL), len))
         if len(calls) == 1:
@@ -194,7 +194,7 @@ class ShardQueries:
 
     async def _tokenize(self, call: Callable[[ShardCalls], Awaitable[_T]]) -> _T:
         """Ask the shard that tokenizes the fewest texts, so that those of one request are spread over the shards."""
-        return await self._ask_any(call, lambda client: client.tokenizing)
+        return await self._ask_any(call, lambda client: client.tokenizing.texts)
 
     async def _ask_any(
         self,

@@ -1,6 +1,7 @@
 """The calls to one shard, wherever it is. Every failure is a ShardRpcError."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from caravan_proto.errors import ShardError
@@ -25,17 +26,33 @@ class ShardRpcError(Exception):
         self.error = error
 
 
+class TextCount:
+    """How many texts calls under way have."""
+
+    def __init__(self) -> None:
+        self.texts = 0
+
+    @contextmanager
+    def during(self, texts: int) -> Iterator[None]:
+        """Count ``texts`` while a call has them."""
+        self.texts += texts
+        try:
+            yield
+        finally:
+            self.texts -= texts
+
+
 class ShardCalls(Protocol):
     """A shard that can be called. `ShardClient` calls it over gRPC."""
 
     @property
-    def embedding(self) -> int:
-        """Number of texts that are being embedded."""
+    def embedding(self) -> TextCount:
+        """The texts that are being embedded."""
         ...
 
     @property
-    def tokenizing(self) -> int:
-        """Number of texts that are being tokenized."""
+    def tokenizing(self) -> TextCount:
+        """The texts that are being tokenized."""
         ...
 
     async def close(self) -> None:

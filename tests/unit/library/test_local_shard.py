@@ -133,7 +133,7 @@ async def test_text_vectors_and_status(shard: LocalShard) -> None:
     assert (await shard.detokenize(found.token_ids)).pieces == found.pieces == (b"h", b"i")
     with pytest.raises(ShardRpcError, match="--embeddings"):
         await shard.embed([found.token_ids])
-    assert (shard.tokenizing, shard.embedding) == (0, 0)
+    assert (shard.tokenizing.texts, shard.embedding.texts) == (0, 0)
     async with asyncio.timeout(30), aclosing(shard.watch(0.01, 60.0)) as statuses:
         async for status in statuses:
             if not status.busy:  # The worker's thread notes its idleness after the lease's release has been answered.

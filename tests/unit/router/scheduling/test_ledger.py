@@ -5,31 +5,26 @@ from collections.abc import Iterable
 
 import pytest
 
-from caravan_proto.messages.commands import FilterBatch, Header, Load, LoadEntry, RunNote, Save
-from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
+from caravan_proto.messages.commands import FilterBatch, Header
+from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.results import LayoutSet
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import SavedRun, ShardLimits
 from caravan_router.scheduling.prefix_tree import NO_MATCH, Match
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.command import InFlight
-from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_reuse import find_match, has_id_for, saved_prefix, shared_by_load
+from caravan_router.scheduling.shard.prefix_reuse import find_match, has_id_for, saved_prefix
 from caravan_router.scheduling.shard.resident import TRANSITIONS, Resident, Status
-from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedPrefix
 from caravan_testing.ledgers import (
     LIMITS,
     SAVING,
+    cells_of,
     decode,
     ledger,
     limits_of,
-    loaded,
     run,
-    saved,
     send_decode,
     send_prefill,
-    send_save,
     sequence,
     start,
     succeed,
@@ -40,24 +35,20 @@ SAVES = limits_of(**SAVING)
 SPLIT = limits_of(layout=KvLayout.SPLIT, cells=1600)
 
 
-def cells(shard: ShardLedger) -> tuple[int, int, int]:
-    return shard.cells.live, shard.cells.held, shard.cells.free
-
-
 def test_a_placed_sequence_has_the_lowest_id_and_the_promise_of_its_cells() -> None:
     shard = ledger()
     resident = start(shard, sequence(1, range(10)))
     assert (resident.sequence_id, resident.status) == (0, Status.STARTING)
-    assert cells(shard) == (0, 0, 390)
+    assert cells_of(shard) == (0, 0, 390)
 
 
 def test_computed_prompts_and_decoded_tokens_are_in_cells() -> None:
     shard = ledger()
     resident = run(shard, sequence(1, range(10)))
     assert resident.status is Status.RUNNING
-    assert cells(shard) == (10, 10, 390)
+    assert cells_of(shard) == (10, 10, 390)
     decode(shard, resident)
-    assert cells(shard) == (11, 11, 389)
+    assert cells_of(shard) == (11, 11, 389)
 
 
 def test_a_token_is_taken_for_a_live_resident_and_what_it_followed_is_in_a_cell_if_it_was_decoded() -> None:
@@ -100,7 +91,7 @@ def test_a_finished_sequence_is_parked_with_its_output() -> None:
     resident = run(shard, sequence(1, range(10)), output=5)
     shard.finish(resident)
     assert resident.status is Status.PARKED
-    assert cells(shard) == (0, 15, 385)
+    assert cells_of(shard) == (0, 15, 385)
     assert shard.cells.available == 400
     assert shard.header.message == Header(), "the shard knows that it finished"
 
@@ -156,7 +147,7 @@ def test_a_failed_step_ends_stays_that_had_not_begun_and_no_others() -> None:
     command = send_prefill(shard, starting, running)
     assert shard.fail_step(command) == [starting]
     assert (running.status, starting.status) == (Status.RUNNING, Status.GONE)
-    assert cells(shard) == (10, 10, 390)
+    assert cells_of(shard) == (10, 10, 390)
 
 
 def test_a_sequence_starts_from_the_prefix_that_another_holds() -> None:
@@ -278,7 +269,7 @@ def test_with_cells_of_their_own_sequences_share_nothing() -> None:
     run(shard, sequence(1, prompt))
     start(shard, sequence(2, prompt))
     succeed(shard, shard.commands.in_flight[-1])
-    assert cells(shard) == (200, 200, 1400)
+    assert cells_of(shard) == (200, 200, 1400)
     assert shard.capacity.is_bounded_by_sequence
 
 
@@ -303,191 +294,20 @@ def test_a_prefill_completes_the_prompts_that_it_computes_to_their_end() -> None
     assert not shard.commands.completes_prefill
 
 
-def test_a_sequence_keeps_its_cells_until_they_are_saved() -> None:
-    shard = ledger(limits=SAVES)
-    resident = run(shard, sequence(1, range(40)), output=2)
-    command = send_save(shard, resident)
-    assert isinstance(command.command, Save)
-    (entry,) = command.command.entries
-    keys = resident.sequence.keys
-    assert (entry.start, entry.cuts) == (0, ((16, keys.at(16)), (32, keys.at(32)), (42, keys.at(42))))
-    assert (resident.status, shard.cells.live, len(shard.stays.free_ids)) == (Status.LEAVING, 42, 3)
-    assert shard.apply_save(command, saved(True)) == [(resident, True)]
-    assert (resident.status, shard.cells.live, len(shard.stays.free_ids)) == (Status.GONE, 0, 4)
-    assert shard.runs.find(keys, 41).length == 32, "it can be cut"
-    assert shard.runs.find(keys, 42).length == 42
-
-
-def test_a_sequence_that_could_not_be_saved_is_released_all_the_same() -> None:
-    shard = ledger(limits=SAVES)
-    resident = run(shard, sequence(1))
-    command = send_save(shard, resident)
-    assert shard.apply_save(command, saved(False)) == [(resident, False)]
-    assert (len(shard.runs.keys), resident.status) == (0, Status.GONE)
-
-
-def test_what_was_saved_of_a_request_that_ended_meanwhile_stays() -> None:
-    shard = ledger(limits=SAVES)
-    resident = run(shard, sequence(1))
-    command = send_save(shard, resident)
-    shard.cancel(resident)
-    assert resident.status is Status.DROPPED
-    assert shard.apply_save(command, saved(True)) == []
-    assert len(shard.runs.keys) == 1
-
-
-def test_a_save_that_a_flush_overtakes_is_dropped() -> None:
-    shard = ledger(limits=SAVES)
-    resident = run(shard, sequence(1))
-    command = send_save(shard, resident)
-    shard.flush()
-    shard.apply_save(command, saved(True))
-    assert (len(shard.runs.keys), shard.header.message) == (0, Header(drop_runs=(resident.sequence.keys.at(10),)))
-
-
-def test_only_what_is_new_is_saved() -> None:
-    shard = ledger(limits=SAVES)
-    swap_out(shard, run(shard, sequence(1, range(40))))
-    second = run(shard, sequence(2, range(70)))
-    command = send_save(shard, second, release=False)
-    assert isinstance(command.command, Save)
-    (entry,) = command.command.entries
-    assert (entry.start, [place for place, _ in entry.cuts]) == (40, [48, 64, 70])
-    assert second.is_expendable
-
-
-def test_of_runs_from_elsewhere_those_behind_make_way_first() -> None:
-    shard = ledger(limits=SAVES)
-    first = SavedRun(start=0, cuts=((20, b"first"),), size_bytes=1)
-    shard.saves.note_runs(
-        [first, SavedRun(start=20, cuts=((40, b"second"),), size_bytes=1, note=RunNote(before=b"first"))]
-    )
-    assert shard.runs.keys == (b"second", b"first")
-
-
-def test_a_parked_sequence_of_which_nothing_is_new_needs_no_save() -> None:
-    shard = ledger(limits=SAVES)
-    swap_out(shard, run(shard, sequence(1, range(40))))
-    again = run(shard, sequence(2, range(40)))
-    shard.finish(again)
-    assert shard.save([again], release=False) == []
-    assert again.is_expendable
-
-
-@pytest.mark.parametrize("is_loaded", [True, False])
-def test_a_saved_sequence_comes_back_or_waits_again(is_loaded: bool) -> None:
-    shard = ledger(limits=SAVES)
-    back = sequence(1, range(10))
-    swap_out(shard, run(shard, back, output=2))
-    prefix = shard.runs.find(back.keys, back.known_tokens - 1)
-    resident = shard.load(back, NO_MATCH, prefix, 0)
-    assert cells(shard) == (12, 12, 388 - 1), "one token is left to compute"
-    entry = LoadEntry(sequence_id=0, token_ids=back.tokens(0, 12), slices=prefix.slices, adapter="")
-    shard.send(Load(shard="a", command_id=4, header=shard.header.message, entries=(entry,)), [resident])
-    bad = () if is_loaded else (prefix.slices[0].key,)
-    lost = shard.apply_load(shard.commands.in_flight[-1], loaded(is_loaded, bad_runs=bad))
-    assert lost == ([] if is_loaded else [resident])
-    assert resident.status is (Status.LOADED if is_loaded else Status.GONE)
-    assert shard.cells.live == (12 if is_loaded else 0)
-    assert len(shard.runs.keys) == (1 if is_loaded else 0), "a run that cannot be loaded is forgotten"
-
-
-COMMON = range(32)
-
-
-def with_a_longer_prefix_saved(limits: ShardLimits) -> tuple[ShardLedger, Sequence]:
-    """Return a shard with a running sequence, and a waiting one that begins alike, of which more is saved."""
-    shard = ledger(limits=limits)
-    back = sequence(1, [*COMMON, *range(100, 140)])
-    swap_out(shard, run(shard, back))
-    run(shard, sequence(2, [*COMMON, 99]))
-    return shard, back
-
-
-def load(shard: ShardLedger, back: Sequence) -> Resident:
-    match = shared_by_load(shard, back, find_match(shard, back), NO_PREFIX)
-    resident = shard.load(back, match, shard.runs.find(back.keys, back.known_tokens, back.most_cached), 0)
-    shard.send(Load(shard="a", command_id=4, header=shard.header.message, entries=()), [resident])
-    return resident
-
-
-def test_a_saved_sequence_comes_back_behind_the_cells_that_another_holds() -> None:
-    shard, back = with_a_longer_prefix_saved(SAVES)
-    resident = load(shard, back)
-    assert (resident.shared, resident.cached, resident.computed) == (32, 72, 72)
-    assert cells(shard) == (33 + 40, 33 + 40, 400 - 33 - 40 - 1)
-    assert resident.own_cells == 41, "with the token that is to be computed"
-    shard.apply_load(shard.commands.in_flight[-1], loaded(True))
-    assert shard.cells.live == 33 + 40
-    shard.take_back(resident)
-    assert shard.cells.live == 33
-
-
-def test_what_could_not_be_loaded_leaves_the_cells_of_the_other_sequence() -> None:
-    shard, back = with_a_longer_prefix_saved(SAVES)
-    resident = load(shard, back)
-    assert shard.apply_load(shard.commands.in_flight[-1], loaded(False)) == [resident]
-    assert cells(shard) == (33, 33, 400 - 33)
-
-
-def test_what_is_loaded_is_found_by_others_once_its_first_chunk_is_computed() -> None:
-    shard, back = with_a_longer_prefix_saved(SAVES)
-    resident, third = load(shard, back), sequence(3, [*COMMON, *range(100, 150)])
-    shard.apply_load(shard.commands.in_flight[-1], loaded(True))
-    shard.commands.end(shard.commands.in_flight[-1])
-    assert find_match(shard, third) == Match(32, 32, (0,))
-    succeed(shard, send_prefill(shard, resident))
-    assert find_match(shard, third) == Match(72, 72, (1,))
-
-
-def test_cells_that_cannot_be_shared_are_loaded_too() -> None:
-    shard = ledger(limits=limits_of(**{**SAVING, "layout": KvLayout.SPLIT, "cells": 1600}))
-    assert shared_by_load(shard, sequence(1, range(64)), Match(32, 32, (0,)), NO_PREFIX) == NO_MATCH
-
-
-def test_what_is_loaded_with_its_state_shares_cells_with_a_sequence_that_goes_on_otherwise() -> None:
-    shard = ledger(limits=limits_of(**{**SAVING, "whole_only": True, "saving": Saving.WITH_STATE}))
-    run(shard, sequence(1, [*COMMON, 98, 97]))
-    longer = sequence(2, range(64))
-    match = find_match(shard, longer)
-    assert match == NO_MATCH, "the state of the other is not that of a beginning"
-    for length, shared in ((40, 32), (20, 19)):
-        assert shared_by_load(shard, longer, match, SavedPrefix(length)) == Match(shared, shared, (0,))
-
-
-def test_the_only_id_is_taken_for_what_is_loaded_though_it_holds_the_prefix() -> None:
-    shard = ledger(limits=limits_of(max_sequences=1, **SAVING))
-    shard.finish(run(shard, sequence(1, COMMON)))
-    longer = sequence(2, range(64))
-    assert shared_by_load(shard, longer, find_match(shard, longer), NO_PREFIX) == NO_MATCH
-
-
-def test_a_parked_sequence_that_has_to_make_room_is_not_shared_by_what_is_loaded() -> None:
-    shard = ledger(limits=limits_of(cells=100, cells_per_sequence=100, **SAVING))
-    shard.finish(run(shard, sequence(1, [*COMMON, *range(200, 230)])))
-    fits, longer = sequence(2, [*COMMON, *range(100, 138)]), sequence(3, [*COMMON, *range(100, 139)])
-    assert shared_by_load(shard, fits, find_match(shard, fits), NO_PREFIX) == Match(32, 0, (0,))
-    assert shared_by_load(shard, longer, find_match(shard, longer), NO_PREFIX) == NO_MATCH
-    # With what a running sequence holds, nothing has to be kept.
-    run(shard, sequence(4, [*COMMON, 98, 97]))
-    shard.evict_all()
-    assert shared_by_load(shard, longer, find_match(shard, longer), NO_PREFIX) == Match(32, 32, (1,))
-
-
 def test_what_a_running_sequence_has_generated_is_found_by_a_request_that_begins_with_it() -> None:
     shard = ledger()
     running = run(shard, sequence(1, range(10)), output=5)
     known = [*range(10), *running.sequence.output]
     assert find_match(shard, sequence(2, [*known, 7, 8, 9])) == Match(15, 15, (0,)), "its last token is not computed"
-    assert cells(shard) == (15, 15, 385)
+    assert cells_of(shard) == (15, 15, 385)
     decode(shard, running)
     running.sequence.output.append(51)
     forked = start(shard, sequence(3, [*known, 51, 7, 8, 9]))
     assert (forked.source_id, forked.cached) == (0, 16)
-    assert cells(shard) == (16, 16, 384 - 4)
+    assert cells_of(shard) == (16, 16, 384 - 4)
     succeed(shard, shard.commands.in_flight[-1])
     shard.finish(running)
-    assert cells(shard) == (20, 20, 380), "the fork has it all"
+    assert cells_of(shard) == (20, 20, 380), "the fork has it all"
     shard.finish(forked)
     assert shard.cells.held == 20
 

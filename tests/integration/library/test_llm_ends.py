@@ -1,0 +1,181 @@
+"""How calls of an `LLM` end otherwise than by their last token: interrupts, timeouts, closing, engines that fail."""
+
+import asyncio
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import caravan
+from caravan import LLM, AsyncLLM, SamplingParams
+from caravan_router.scheduling.scheduler import Scheduler
+from caravan_testing.waiting import eventually
+
+_GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_an_interrupt_ends_the_call_and_no_other() -> None:
+    with (
+        LLM("slow.gguf", backend="fake", parallel=2, ctx_size=20_000, fake_step_ms=5.0) as slow,
+        LLM("toy.gguf", backend="fake") as other,
+    ):
+
+        def interrupt() -> None:
+            while not slow._opened.loop._calls:
+                time.sleep(0.01)
+            signal.raise_signal(signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            slow.generate("endless", SamplingParams(max_tokens=9000, ignore_eos=True))
+        thread.join()
+        began = time.monotonic()
+        assert len(slow.generate(["after"] * 2, _GREEDY)) == 2
+        assert time.monotonic() - began < 20
+        assert other.generate("beside", _GREEDY)[0].finished
+
+
+def test_a_timeout_keeps_what_is_there() -> None:
+    with LLM("slow.gguf", backend="fake", parallel=2, ctx_size=20_000, fake_step_ms=5.0) as slow:
+        (output,) = slow.generate("endless", SamplingParams(max_tokens=9000, ignore_eos=True, timeout=1.5))
+        assert output.outputs[0].finish_reason == "length"
+        assert 0 < len(output.outputs[0].token_ids) < 9000
+
+
+def test_a_closed_model_says_so() -> None:
+    llm = LLM("toy.gguf", backend="fake")
+    ended: list[Exception] = []
+
+    def endless() -> None:
+        try:
+            llm.generate("endless", SamplingParams(max_tokens=8000, ignore_eos=True))
+        except caravan.ClosedError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=endless)
+    parts = llm.stream("other", SamplingParams(max_tokens=1000, ignore_eos=True))
+    next(parts)
+    thread.start()
+    llm.close()
+    llm.close()
+    thread.join()
+    for call in (lambda: llm.generate("p"), lambda: next(parts), lambda: next(llm.stream("p")), lambda: llm.embed("p")):
+        with pytest.raises(caravan.ClosedError):
+            call()
+    assert len(ended) <= 1
+
+
+class _Bug(Exception):
+    """What the engine ends by."""
+
+
+@pytest.fixture
+def engine_fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what makes the engines of the models that the test has opened fail with their next event."""
+    opened: list[object] = []
+    make, handle = Scheduler.__init__, Scheduler.handle
+
+    def note(scheduler: Scheduler, *given: Any, **named: Any) -> None:
+        opened.append(scheduler)
+        make(scheduler, *given, **named)
+
+    def fail(scheduler: Scheduler, *given: Any) -> Any:
+        # The model that all tests share has a timer.
+        if any(scheduler is one for one in opened):
+            raise _Bug("an invariant is violated")
+        return handle(scheduler, *given)
+
+    monkeypatch.setattr(Scheduler, "__init__", note)
+    return lambda: monkeypatch.setattr(Scheduler, "handle", fail)
+
+
+def _refuses(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/v1/models", timeout=60).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_an_engine_that_fails_ends_all_calls_and_refuses_later_ones(engine_fails: Callable[[], None]) -> None:
+    before = threading.active_count()
+    endless = SamplingParams(max_tokens=8000, ignore_eos=True)
+    ended: list[caravan.ClosedError] = []
+    with LLM("toy.gguf", backend="fake", ctx_size=20_000, parallel=4) as llm, llm.serve(port=0) as server:
+
+        def generate() -> None:
+            try:
+                llm.generate("endless", endless)
+            except caravan.ClosedError as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=generate)
+        parts = llm.stream("other", endless)
+        next(parts)
+        thread.start()
+        engine_fails()
+        thread.join()
+        late = llm.stream("late", endless)
+        for call in (lambda: list(parts), lambda: llm.generate("p"), lambda: next(late), lambda: llm.tokenize("p")):
+            with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant") as raised:
+                call()
+            ended.append(raised.value)
+        assert {type(error.__cause__) for error in ended} == {_Bug}
+        while not _refuses(server.url):
+            time.sleep(0.01)
+    assert len(ended) == 5
+    assert threading.active_count() <= before
+
+
+def test_a_model_whose_engine_fails_at_once_is_not_opened(engine_fails: Callable[[], None]) -> None:
+    engine_fails()
+    with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant"):
+        LLM("toy.gguf", backend="fake")
+
+
+async def test_an_engine_that_fails_ends_asynchronous_calls(engine_fails: Callable[[], None]) -> None:
+    endless = SamplingParams(max_tokens=8000, ignore_eos=True)
+    async with AsyncLLM("toy.gguf", backend="fake", ctx_size=20_000) as llm:
+        parts = llm.stream("other", endless)
+        await anext(parts)
+        call = asyncio.create_task(llm.generate("endless", endless))
+        engine_fails()
+        with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant"):
+            await call
+        with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant"):
+            async for _part in parts:
+                pass
+
+
+async def test_a_model_that_cannot_be_opened_leaves_nothing() -> None:
+    before = threading.active_count()
+    with pytest.raises(caravan.ModelError, match=r"nowhere\.gguf"):
+        LLM("nowhere.gguf")
+    with pytest.raises(TypeError, match="unknown options: cells"):
+        LLM("toy.gguf", cells=1)  # type: ignore[call-arg]
+    # The thread that was to load the model ends by itself.
+    await eventually(lambda: threading.active_count() <= before)
+
+
+async def test_cancelling_an_asynchronous_call_ends_its_generation() -> None:
+    async with AsyncLLM("toy.gguf", backend="fake", parallel=1, ctx_size=8000) as llm:
+        call = asyncio.create_task(llm.generate("endless", SamplingParams(max_tokens=7000, ignore_eos=True)))
+        async for _part in llm.stream("q", _GREEDY):
+            break
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await llm.generate("after", _GREEDY))[0].finished
+    with pytest.raises(caravan.ClosedError):
+        await llm.generate("p")
+
+
+async def test_an_asynchronous_model_is_opened_first() -> None:
+    with pytest.raises(caravan.ClosedError, match="not open"):
+        await AsyncLLM("toy.gguf", backend="fake").generate("p")
