@@ -161,17 +161,6 @@ static void score_block(const struct tile * tile, const struct block * keys, int
     }
 }
 
-static float highest_of_lanes(floats vector) {
-    float lanes[LANES];
-    store(lanes, vector);
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        for (int lane = 0; lane < half; lane++) {
-            lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
-        }
-    }
-    return lanes[0];
-}
-
 static float sum_of_lanes(floats vector) {
     float lanes[LANES];
     store(lanes, vector);

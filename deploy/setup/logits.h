@@ -55,7 +55,6 @@ static inline floats logits_from(const struct logits * logits, int64_t id) {
 
 // Return the highest logit of the tokens from ``id`` to before ``end``; set ``nan`` if any is NaN.
 static inline float highest_of(const struct logits * logits, int64_t id, int64_t end, masks * nan) {
-    float lanes[LANES];
     floats highest[CHAINS];
     for (int chain = 0; chain < CHAINS; chain++) {
         highest[chain] = (floats) {0} - INFINITY;
@@ -70,18 +69,13 @@ static inline float highest_of(const struct logits * logits, int64_t id, int64_t
     for (int chain = 1; chain < CHAINS; chain++) {
         highest[0] = higher(highest[0], highest[chain]);
     }
-    memcpy(lanes, &highest[0], sizeof lanes);
-    for (int half = LANES / 2; half > 0; half /= 2) {
-        for (int lane = 0; lane < half; lane++) {
-            lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
-        }
-    }
+    float peak = highest_of_lanes(highest[0]);
     for (; id < end; id++) {
         const float logit = logit_at(logits, id);
-        lanes[0] = logit > lanes[0] ? logit : lanes[0];
+        peak = logit > peak ? logit : peak;
         *nan |= (masks) {logit != logit};
     }
-    return lanes[0];
+    return peak;
 }
 
 static inline void sink(float * heap, int count, int at) {

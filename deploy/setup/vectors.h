@@ -42,6 +42,17 @@ static inline floats lower(floats one, floats other) {
     return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
 }
 
+static inline float highest_of_lanes(floats vector) {
+    float lanes[LANES];
+    store(lanes, vector);
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int lane = 0; lane < half; lane++) {
+            lanes[lane] = lanes[lane + half] > lanes[lane] ? lanes[lane + half] : lanes[lane];
+        }
+    }
+    return lanes[0];
+}
+
 // Return e to the power of each of ``powers``, none above 0, off by less than a share of 1.5 x 2^-24; 2^-126 for what
 // would be less. The last bits may differ between processors; nothing may depend on those.
 static inline floats exponentials(floats powers) {
