@@ -13,7 +13,7 @@ CHARTS = Path(__file__).resolve().parent / "charts"
 
 # What a picture has: of rates, higher ones are better; of times, lower ones.
 GROUPS = ("rates", "times")
-_RATE = ": tokens/s"
+_RATE = "tokens/s"
 
 # In units of the picture, which scales.
 _WIDTH = 800
@@ -69,7 +69,7 @@ def table_rows(name: str) -> list[tuple[str, ...]]:
 
 
 def _cells(row: dict[str, Any] | None) -> tuple[str, str, str]:
-    if row is None or row["ratio"] is None:
+    if row is None:
         return ("", "", "")
     ratio = row["ratio"]
     shown = f"{ratio['median']:.2f}"
@@ -91,7 +91,7 @@ def chart(name: str, group: str) -> str | None:
     found = Comparison.read(name).of(group)
     if not found.rows:
         return None
-    ratios = [row["ratio"] for by_model in found.rows.values() for row in by_model.values() if row["ratio"]]
+    ratios = [row["ratio"] for by_model in found.rows.values() for row in by_model.values()]
     low = math.floor(min(-1.0, *(math.log2(ratio["low"]) for ratio in ratios)))
     high = math.ceil(max(1.0, *(math.log2(ratio["high"]) for ratio in ratios)))
     width = _WIDTH - _LABEL_WIDTH - _RIGHT
@@ -110,11 +110,11 @@ def chart(name: str, group: str) -> str | None:
     for place, (work, by_model) in enumerate(found.rows.items()):
         top = _TOP + place * row_height
         middle = top + len(found.models) * _BAR / 2 + 4
-        label = escape(work.removesuffix(_RATE))
+        label = escape(work.removesuffix(f": {_RATE}"))
         parts.append(f'<text x="{_LABEL_WIDTH - 8}" y="{middle:g}" text-anchor="end">{label}</text>')
         for index, model in enumerate(found.models):
             row = by_model.get(model)
-            if row is not None and row["ratio"]:
+            if row is not None:
                 parts += _bar(row["ratio"], x, top + index * _BAR, _COLOURS[index % len(_COLOURS)])
     title = f"Caravan's figures as multiples of llama-server's: {name}, {group}"
     return (

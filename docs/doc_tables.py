@@ -295,6 +295,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "unequal shards": unequal_shards_table,
     "simulated latency": simulated_latency_table,
     "tool calls": lambda: _table(tool_calls.HEAD, tool_calls.table_rows()),
+    "full": lambda: comparison_table("full"),
     "overhead": lambda: comparison_table("overhead"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
     "a day": lambda: sizing_table("day", ("fleet",)),

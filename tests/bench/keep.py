@@ -21,7 +21,7 @@ FIGURES = ROOT / "docs" / "figures"
 def keep(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the lines of ``reports``, JSON that `bench.output.write` wrote, with the conditions of each row.
 
-    Rows that do not compare with llama-server are left out.
+    Figures that do not compare with llama-server's are left out.
     """
     order = [row.name for profile in PROFILES.values() for row in profile.rows if _is_with_peer(row)]
     rows = {}
@@ -29,7 +29,8 @@ def keep(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for model, results in report["models"].items():
             for result in results:
                 for line in result["lines"] if result["row"] in order else ():
-                    rows[(model, line["label"])] = _row(report, model, result["row"], line)
+                    if line["ratio"] is not None:
+                        rows[(model, line["label"])] = _row(report, model, result["row"], line)
     return {
         "machine": reports[-1]["machine"],
         "threads": reports[-1]["threads"],
@@ -48,16 +49,16 @@ def _row(report: dict[str, Any], model: str, row: str, line: dict[str, Any]) -> 
         "row": row,
         "work": line["label"],
         "rounds": report["rounds"],
-        "ours": _digits(line["ours"] and line["ours"]["median"]),
+        "ours": _digits(line["ours"]["median"]),
         "peer": line["peer"],
-        "theirs": _digits(line["theirs"] and line["theirs"]["median"]),
-        "ratio": line["ratio"] and {key: round(value, 3) for key, value in line["ratio"].items()},
+        "theirs": _digits(line["theirs"]["median"]),
+        "ratio": {key: round(value, 3) for key, value in line["ratio"].items()},
         "share": line["share"] and round(line["share"]["median"], 3),
     }
 
 
-def _digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def main(arguments: Sequence[str]) -> int:

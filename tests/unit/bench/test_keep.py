@@ -52,6 +52,12 @@ def test_rows_have_the_order_of_their_profile_and_models_their_own() -> None:
     ]
 
 
+def test_figures_that_llama_server_does_not_have_are_left_out() -> None:
+    alone = report("a", "greedy-whole-8", 1.0)
+    alone["models"]["a"][0]["lines"][0] |= {"peer": None, "theirs": None, "ratio": None}
+    assert keep([alone])["rows"] == []
+
+
 def test_rows_without_llama_server_are_left_out() -> None:
     assert [row["row"] for row in keep([report("a", "scarce", 1.0), report("a", "decode-8", 1.0)])["rows"]] == [
         "decode-8"
