@@ -17,7 +17,7 @@ _RATE = "tokens/s"
 
 # In units of the picture, which scales.
 _WIDTH = 800
-_LABEL_WIDTH = 330
+_LABEL_WIDTH = 370
 _BAR = 11
 _GAP = 9
 _TOP = 46
@@ -106,11 +106,12 @@ def chart(name: str, group: str) -> str | None:
         at = x(2.0**power)
         kind = "grid" if power else "one"
         parts.append(f'<line class="{kind}" x1="{at}" y1="{_TOP - 6}" x2="{at}" y2="{height - 6}"/>')
-        parts.append(f'<text x="{at}" y="{_TOP - 12}" text-anchor="middle">{2.0**power:g}</text>')
+        scale = f"1/{2**-power}" if power < 0 else f"{2**power}"
+        parts.append(f'<text x="{at}" y="{_TOP - 12}" text-anchor="middle">{scale}</text>')
     for place, (work, by_model) in enumerate(found.rows.items()):
         top = _TOP + place * row_height
         middle = top + len(found.models) * _BAR / 2 + 4
-        label = escape(work.removesuffix(f": {_RATE}"))
+        label = escape(work.removesuffix(_RATE).rstrip(": ").replace("`", ""))
         parts.append(f'<text x="{_LABEL_WIDTH - 8}" y="{middle:g}" text-anchor="end">{label}</text>')
         for index, model in enumerate(found.models):
             row = by_model.get(model)
