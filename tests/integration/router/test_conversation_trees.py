@@ -4,9 +4,11 @@ Whatever a conversation went through, what it generates is what its items give w
 """
 
 import asyncio
+import itertools
 import json
 import random
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +25,7 @@ WALKERS = 4
 STEPS = 20
 MOST_ITEMS = 12
 CELLS = 1024
+RESPONSES_PER_LOSS = 4
 
 
 class Walker:
@@ -113,16 +116,20 @@ class Walker:
             return await response.json()
 
 
-async def lose_shards(running: Cluster, ended: asyncio.Event) -> int:
-    """Stop one shard after another, and start each again, until ``ended``. Return how many were lost."""
-    lost = 0
-    while not ended.is_set():
-        for address in running.addresses:
-            await asyncio.sleep(0.5)
-            await running.stop_shard(address)
-            await running.start_shard(address)
-            lost += 1
-    return lost
+async def lose_shards(running: Cluster, walkers: Sequence[Walker], ended: asyncio.Event) -> int:
+    """Stop one shard after another, and start each again, until ``ended``. Return how many were lost.
+
+    Responses part the losses and not time, so that a slow host too computes between two of them.
+    """
+    for lost, address in enumerate(itertools.cycle(running.addresses)):
+        due = sum(walker.responses for walker in walkers) + RESPONSES_PER_LOSS
+        while sum(walker.responses for walker in walkers) < due:
+            if ended.is_set():
+                return lost
+            await asyncio.sleep(0.05)
+        await running.stop_shard(address)
+        await running.start_shard(address)
+    raise AssertionError("the shards have no end")
 
 
 async def compete(running: Cluster, ended: asyncio.Event) -> None:
@@ -147,7 +154,9 @@ async def test_a_tree_of_conversations_generates_what_its_items_do(*, whole_only
     async with cluster(config) as running, ClientSession(running.url) as session:
         ended = asyncio.Event()
         walkers = [Walker(session, number) for number in range(WALKERS)]
-        disturbing = asyncio.gather(lose_shards(running, ended), compete(running, ended), compete(running, ended))
+        disturbing = asyncio.gather(
+            lose_shards(running, walkers, ended), compete(running, ended), compete(running, ended)
+        )
         try:
             await asyncio.gather(*(walker.walk() for walker in walkers))
         finally:
