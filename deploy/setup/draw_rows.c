@@ -110,7 +110,10 @@ static int32_t draw_of_few(const struct logits * logits, const struct caravan_ro
             const int lanes = end - id < LANES ? (int) (end - id) : LANES;
             if (lanes == LANES) {
                 const floats loaded = logits_from(logits, id);
-                memcpy(own, &loaded, sizeof own);
+                if (!is_any(loaded >= level)) {
+                    continue;
+                }
+                store(own, loaded);
             }
             for (int lane = 0; lane < lanes; lane++) {
                 const float logit = lanes == LANES ? own[lane] : logit_at(logits, id + lane);

@@ -53,18 +53,21 @@ static inline floats logits_from(const struct logits * logits, int64_t id) {
     return loaded;
 }
 
-// Return the highest logit of the tokens from ``id`` to before ``end``; set ``nan`` if any is NaN.
+// Return the highest logit of the tokens from ``id`` to before ``end``; set ``nan`` if any is NaN, and perhaps if sums
+// are, as of both infinities.
 static inline float highest_of(const struct logits * logits, int64_t id, int64_t end, masks * nan) {
     floats highest[CHAINS];
     for (int chain = 0; chain < CHAINS; chain++) {
         highest[chain] = (floats) {0} - INFINITY;
     }
     for (; end - id >= CHAINS * LANES; id += CHAINS * LANES) {
+        floats sum = {0};
         for (int chain = 0; chain < CHAINS; chain++) {
             const floats loaded = logits_from(logits, id + chain * LANES);
             highest[chain] = higher(highest[chain], loaded);
-            *nan |= loaded != loaded;
+            sum += loaded;
         }
+        *nan |= sum != sum;
     }
     for (int chain = 1; chain < CHAINS; chain++) {
         highest[0] = higher(highest[0], highest[chain]);
@@ -115,7 +118,7 @@ static inline int64_t end_of(const struct logits * logits, const struct parts * 
 }
 
 // Find the parts of a row of which about ``wanted`` of the highest are wanted. Return 0 if any is NaN, or the highest
-// infinite.
+// infinite, or if sums of a few overflow to both sides.
 static inline int find_parts(const struct logits * logits, double wanted, struct parts * found) {
     // Long parts take less time, and need not be many where few candidates are wanted.
     found->length = logits->size / 4 / LONG_PART > wanted ? LONG_PART : SHORT_PART;
@@ -134,12 +137,5 @@ static inline int find_parts(const struct logits * logits, double wanted, struct
         highest = peak > highest ? peak : highest;
     }
     found->highest = highest;
-    int32_t is_nan[LANES];
-    memcpy(is_nan, &nan, sizeof is_nan);
-    for (int lane = 0; lane < LANES; lane++) {
-        if (is_nan[lane]) {
-            return 0;
-        }
-    }
-    return isfinite(highest);
+    return !is_any(nan) && isfinite(highest);
 }

@@ -9,10 +9,19 @@
 // Vectors wider than those of the processor make gcc compute element by element.
 #if defined(__AVX512F__)
 #define LANES 16
+#define PROCESSORS(operation) _mm512_##operation
 #elif defined(__AVX__)
 #define LANES 8
+#define PROCESSORS(operation) _mm256_##operation
 #else
 #define LANES 4
+#if defined(__SSE__)
+#define PROCESSORS(operation) _mm_##operation
+#endif
+#endif
+
+#ifdef PROCESSORS
+#include <immintrin.h>
 #endif
 
 #define HIDDEN __attribute__((visibility("hidden")))
@@ -33,13 +42,38 @@ INLINE void store(float * to, floats stored) {
 
 // Return the higher of each pair; of ``one`` where ``other`` is NaN.
 static inline floats higher(floats one, floats other) {
+#ifdef PROCESSORS
+    // It returns its second operand where either is NaN, or where both are equal.
+    return PROCESSORS(max_ps)(other, one);
+#else
     const masks replaces = other > one;
     return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
+#endif
 }
 
 static inline floats lower(floats one, floats other) {
+#ifdef PROCESSORS
+    return PROCESSORS(min_ps)(other, one);
+#else
     const masks replaces = other < one;
     return (floats) (((masks) other & replaces) | ((masks) one & ~replaces));
+#endif
+}
+
+// Return whether any lane of ``mask`` is set; each has all bits set, or none.
+static inline int is_any(masks mask) {
+#if defined(__AVX__) && LANES == 8
+    return _mm256_movemask_ps((floats) mask) != 0;
+#elif defined(__SSE__) && LANES == 4
+    return _mm_movemask_ps((floats) mask) != 0;
+#else
+    int32_t lanes[LANES], any = 0;
+    memcpy(lanes, &mask, sizeof lanes);
+    for (int lane = 0; lane < LANES; lane++) {
+        any |= lanes[lane];
+    }
+    return any != 0;
+#endif
 }
 
 static inline float highest_of_lanes(floats vector) {
