@@ -7,26 +7,51 @@ set(LLAMA_BUILD_COMMON OFF)
 # told that there is no video.
 set(MTMD_VIDEO OFF CACHE BOOL "" FORCE)
 
+set(CARAVAN_SETUP "${CMAKE_CURRENT_LIST_DIR}")
+set(CARAVAN_GGML "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src")
+
 # Puts our own code into each of ggml's backends for CPUs, which are compiled for the processors that they run on:
-# row_by_row.c, between the code that runs a graph and the products, flash_attention.c, and the functions for rows of
-# logits and for states, which nothing of ggml calls.
+# row_by_row.c, between the code that runs a graph and the products, flash_attention.c, barrier.c, and the functions for
+# rows of logits and for states, which nothing of ggml calls.
 function(caravan_add_sources)
-    set(folder "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src")
-    get_property(targets DIRECTORY "${folder}" PROPERTY BUILDSYSTEM_TARGETS)
+    set(names row_by_row flash_attention draw_rows draw_weighed logprob_rows take_states)
+    set(runs_graphs "${CARAVAN_GGML}/ggml-cpu/ggml-cpu.c")
+    if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
+        list(APPEND names barrier)
+        set(runs_graphs "${CMAKE_BINARY_DIR}/caravan/ggml-cpu.c")
+        caravan_copy_with_barrier("${runs_graphs}")
+    endif()
+    get_property(targets DIRECTORY "${CARAVAN_GGML}" PROPERTY BUILDSYSTEM_TARGETS)
     foreach(target IN LISTS targets)
         if(target MATCHES "^ggml-cpu" AND NOT target MATCHES "-feats$")
-            foreach(name IN ITEMS row_by_row flash_attention draw_rows draw_weighed logprob_rows take_states)
+            get_target_property(sources ${target} SOURCES)
+            list(TRANSFORM sources REPLACE "^ggml-cpu/ggml-cpu\\.c$" "${runs_graphs}")
+            set_property(TARGET ${target} PROPERTY SOURCES ${sources})
+            foreach(name IN LISTS names)
                 target_sources(${target} PRIVATE "${CARAVAN_SETUP}/${name}.c")
             endforeach()
         endif()
     endforeach()
     set_property(
-        SOURCE "${folder}/ggml-cpu/ggml-cpu.c" DIRECTORY "${folder}" APPEND PROPERTY COMPILE_DEFINITIONS
+        SOURCE "${runs_graphs}" DIRECTORY "${CARAVAN_GGML}" APPEND PROPERTY COMPILE_DEFINITIONS
         llamafile_sgemm=caravan_sgemm
         ggml_compute_forward_mul_mat_tiled=caravan_mul_mat_tiled
         ggml_compute_forward_mul_mat_id_tiled=caravan_mul_mat_id_tiled
         ggml_compute_forward_flash_attn_ext=caravan_flash_attn_ext
     )
 endfunction()
-set(CARAVAN_SETUP "${CMAKE_CURRENT_LIST_DIR}")
 cmake_language(DEFER CALL caravan_add_sources)
+
+# Writes ggml-cpu.c to ``copy`` with our barrier instead of OpenMP's, which needs counters that no other file sees.
+function(caravan_copy_with_barrier copy)
+    file(READ "${CARAVAN_GGML}/ggml-cpu/ggml-cpu.c" code)
+    set(theirs "    #pragma omp barrier\n")
+    string(FIND "${code}" "${theirs}" first)
+    string(FIND "${code}" "${theirs}" last REVERSE)
+    if(first EQUAL -1 OR NOT first EQUAL last)
+        message(FATAL_ERROR "ggml-cpu.c does not have one barrier of OpenMP, as that of the pinned llama.cpp has")
+    endif()
+    set(ours "    caravan_wait_for_all(&tp->n_barrier, &tp->n_barrier_passed, n_threads);\n")
+    string(REPLACE "${theirs}" "${ours}" code "${code}")
+    file(WRITE "${copy}" "#include \"${CARAVAN_SETUP}/barrier.h\"\n${code}")
+endfunction()

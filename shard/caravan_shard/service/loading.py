@@ -67,10 +67,9 @@ def _load_fake(config: ShardConfig) -> Backend:
 
 
 def _load_llama(config: ShardConfig, read_vocabulary: ReadVocabulary | None) -> Backend:
-    # OpenMP reads the variable when llama.cpp is loaded. With its default (300,000), a step's threads wait for each
-    # other's time slices when other processes want the cores: on two cores with two busy processes beside it, a step
-    # of 44 ms took more than a second. Sleeping at once (OMP_WAIT_POLICY=passive) slows a quiet host by 40 %. With
-    # 20,000, a lone stream is as fast as in llama-server; 300 cost it 5 % and more.
+    # OpenMP, and `deploy/setup/barrier.c`, read the variable when llama.cpp is loaded. With OpenMP's default (300,000),
+    # a step's threads wait for each other's time slices when other processes want the cores: on two cores with two busy
+    # processes beside it, a step of 44 ms took more than a second. Sleeping at once slows a quiet host by 40 %.
     os.environ.setdefault("GOMP_SPINCOUNT", str(config.spin_count))
     # Imported here, so that the toy model needs no llama.cpp.
     from caravan_shard.backends.llama.backend import LlamaCppBackend
