@@ -76,7 +76,7 @@ static inline float highest_of(const struct logits * logits, int64_t id, int64_t
     for (; id < end; id++) {
         const float logit = logit_at(logits, id);
         peak = logit > peak ? logit : peak;
-        *nan |= (masks) {logit != logit};
+        *nan |= (masks) {logit != logit ? -1 : 0};
     }
     return peak;
 }
