@@ -9,6 +9,9 @@
 
 #include "row.h"
 
+// Where one logit is wanted alone, pieces may be long: their highest logits are compared one by one.
+#define LONG_PIECE 512
+
 struct candidate {
     float scaled;
     int32_t place;
@@ -75,14 +78,26 @@ static int keep_typical(struct candidate * candidates, double * weights, int cou
     return left;
 }
 
-static int32_t most_likely(const struct logits * logits, const struct parts * parts) {
-    for (int part = 0;; part++) {
-        for (int64_t id = part * parts->length; parts->peaks[part] == parts->highest; id++) {
-            if (logit_at(logits, id) == parts->highest) {
-                return (int32_t) id;
-            }
+// Return the first of the likeliest tokens.
+static int32_t most_likely(const struct logits * logits) {
+    masks nan = {0};
+    float highest = -INFINITY;
+    int64_t id = 0;
+    for (int64_t start = 0; start < logits->size; start += LONG_PIECE) {
+        const int64_t end = start + LONG_PIECE < logits->size ? start + LONG_PIECE : logits->size;
+        const float peak = highest_between(logits, start, end, &nan);
+        if (peak > highest) {
+            highest = peak;
+            id = start;
         }
     }
+    if (is_any(nan) || !isfinite(highest)) {
+        return -1;
+    }
+    while (logit_at(logits, id) != highest) {
+        id++;
+    }
+    return (int32_t) id;
 }
 
 static int32_t draw_of_few(const struct logits * logits, const struct caravan_row * row, const struct parts * parts) {
@@ -229,12 +244,12 @@ static int32_t draw_of_few(const struct logits * logits, const struct caravan_ro
 }
 
 static int32_t draw_row(const struct logits * logits, const struct caravan_row * row) {
+    if (row->temperature == 0.0) {
+        return most_likely(logits);
+    }
     struct parts parts;
     if (!find_parts(logits, row->top_k, &parts)) {
         return -1;
-    }
-    if (row->temperature == 0.0) {
-        return most_likely(logits, &parts);
     }
     if (row->top_k > 0.0 || (row->min_p > 0.0 && row->top_p >= 1.0)) {
         return draw_of_few(logits, row, &parts);
@@ -245,13 +260,25 @@ static int32_t draw_row(const struct logits * logits, const struct caravan_row *
     return row->top_p < 1.0 ? caravan_draw_of_likeliest(logits, row, &parts) : caravan_draw_of_all(logits, row, &parts);
 }
 
-// Write the token of each of ``rows``, or -1 if it is left. ``logits`` [any, size].
-__attribute__((visibility("default"))) void caravan_choose_rows(const float * logits, int64_t size,
-                                                              const struct caravan_row * rows, int64_t count,
-                                                              int32_t * tokens);
+// Rows of fewer logits together are searched sooner than other threads wake up. With musl, those of OpenMP have too small
+// a stack for the candidates of a row.
+#if defined(_OPENMP) && defined(__GLIBC__)
+#define LOGITS_OF_THREADS (1 << 19)
+#endif
 
-void caravan_choose_rows(const float * logits, int64_t size, const struct caravan_row * rows, int64_t count,
-                       int32_t * tokens) {
+// Write the token of each of ``rows``, or -1 if it is left. ``logits`` [any, size]. Up to ``threads`` share the rows.
+__attribute__((visibility("default"))) void caravan_choose_tokens(const float * logits, int64_t size,
+                                                                  const struct caravan_row * rows, int64_t count,
+                                                                  int32_t * tokens, int64_t threads);
+
+void caravan_choose_tokens(const float * logits, int64_t size, const struct caravan_row * rows, int64_t count,
+                           int32_t * tokens, int64_t threads) {
+#ifdef LOGITS_OF_THREADS
+    const int is_shared = threads > 1 && count > 1 && count * size >= LOGITS_OF_THREADS;
+#pragma omp parallel for num_threads((int) threads) schedule(static, 1) if (is_shared)
+#else
+    (void) threads;
+#endif
     for (int64_t at = 0; at < count; at++) {
         const struct logits own = {logits + rows[at].index * size, rows[at].mask, size};
         tokens[at] = draw_row(&own, &rows[at]);

@@ -81,6 +81,12 @@ static inline float highest_of(const struct logits * logits, int64_t id, int64_t
     return peak;
 }
 
+// As highest_of; compiled twice, so that a row without a mask does not look for one at each step.
+static inline float highest_between(const struct logits * logits, int64_t id, int64_t end, masks * nan) {
+    return logits->mask ? highest_of(logits, id, end, nan)
+                        : highest_of(&(struct logits) {logits->values, NULL, logits->size}, id, end, nan);
+}
+
 static inline void sink(float * heap, int count, int at) {
     const float value = heap[at];
     for (int child = 2 * at + 1; child < count; at = child, child = 2 * at + 1) {
@@ -130,9 +136,7 @@ static inline int find_parts(const struct logits * logits, double wanted, struct
     float highest = -INFINITY;
     for (int part = 0; part < found->count; part++) {
         const int64_t start = part * found->length, end = end_of(logits, found, part);
-        // Compiled twice, so that a row without a mask does not look for one at each step.
-        const float peak = logits->mask ? highest_of(logits, start, end, &nan)
-                                        : highest_of(&(struct logits) {logits->values, NULL, logits->size}, start, end, &nan);
+        const float peak = highest_between(logits, start, end, &nan);
         found->peaks[part] = peak;
         highest = peak > highest ? peak : highest;
     }

@@ -184,7 +184,7 @@ def main() -> None:
     given = parser.parse_args()
     print("| vocabulary | logits | rows |", " | ".join(given.works), "|")
     print("|---:|---|---:|" + "---:|" * len(given.works))
-    draw = leave_all if given.alone else find_joint_draw()
+    draw = leave_all if given.alone else find_joint_draw(1)
     logprobs = leave_all_logprobs if given.alone else find_joint_logprobs()
     for size in given.vocabularies:
         sampler = Sampler(LlamaFilter(size), 1, draw, logprobs)

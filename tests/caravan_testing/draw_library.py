@@ -19,9 +19,9 @@ def compile_row_functions(folder: Path, *flags: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def compile_joint_draw(folder: Path, *flags: str) -> LlamaJointDraw:
+def compile_joint_draw(folder: Path, *flags: str, threads: int = 1) -> LlamaJointDraw:
     """Compile and load what draws rows."""
-    return LlamaJointDraw(compile_row_functions(folder, *flags))
+    return LlamaJointDraw(compile_row_functions(folder, *flags), threads)
 
 
 def compile_joint_logprobs(folder: Path, *flags: str) -> LlamaJointLogprobs:

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,3 +192,49 @@ def test_greedy_takes_the_first_of_the_highest_that_the_mask_allows(draw: LlamaJ
     allowed = Allowed.from_mask(np.packbits(np.arange(700) > 300, bitorder="little"), 700)
     assert draw(logits, rows([Choice(SamplingParams(temperature=0.0), 0)])) == [300]
     assert draw(logits, rows([Choice(SamplingParams(temperature=0.0), 0, allowed=allowed)])) == [310]
+
+
+def test_threads_share_the_rows(tmp_path: Path) -> None:
+    shared = compile_joint_draw(tmp_path, "-fopenmp", threads=3)
+    logits = np.random.default_rng(3).normal(0.0, 3.0, (16, 40_000)).astype(np.float32)
+
+    def started() -> int:
+        """How many threads the first draw of a thread starts."""
+        before = [*Path("/proc/self/task").iterdir()]
+        shared(logits, rows([Choice(SamplingParams(temperature=0.0), 0) for _ in logits]))
+        return len([*Path("/proc/self/task").iterdir()]) - len(before)
+
+    with ThreadPoolExecutor(1) as fresh:
+        assert fresh.submit(started).result() == 2
+    for fields in (CHAIN, {}, {"temperature": 0.0}):
+        choices = [Choice(SamplingParams(seed=row, **fields), row) for row in range(16)]
+        tokens = shared(logits, rows(choices))
+        drawn = [place for place, token in enumerate(tokens) if token != LEFT]
+        assert len(drawn) >= 15
+        one_by_one = alone(logits, choices, LlamaFilter(logits.shape[1]))
+        assert [tokens[place] for place in drawn] == [one_by_one[place] for place in drawn]
+
+
+def test_a_large_argmax_is_shared(tmp_path: Path) -> None:
+    size = 130_000
+    shared = compile_joint_draw(tmp_path, "-fopenmp", threads=3)
+    logits = np.random.default_rng(4).normal(0.0, 3.0, (8, size)).astype(np.float32)
+    logits[2, 5:9] = 40.0
+    logits[3] = np.nan
+    logits[4, size - 1] = np.inf
+    choices = [Choice(SamplingParams(temperature=0.0), 0) for _ in logits]
+    choices[1] = Choice(SamplingParams(seed=1, **CHAIN), 7)
+    chain = LlamaFilter(size)
+    drawn: list[int] = []
+
+    class Noticed:
+        threads = shared.threads
+
+        def __call__(self, logits: Floats, rows: Sequence[Row], /) -> list[int]:
+            drawn.extend(row.place for row in rows)
+            return shared(logits, rows)
+
+    found = Sampler(chain, 1, Noticed()).choose(logits, choices)
+    assert drawn == [*range(8)]
+    assert found == alone(logits, choices, chain)
+    assert found[2] == 5

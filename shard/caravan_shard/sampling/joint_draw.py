@@ -46,16 +46,29 @@ class Row(NamedTuple):
 
 
 class JointDraw(Protocol):
-    """Chooses the tokens of rows that have `joint_filters`. Any thread may call it."""
+    """Chooses the tokens of rows that have `joint_filters`. Any thread may call it.
+
+    ``threads``: how many share the rows.
+    """
+
+    threads: int
 
     def __call__(self, logits: Floats, rows: Sequence[Row], /) -> list[int]:
         """Return the token of each of ``rows`` of ``logits`` [any, vocabulary], which are contiguous; or LEFT."""
         ...
 
 
-def leave_all(_logits: Floats, rows: Sequence[Row]) -> list[int]:
-    """Leave all rows: the JointDraw of a backend that has no faster way."""
-    return [LEFT] * len(rows)
+class LeaveAll:
+    """The JointDraw of a backend that has no faster way."""
+
+    threads = 1
+
+    def __call__(self, _logits: Floats, rows: Sequence[Row], /) -> list[int]:
+        """Leave all rows."""
+        return [LEFT] * len(rows)
+
+
+leave_all = LeaveAll()
 
 
 def joint_filters(parameters: SamplingParams) -> Filters | None:

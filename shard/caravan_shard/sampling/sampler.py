@@ -18,6 +18,8 @@ from caravan_shard.sampling.token_candidates import CandidateFilter
 
 # So many parameters of sequences are remembered.
 _MOST_KNOWN = 1024
+# An argmax of fewer logits takes less time than it takes to share them between threads.
+_SHARED_LOGITS = 1_000_000
 
 
 class Sampler:
@@ -42,7 +44,10 @@ class Sampler:
 
         The logits are changed meanwhile, and are as before afterwards.
         """
-        costly = [row for row, choice in enumerate(choices) if not choice.parameters.greedy or choice.changes_logits]
+        shares = self._draw.threads > 1 and logits.size >= _SHARED_LOGITS
+        costly = [
+            row for row, choice in enumerate(choices) if shares or not choice.parameters.greedy or choice.changes_logits
+        ]
         if not costly:
             greedy: list[int] = logits.argmax(axis=1).tolist()
             return greedy

@@ -92,7 +92,7 @@ class LlamaCppBackend:
     @property
     def joint_draw(self) -> JointDraw:
         """What draws rows of a step together, in this build of llama.cpp."""
-        return find_joint_draw()
+        return find_joint_draw(self._contexts.draw_threads)
 
     @property
     def joint_logprobs(self) -> JointLogprobs:

@@ -8,6 +8,7 @@ import llama_cpp
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.grid_places import GridPlaces
+from caravan_shard.backends.llama.joint_draw import draw_threads
 from caravan_shard.backends.llama.memory import LlamaMemory
 from caravan_shard.backends.llama.places import Places
 from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
@@ -108,6 +109,11 @@ class Contexts:
         vocabulary_size = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model)))
         fitting = _PROMPT_LOGITS_BYTES // (4 * vocabulary_size)
         self.prompt_logprob_tokens = min(self.batch_tokens, max(_LEAST_PROMPT_LOGPROB_TOKENS, fitting))
+
+    @property
+    def draw_threads(self) -> int:
+        """How many threads share the rows of logits from which a step's tokens are drawn."""
+        return draw_threads(self._config)
 
     @property
     def layouts(self) -> tuple[KvLayout, ...]:
