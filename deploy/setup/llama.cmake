@@ -7,6 +7,12 @@ set(LLAMA_BUILD_COMMON OFF)
 # told that there is no video.
 set(MTMD_VIDEO OFF CACHE BOOL "" FORCE)
 
+# Some compilers link the C++ library into each library that they make. Its symbols stay there, or they would be mixed with
+# those of another copy in the process, such as gRPC's, and no model could be loaded.
+if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
+    add_link_options("LINKER:--exclude-libs,libstdc++.a")
+endif()
+
 set(CARAVAN_SETUP "${CMAKE_CURRENT_LIST_DIR}")
 set(CARAVAN_GGML "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src")
 
