@@ -17,7 +17,7 @@ _LEVEL = 1
 
 
 class PartFile:
-    """``written_bytes``: the size of the file so far. ``waiting_bytes``: lines that are not written yet.
+    """``written_bytes``: the size of the file so far.
 
     A disk that is full, or another failure, ends the file; ``failed`` is true from then on.
     """
@@ -28,15 +28,22 @@ class PartFile:
         self._path = path
         self._file = gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=self._raw, mtime=0)
         self._lines: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
-        self.waiting_bytes = 0
+        # Each is of one thread: both could not add to one number without losing some.
+        self._put_bytes = 0
+        self._taken_bytes = 0
         self.written_bytes = 0
         self.failed = False
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the size of the lines that are not written yet."""
+        return self._put_bytes - self._taken_bytes
+
     def write(self, lines: list[bytes]) -> None:
         """Write lines soon."""
-        self.waiting_bytes += sum(map(len, lines))
+        self._put_bytes += sum(map(len, lines))
         self._lines.put(lines)
 
     def end(self) -> None:
@@ -67,7 +74,7 @@ class PartFile:
                         self.written_bytes = self._raw.tell()
                 except OSError as error:
                     self._fail(error)
-                self.waiting_bytes -= sum(map(len, lines))
+                self._taken_bytes += sum(map(len, lines))
             if not self.failed:
                 try:
                     self._file.close()

@@ -62,7 +62,8 @@ def test_a_long_recording_has_two_parts_each_of_which_is_played_alone(
 ) -> None:
     monkeypatch.setattr("caravan_router.recording.part_file._FLUSH_S", 0.0)
     path = tmp_path / "recording"
-    recorder = Recorder(path, most_bytes=4_000)
+    # The states that a part begins with are 3,000 to 15,000 bytes; three runs are 88,000.
+    recorder = Recorder(path, most_bytes=40_000)
     for _ in range(3):
         run(recorder, 100)
         while recorder._file.waiting_bytes:
@@ -73,7 +74,7 @@ def test_a_long_recording_has_two_parts_each_of_which_is_played_alone(
     for part in parts:
         assert any("state" in line for line in lines(part)), "it is not the first part"
         assert differences(part) == []
-    assert sum(map(calls, parts)) > 1
+    assert calls(parts[1]) > 10
 
 
 def test_a_recording_that_is_there_becomes_the_older_part(tmp_path: Path) -> None:
@@ -146,8 +147,16 @@ def test_a_file_of_another_version_is_refused_by_name(recording: Path, capsys: p
     assert "it has version 99 of the format, and this program reads version 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", gzip.compress(b"hello\n"), gzip.compress(b'{"a":1}\n')])
-def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("text", [b"hello\n", b'{"a":1}\n'])
+def test_compressed_text_that_is_no_recording_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(gzip.compress(text))
+    with pytest.raises(RecordingError):
+        RecordingFile(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello"])
+def test_what_is_not_compressed_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(RecordingError):
