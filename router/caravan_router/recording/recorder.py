@@ -136,6 +136,7 @@ class Recorder:
             nodes = StateWriter(self.names, self.cells).write(follower.scheduler)
             self._write(Line(state=StateLine(id=number, keys=self.names.keys, nodes=nodes)))
             StateReader(nodes, told).note_keys()
+            self.untold.note_pins(follower.scheduler.pins, self.names, told.knows)
             for shard in follower.scheduler.shards.values():
                 self.untold.note(shard.runs.describe(shard.runs.keys), self.names, told.knows)
             self.tell_all(follower.scheduler)

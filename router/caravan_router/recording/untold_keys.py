@@ -1,9 +1,10 @@
-"""Saved prefixes whose keys a player cannot make, until a request that begins with them tells their tokens."""
+"""Saved and pinned prefixes whose keys a player cannot make before a request with them tells their tokens."""
 
 from collections.abc import Callable, Iterable
 
 from caravan_router.recording.names import Names
 from caravan_router.scheduling.events import SavedRun
+from caravan_router.scheduling.pins import Pin
 from caravan_router.scheduling.prefix_keys import PrefixKeys
 
 
@@ -20,8 +21,16 @@ class UntoldKeys:
             # The key of a recurrent state is made of that of its prefix.
             cuts = () if run.start == run.cuts[-1][0] else run.cuts
             for length, key in ((run.start, run.note.before), *cuts):
-                if not knows(number := names.key(key)):
-                    self._numbers.setdefault(length, {})[key] = number
+                self._note(length, key, names, knows)
+
+    def note_pins(self, pins: Iterable[Pin], names: Names, knows: Callable[[int], bool]) -> None:
+        """Note the keys of ``pins``: that of a saved prefix may be pinned when no token of it is known."""
+        for pin in pins:
+            self._note(pin.length, pin.key, names, knows)
+
+    def _note(self, length: int, key: bytes, names: Names, knows: Callable[[int], bool]) -> None:
+        if not knows(number := names.key(key)):
+            self._numbers.setdefault(length, {})[key] = number
 
     def __bool__(self) -> bool:
         return bool(self._numbers)

@@ -12,6 +12,7 @@ from caravan_proto.messages.limits import Saving
 from caravan_proto.messages.media import MediaSpan
 from caravan_router.core.generation import BeamSearch
 from caravan_router.core.prompt_media import FIRST_CELL_NUMBER, cell_numbers
+from caravan_router.recording.prefixes import prefix_key
 from caravan_router.recording.read_lines import RecordingFile
 from caravan_router.recording.recorder import Recorder
 from caravan_router.replay.player import Player, play
@@ -134,6 +135,23 @@ def test_runs_that_shards_had_before_the_router_are_found_again(
     if turns_over:
         recorder._turn_over()
     work(after)
+    recorder.close()
+    assert differences(tmp_path / "recording") == []
+
+
+def test_a_prefix_that_was_pinned_by_its_key_alone_is_found_again_in_a_later_part(tmp_path: Path) -> None:
+    """When the part begins, no shard has it, and no line its tokens."""
+    limits = limits_of(memory_bytes=4000, saving=Saving.ANY)
+    recorder, run = Recorder(tmp_path / "recording"), Simulation(SchedulerConfig())
+    run.scheduler = recorded(run.scheduler, run.config, recorder)
+    run.join("a", limits)
+    assert run.pin(prefix_key("", PROMPT[:32]), length=32) is None
+    recorder._turn_over()
+    run.submit((*PROMPT[:32], 7), 4, ignore_eos=True)
+    run.run()
+    run.submit(PROMPT, 4, ignore_eos=True)
+    run.run()
+    assert run.scheduler.shards["a"].runs.pinned
     recorder.close()
     assert differences(tmp_path / "recording") == []
 
