@@ -101,7 +101,9 @@ class RouterConfig:
         choices=[mode.value for mode in PrefillMode],
     )
     target_itl_ms: float = flag(220.0, "mixed: longest time that a step with decoding sequences should take", low=1)
-    waiting_served_ratio: float = flag(0.3, "pause: prefill when waiting requests >= this ratio x running ones", low=0)
+    waiting_served_ratio: float = flag(
+        0.3, "pause: prefill when waiting requests >= this ratio x running ones; mixed: how much they weigh", low=0
+    )
     max_waiting_tokens: int = flag(20, "pause: prefill after this many decode steps, whatever waits", low=0)
     max_batch_prefill_tokens: int = flag(4096, "most prompt tokens in one step", low=1)
     max_batch_total_tokens: int | None = flag(None, "most KV cells to use of one shard (default: all)", low=1)

@@ -16,6 +16,8 @@ _DOUBT = 0.2
 _MOST_MERGED = 1.2
 # Decodes that have waited for more than this part of their target go before all prompts.
 _LATE_SHARE = 0.25
+# With a waiting_served_ratio of 0, prompts get all the time that there is.
+_LEAST_RATIO = 1e-3
 # Chunks grow by amounts that suit the tiles of the kernels.
 _TILE_TOKENS = 8
 
@@ -41,14 +43,15 @@ def step_seconds(config: SchedulerConfig, *, prompts: int, riders: Riders) -> fl
       chunks serve it faster. TGI's waiting_served_ratio does the same by stopping the decodes; this does it by degrees.
     - where all decodes came with the prompts. Only the order of the queue put them first, and all end sooner if the
       last of them starts sooner.
-    - where decodes fill most of the target. Prompts get the share of the time that is theirs by heads.
+    - where decodes fill most of the target. Prompts get the share of the time that is theirs by heads, and those that
+      wait behind the first weigh 1 / ``waiting_served_ratio`` each: where that many wait, TGI would stop all decodes.
     """
     if not riders.count:
         return config.idle_step_s
     if not riders.claim:
         return max(config.target_itl_s, config.idle_step_s)
-    heads = prompts + riders.count
-    fair_s = max(config.target_itl_s * prompts / riders.count, riders.seconds * heads / riders.count)
+    weight = min(prompts, 1) + max(0, prompts - 1) / max(config.waiting_served_ratio, _LEAST_RATIO)
+    fair_s = max(config.target_itl_s * prompts / riders.count, riders.seconds * (1 + weight / riders.count))
     return max(config.target_itl_s, min(config.idle_step_s, fair_s))
 
 

@@ -115,6 +115,15 @@ def test_where_decodes_fill_the_target_prompts_get_their_share_of_the_time() -> 
     assert seconds(slow, prompts=8, riders=1, decode_s=0.1) == 2.0, "never less than the target"
 
 
+def test_where_decodes_fill_the_target_prompts_behind_the_first_weigh_as_many_decodes_as_tgi_stops_for_them() -> None:
+    config = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0, waiting_served_ratio=0.25)
+    assert seconds(config, prompts=6, riders=21, decode_s=0.15) == pytest.approx(0.15 * (1 + (1 + 5 * 4) / 21))
+    assert seconds(config, prompts=4, riders=4, decode_s=0.04) == 0.2, "decodes take little of the target"
+    never = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0, waiting_served_ratio=0.0)
+    assert seconds(never, prompts=2, riders=30, decode_s=0.15) == 1.0
+    assert seconds(never, prompts=0, riders=30, decode_s=0.15) == 0.2
+
+
 def test_a_step_beside_decodes_that_all_came_with_its_prompts_takes_as_long_as_one_without() -> None:
     config = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0)
     assert seconds(config, prompts=1, riders=7, decode_s=0.04, claim=False) == 1.0
