@@ -167,6 +167,7 @@ Where a new rule goes
     which layout the cells have             planning.layout
     which cells and ids are given up        shard.ledger
     what is copied or loaded, not computed  shard.prefix_reuse
+    which id a sequence gets                shard.next_id
     what a shard can report or must do      events or actions, then Scheduler._apply or StepPlan.send, engine's codecs
 
 `invariants.check` says what holds between any two calls; the property tests check it after every event.

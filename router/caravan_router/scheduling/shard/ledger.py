@@ -11,6 +11,7 @@ from caravan_router.scheduling.prefix_tree import Match
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
+from caravan_router.scheduling.shard.next_id import to_evict
 from caravan_router.scheduling.shard.prefix_reuse import to_take_over, worth_copying
 from caravan_router.scheduling.shard.remembered import prefixes_of
 from caravan_router.scheduling.shard.resident import Resident, Status
@@ -105,9 +106,9 @@ class ShardLedger(ShardAccount):
     def _acquire_id(self) -> int:
         """Take an id that is free, or released by the next command, or that of a parked sequence."""
         if not self.stays.free_ids:
-            if not self.stays.releasing:
-                evictable = self.header.evictable
-                self._evict(next((one for one in evictable if one.is_expendable), evictable[0]))
+            self.header.recycled.extend(self.stays.recycle())
+        if (evicted := to_evict(self)) is not None:
+            self._evict(evicted)
             self.header.recycled.extend(self.stays.recycle())
         return self.stays.take_id()
 

@@ -81,11 +81,12 @@ def test_a_prefix_that_was_saved_before_with_more_is_pinned_with_that_run() -> N
 def test_a_prefix_in_cells_is_saved_when_it_is_pinned_though_a_request_runs() -> None:
     split = limits(cells_per_sequence=100, layout=KvLayout.SPLIT)
     sim = simulation("a", limits=split)
-    sim.submit(SYSTEM, 1, ignore_eos=True)
-    sim.run()
     running = sim.submit((7, 7, 7), 60, ignore_eos=True)
+    sim.advance("a")
+    held = sim.submit(SYSTEM, 1, ignore_eos=True)
     for _ in range(3):
         sim.advance("a")
+    assert held in sim.finished
     assert saved_on(sim, "a") == 0
     assert pinned(sim) is None
     for _ in range(3):
