@@ -23,6 +23,8 @@ from caravan_testing.shard_tiny_window import write_tiny_window
 
 ROOT = Path(__file__).parents[2]
 DEMO_MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ROOT / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+# How many layers are on GPUs: 0 for the host's CPUs, -1 for all of them on GPUs.
+GPU_LAYERS = int(os.environ.get("CARAVAN_TEST_GPU_LAYERS", "0"))
 # Most of its layers attend to a window of 512 tokens.
 WINDOW_MODEL = ROOT / ".cache/models/gemma-3-270m-q4_k_m.gguf"
 # Written when a test needs it, as all those below are.
@@ -41,7 +43,12 @@ RECURRENT_MODEL = ROOT / ".cache/models/tiny-mamba.gguf"
 # Batch shapes and places in the cache change the rounding. Logits of two tokens that are closer than this count as
 # equal. Seen: below 0.1 on the demo model; 1.9 on the other, where a prompt's last token was computed alone instead of
 # with the rest.
-TIE_LOGITS = {DEMO_MODEL: 0.25, WINDOW_MODEL: 2.0, POSITIONS_MODEL: 0.01, CONVOLUTION_MODEL: 0.01}
+TIE_LOGITS = {
+    DEMO_MODEL: float(os.environ.get("CARAVAN_TEST_TIE_LOGITS", "0.25")),
+    WINDOW_MODEL: 2.0,
+    POSITIONS_MODEL: 0.01,
+    CONVOLUTION_MODEL: 0.01,
+}
 _WRITERS: dict[Path, Callable[[Path], Path]] = {
     POSITIONS_MODEL: write_tiny_mrope,
     PLAIN_MODEL: lambda path: write_tiny_llama(path, Shape(context=4096)),
@@ -74,7 +81,8 @@ class ModelDriver(EngineDriver):
 
     def __init__(self, model: Path, **flags: Any) -> None:
         # One thread: two that spin at barriers stand still when other processes want their cores.
-        config = ShardConfig(**{"model": str(model), "parallel": 4, "threads": 1, "flash_attn": "on", **flags})
+        usual = {"parallel": 4, "threads": 1, "flash_attn": "on", "gpu_layers": GPU_LAYERS}
+        config = ShardConfig(**{"model": str(model), **usual, **flags})
         self.backend: Any
         super().__init__(LlamaCppBackend(config))
         self.model = model
