@@ -7,7 +7,7 @@ from itertools import count, groupby
 from bench.batched_bench import engine_time
 from bench.bounds import Attention
 from bench.busy import busy_neighbours
-from bench.contenders import Common, Contender
+from bench.contenders import Common, Contender, Product
 from bench.figures import failures, mean_prompt_tokens
 from bench.fleet import Fleet, Load, fleet
 from bench.pairing import turns
@@ -60,6 +60,8 @@ def _loads(result: RowResult, number: int, servers: Fleet, between: int, seed: i
 
 def _load(contender: Contender, row: Row, servers: Fleet, arguments: Sequence[str], seed: int) -> Load:
     print(f"  {contender.name}: ", end="", flush=True)
+    if contender.product is Product.CARAVAN:
+        arguments = (*arguments, *row.caravan_arguments)
     load = servers.load(contender, arguments, seed)
     values = [figure.read(load.report) for figure in row.figures]
     print(", ".join("-" if value is None else f"{value:,.1f}" for value in values), flush=True)

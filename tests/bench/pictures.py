@@ -43,6 +43,8 @@ from caravan_router.bench.words import seeded, words
 Message: TypeAlias = dict[str, Any]
 _CLIENTS, _TOKENS, _TURNS = 8, 32, 10
 _MEGAPIXEL = (1152, 864)
+# SmolLM2's control tokens, which have no text: a server sends nothing for such a token, which would look like a gap.
+_WITHOUT_TEXT = {str(token): -100 for token in range(17)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +149,13 @@ class Client:
         return _picture(self._random, size)
 
     async def _run(self, stream: Stream) -> None:
-        async for _ in self._answer([self._question(None)], tokens=2000):
+        async for _ in self._answer([self._question(None)], {"max_tokens": 2000, "logit_bias": _WITHOUT_TEXT}):
             stream.note()
 
-    async def _answer(self, messages: list[Message], tokens: int = _TOKENS) -> AsyncIterator[str]:
+    async def _answer(self, messages: list[Message], fields: dict[str, Any] | None = None) -> AsyncIterator[str]:
         """Yield the text of each event of an answer."""
-        body = {"messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        body: dict[str, Any] = {"messages": messages, "max_tokens": _TOKENS, "temperature": 0, "ignore_eos": True}
+        body |= {"stream": True, **(fields or {})}
         async with self._session.post(f"{self._url}/v1/chat/completions", json=body) as response:
             assert response.status == 200, await response.text()
             async for line in response.content:
