@@ -21,7 +21,7 @@ _WORDS, _PICTURES, _WHOLE = "words", "pictures", "whole pictures"
 # prefixes end before a picture.
 _COUNTING = {
     "test_a_fork_of_a_response_under_way_starts_from_what_was_generated": (_PICTURES, _WHOLE),
-    "test_equal_prompts_take_as_many_cells_from_memory_as_when_new": (_WHOLE,),
+    "test_equal_prompts_take_the_cells_of_their_prefix_once_when_new_and_from_memory": (_WHOLE,),
     "test_prompts_of_which_each_has_more_in_memory_take_the_cells_of_the_common_part_once": (_WHOLE,),
 }
 _LONG = (
