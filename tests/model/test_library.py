@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,10 @@ def test_the_quick_start_of_vllm_runs_and_ends_by_itself(tmp_path: Path) -> None
         "The capital of France is",
         "The future of AI is",
     )
-    for line, prompt in zip(lines, prompts, strict=True):
-        assert re.fullmatch(f"Prompt: '{prompt}', Generated text: ['\"].{{8,}}['\"]", line)
+    starts = [f"Prompt: '{prompt}', Generated text: " for prompt in prompts]
+    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+    # They are drawn without a seed: one may end at once.
+    assert any(literal_eval(line[len(start) :]) for line, start in zip(lines, starts, strict=True))
 
 
 def test_the_next_turn_of_a_session_has_the_tokens_that_the_model_generated() -> None:
