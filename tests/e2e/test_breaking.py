@@ -10,12 +10,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 
+from caravan_testing.child_processes import command_line
 from caravan_testing.serve_process import MODEL, Served, serve, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
@@ -65,7 +65,7 @@ async def _shards_when(session: ClientSession, url: str, condition: Callable[[_S
 
 
 def _pid_of(served: Served, shard: str) -> int:
-    (pid,) = (pid for pid in served.shard_pids() if shard.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+    (pid,) = (pid for pid in served.shard_pids() if shard in command_line(pid))
     return pid
 
 
@@ -198,16 +198,9 @@ def test_the_shards_end_when_the_supervisor_is_killed() -> None:
         (shard,) = served.shard_pids()
         served.process.kill()
         deadline = time.monotonic() + 60
-        while _is_running(shard):
+        while command_line(shard):
             assert time.monotonic() < deadline, "the shard outlived its supervisor"
             time.sleep(0.05)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def test_a_server_that_ends_as_its_clients_leave_does_not_wait_for_a_lease() -> None:

@@ -16,6 +16,7 @@ from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.fetching import fetch, fetch_blocking
 from caravan_models.progress import Progress
 from caravan_models.reference import HubModel
+from caravan_testing.child_processes import children_with, command_line
 from caravan_testing.small_gguf import small_gguf
 from caravan_testing.stand_in_hub import StandInHub
 from caravan_testing.waiting import eventually
@@ -27,9 +28,7 @@ SMALL = HubModel("demo/small")
 
 def workers() -> list[int]:
     """The processes of downloads that this one has started."""
-    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    pids = [int(pid) for listed in children for pid in listed.read_text().split()]
-    return [pid for pid in pids if b"caravan_models.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return children_with("caravan_models.worker")
 
 
 async def test_a_model_is_fetched_beside_other_work_and_its_progress_told(hub: StandInHub, cache: Path) -> None:
@@ -120,7 +119,7 @@ def test_a_download_ends_with_its_program(hub: StandInHub) -> None:
         worker = int(process.stdout.readline())
         process.kill()
     deadline = time.monotonic() + 60
-    while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
+    while command_line(worker):
         assert time.monotonic() < deadline, "it runs on"
         time.sleep(0.01)
 

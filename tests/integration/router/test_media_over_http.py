@@ -6,7 +6,7 @@ import io
 import os
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from aiohttp import ClientSession, FormData
 from PIL import Image
 
 from caravan_shard.backends.toy.media import ToyEncoder
+from caravan_testing.child_processes import children_with
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.hostile_pictures import hostile_files
 from caravan_testing.sounds import float_wav
@@ -220,13 +221,6 @@ async def test_ten_turns_with_two_pictures_encode_each_once(client: Client) -> N
     assert client.encodings == 2
 
 
-def decoders() -> list[int]:
-    """Return the ids of the processes that decode for this one."""
-    threads = Path("/proc/self/task").iterdir()
-    children = [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
-    return [pid for pid in children if "decoder_process" in Path(f"/proc/{pid}/cmdline").read_text()]
-
-
 async def test_hostile_files_leave_streams_beside_them_as_they_are(client: Client) -> None:
     """Every file is answered with 400 or read, and each stream has its text, although the decoders are killed."""
     expected = await chat(client, False)
@@ -247,8 +241,9 @@ async def test_hostile_files_leave_streams_beside_them_as_they_are(client: Clien
     async def kill() -> None:
         # Once, as no file may end two processes.
         await eventually(lambda: refused > 60, "files are being refused")
-        for pid in await asyncio.to_thread(decoders):
-            os.kill(pid, signal.SIGKILL)
+        for pid in await asyncio.to_thread(children_with, "decoder_process"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     async def streams() -> None:
         for _ in range(10):
