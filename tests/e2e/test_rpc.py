@@ -15,6 +15,8 @@ from caravan_testing.serve_process import generate, serve
 
 pytestmark = pytest.mark.rpc
 
+# A busy host may take more than the usual 30 s to start a shard again.
+GRACE = ("--shard-grace-s", "240")
 FLAGS = ("-np", "4", "-c", "4096", "-t", "1", "-fa", "on", "--log-level", "debug")
 PROMPTS = ("Write about rivers.", "The history of bread begins", "List three facts about clocks:", "Once upon a time")
 LONG = "Once upon a time there was a small dog who"
@@ -60,7 +62,7 @@ def test_layers_on_two_servers_give_the_answers_of_the_cpu(servers: list[RpcServ
 
 def test_a_request_outlives_an_rpc_server(servers: list[RpcServer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGML_NO_BACKTRACE", "1")
-    with serve(*FLAGS, *rpc_flags(servers)) as served, ThreadPoolExecutor(1) as pool:
+    with serve(*FLAGS, *GRACE, *rpc_flags(servers)) as served, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(generate, served.url, LONG, LONG_TOKENS)
         time.sleep(1)
         assert not answer.done()
