@@ -1,5 +1,6 @@
 """The command `caravan-shard`, also as `python -m caravan_shard`."""
 
+import faulthandler
 import sys
 
 from caravan_proto.environment import end_on_early_sigterm, prepare_grpc
@@ -10,6 +11,9 @@ from caravan_proto.standard_output import ending_with_its_reader
 def main() -> int:
     """Run the shard."""
     end_on_early_sigterm()
+    if sys.stderr is not None:
+        # What ends in C code, of llama.cpp, gRPC or our own, says where each thread was.
+        faulthandler.enable()
     prepare_grpc()
     from caravan_shard.cli import main as run
 

@@ -26,9 +26,12 @@ COMMAND = (sys.executable, "-m", "caravan_shard")
 
 
 @asynccontextmanager
-async def shard_process(folder: Path, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, RunningShard]]:
+async def shard_process(
+    folder: Path, *flags: str, stderr: int | None = None
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, RunningShard]]:
     address = f"unix:{folder / 'shard'}"
-    process = await asyncio.create_subprocess_exec(*COMMAND, "--backend", "fake", "--address", address, *flags)
+    command = (*COMMAND, "--backend", "fake", "--address", address, *flags)
+    process = await asyncio.create_subprocess_exec(*command, stderr=stderr)
     try:
         async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
             async with asyncio.timeout(60):
@@ -86,6 +89,16 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
             assert process.returncode is None
             process.send_signal(signal.SIGINT)
             assert await process.wait() == 0
+
+
+async def test_a_shard_that_ends_in_c_code_says_where_its_threads_were(tmp_path: Path) -> None:
+    async with shard_process(tmp_path, stderr=asyncio.subprocess.PIPE) as (process, _shard):
+        process.send_signal(signal.SIGSEGV)
+        async with asyncio.timeout(60):
+            _, said = await process.communicate()
+        assert process.returncode == -signal.SIGSEGV
+    assert b"Segmentation fault" in said
+    assert b"caravan_shard/engine/worker.py" in said
 
 
 def save_of(prompt: bytes) -> shard_pb2.SaveEntry:
