@@ -11,7 +11,7 @@ import pytest
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_shard.backends.llama.device_candidates import DeviceCandidates
+from caravan_shard.backends.llama.device_candidates import PATIENCE, DeviceCandidates
 from caravan_shard.sampling.joint_draw import LEFT
 from caravan_shard.sampling.top_candidates import StepCandidates, TopCandidates, draw_from
 from caravan_testing.shard_builders import first_chunk, with_parameters
@@ -36,20 +36,36 @@ OTHERS: list[dict[str, Any]] = [
 
 
 class Counted(ModelDriver):
-    """Counts the rows that had candidates."""
+    """Counts the rows that had candidates, and how many lacked them because of doubtful ones.
+
+    Where a row's highest logits include equal ones, the step is computed again with all logits, and the ids wait again
+    for their chains. Which rows are doubtful depends on how the host rounds.
+    """
 
     def __init__(self, model: Path, **flags: Any) -> None:
         common = {"parallel": SEQUENCES, "ctx_size": SEQUENCES * 512, "batch_size": 512, "flash_attn": "on"}
         super().__init__(model, **{**common, **flags})
         self.rows = 0
-        candidates = self.backend.candidates
+        # The most that can be missing in ``rows``.
+        self.missing = 0
+        candidates, logits = self.backend.candidates, self.backend.logits
+        with_candidates = 0
 
         def count(rows: int) -> StepCandidates | None:
+            nonlocal with_candidates
             found: StepCandidates | None = candidates(rows)
-            self.rows += 0 if found is None else sum(row is not None for row in found.rows)
+            with_candidates = 0 if found is None else sum(row is not None for row in found.rows)
+            self.rows += with_candidates
             return found
 
+        def count_missing(rows: int) -> Any:
+            nonlocal with_candidates
+            self.missing += PATIENCE * with_candidates
+            with_candidates = 0
+            return logits(rows)
+
         self.backend.candidates = count
+        self.backend.logits = count_missing
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +109,7 @@ def test_ten_thousand_tokens_are_equal(pair: tuple[Counted, Counted]) -> None:
         assert outputs[0] == outputs[1]
         total += sum(map(len, outputs[0].values()))
     assert total >= 10_000
-    assert pair[0].rows > 0.95 * total
+    assert pair[0].rows > 0.95 * total - pair[0].missing
     assert pair[1].rows == 0
 
 
@@ -101,7 +117,7 @@ def test_sequences_that_need_all_logits_run_beside_others(pair: tuple[Counted, C
     outputs = [generate(driver, [*CHAINS, *OTHERS], 100) for driver in pair]
     assert outputs[0] == outputs[1]
     # Five of the eight can use candidates.
-    assert 400 < pair[0].rows < 500
+    assert 400 - pair[0].missing < pair[0].rows < 500
 
 
 def test_an_id_loses_its_chain_at_once_and_gets_it_back_later(pair: tuple[Counted, Counted]) -> None:
@@ -111,7 +127,8 @@ def test_an_id_loses_its_chain_at_once_and_gets_it_back_later(pair: tuple[Counte
             outputs.append(generate(driver, chains, 30, seed))
     assert outputs[:5] == outputs[5:]
     # A chain is kept where a smaller one would do, and the third and the fifth wait again.
-    assert pair[0].rows == SEQUENCES * 3 * (30 - 8)
+    most = SEQUENCES * 3 * (30 - PATIENCE)
+    assert most - pair[0].missing <= pair[0].rows <= most
 
 
 def test_doubtful_rows_are_drawn_from_all_logits(
@@ -126,7 +143,8 @@ def test_doubtful_rows_are_drawn_from_all_logits(
 
     monkeypatch.setattr("caravan_shard.engine.token_rows.draw_from", doubting)
     assert generate(pair[0], CHAINS, 60) == expected
-    assert pair[0].rows > 100
+    # Whatever is doubtful, the first step after the wait has them.
+    assert pair[0].rows >= SEQUENCES
 
 
 def test_forks_and_drafts(pair: tuple[Counted, Counted]) -> None:
@@ -147,7 +165,7 @@ def test_forks_and_drafts(pair: tuple[Counted, Counted]) -> None:
         driver.decode([0, 1, 2], max_draft_tokens=4)
         outputs.append(driver.output)
     assert outputs[0] == outputs[1]
-    assert pair[0].rows > 30
+    assert pair[0].rows > 30 - pair[0].missing
 
 
 def test_another_layout(tiny: Path) -> None:
@@ -195,6 +213,7 @@ def test_tokens_of_the_demo_model_are_equal() -> None:
     for choice in ("on", "off"):
         driver = Counted(fetched(DEMO_MODEL), backend_sampling=choice)
         outputs.append(generate(driver, CHAINS, 40))
-        assert (driver.rows > 200) == (choice == "on")
+        expected = SEQUENCES * (40 - PATIENCE) if choice == "on" else 0
+        assert expected - driver.missing <= driver.rows <= expected
         driver.engine.close()
     assert outputs[0] == outputs[1]
