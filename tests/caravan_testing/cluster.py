@@ -33,9 +33,10 @@ from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer
 from caravan_testing.http_server import sample_of
+from caravan_testing.metrics_text import total
 from caravan_testing.toy_draft import ToyDraftModel
 from caravan_testing.toy_oracle import expected_output
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import eventually, in_time
 
 # Replaced where the tests of text run as tests of pictures.
 default_encoder: Callable[[], ToyEncoder] | None = None
@@ -216,7 +217,7 @@ class Cluster:
             async with session.post(f"{self.url}/admin/shards/{name}/drain") as response:
                 assert response.status == 200, await response.text()
         assert server.drain_asked.is_set()
-        async with asyncio.timeout(60):
+        async with in_time(f"{address} has drained"):
             await server.drain()
         await self.stop_shard(address)
 
@@ -235,6 +236,10 @@ class Cluster:
     async def metric(self, name: str) -> float:
         """Return the value of a metric; ``name`` includes its labels."""
         return await sample_of(self.metrics, name)
+
+    async def queue_size(self) -> float:
+        """Return how many requests wait."""
+        return total((await self.metrics.render()).decode(), "tgi_queue_size")
 
     async def wait_until_up(self, shards: int) -> None:
         def count() -> int:

@@ -20,6 +20,7 @@ from aiohttp import ClientSession, ClientTimeout
 from caravan_testing.metrics_text import total
 from caravan_testing.random_histories import Histories, Messages, tokens_of
 from caravan_testing.serve_process import Served, serve
+from caravan_testing.waiting import eventually
 
 # Of the tokenizers of all test models: words, and the token that ends a message.
 WORDS, END = range(20, 250), 2
@@ -81,12 +82,7 @@ class Asker:
         return await (await self._session.get("/metrics")).text()
 
     async def until_all_serve(self) -> None:
-        async with asyncio.timeout(_WITHIN_S):
-            while True:
-                listed = (await (await self._session.get("/admin/shards")).json())["shards"]
-                if [one["state"] for one in listed].count("serving") == _SHARDS:
-                    return
-                await asyncio.sleep(0.05)
+        await eventually(self._states, "all shards serve", lambda states: states.count("serving") == _SHARDS)
 
     async def drain_the_fullest(self) -> None:
         """Let the shard that holds most go; what it holds moves to another."""
@@ -95,11 +91,7 @@ class Asker:
         before = await self._states()
         async with self._session.post(f"/admin/shards/{fullest.replace('/', '%2F')}/drain") as response:
             assert response.status == 200, await response.text()
-        async with asyncio.timeout(_WITHIN_S):
-            while True:
-                if await self._states() != before:
-                    return
-                await asyncio.sleep(0.02)
+        await eventually(self._states, "a shard leaves", lambda states: states != before)
 
     async def _states(self) -> list[str]:
         listed = (await (await self._session.get("/admin/shards")).json())["shards"]

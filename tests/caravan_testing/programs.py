@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import re
 import sys
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+
+from caravan_testing.waiting import eventually
 
 
 @dataclass
@@ -20,16 +21,18 @@ class Program:
         """Return the lines so far in which ``pattern`` occurs."""
         return [line for line in self.log if re.search(pattern, line)]
 
-    async def logged(self, pattern: str, within_s: float = 60.0) -> re.Match[str]:
+    async def logged(self, pattern: str) -> re.Match[str]:
         """Wait until ``pattern`` occurs in a line; fail if the process ends before."""
-        deadline = time.monotonic() + within_s
-        while True:
-            for line in self.log:
-                if (found := re.search(pattern, line)) is not None:
-                    return found
-            assert self.process.returncode is None, f"{pattern!r} was not logged:\n{self.text}"
-            assert time.monotonic() < deadline, f"{pattern!r} was not logged within {within_s:g} s:\n{self.text}"
-            await asyncio.sleep(0.01)
+
+        def look() -> tuple[re.Match[str] | None, str]:
+            return next((found for line in self.log if (found := re.search(pattern, line))), None), self.text
+
+        def ended() -> str:
+            return "" if self.process.returncode is None else f"it has ended with {self.process.returncode}"
+
+        found, _ = await eventually(look, f"{pattern!r} is logged", lambda seen: seen[0] is not None, unless=ended)
+        assert found is not None
+        return found
 
     @property
     def text(self) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from caravan_testing.waiting import in_time
+
 HOST = "127.0.0.1"
 
 
@@ -43,7 +45,7 @@ def replies_in(data: bytes) -> list[Reply]:
     return replies
 
 
-async def exchange(url: str, parts: Iterable[bytes], *, pause_s: float = 0.0, within_s: float = 60.0) -> bytes:
+async def exchange(url: str, parts: Iterable[bytes], *, pause_s: float = 0.0) -> bytes:
     """Send the parts with pauses, read until the server closes or resets the connection, and return what it sent."""
     reader, writer = await asyncio.open_connection(HOST, port_of(url))
     received = bytearray()
@@ -56,7 +58,7 @@ async def exchange(url: str, parts: Iterable[bytes], *, pause_s: float = 0.0, wi
 
     sending = asyncio.create_task(send())
     try:
-        async with asyncio.timeout(within_s):
+        async with in_time("the server closes the connection"):
             while data := await reader.read(65536):
                 received += data
     except ConnectionResetError:

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from caravan_testing.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of the log of a server in whose use a test fails.
@@ -38,18 +39,19 @@ class Served:
 
     def healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as response:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=DEADLINE_S) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, TimeoutError):
             return False
 
-    def wait(self, condition: str, within_s: float = 60.0) -> None:
+    def wait(self, condition: str) -> None:
         """Wait until the server is ``healthy`` or ``unhealthy``, as ``condition`` says."""
-        deadline = time.monotonic() + within_s
-        while self.healthy() is not (condition == "healthy"):
-            assert self.process.poll() is None, "".join(self.log)
-            assert time.monotonic() < deadline, f"not {condition} within {within_s} s:\n" + "".join(self.log)
-            time.sleep(0.05)
+        wait_until(
+            self.healthy,
+            f"the server is {condition}",
+            lambda healthy: healthy is (condition == "healthy"),
+            unless=lambda: self.process.poll() is not None and "".join(self.log),
+        )
 
     def shard_pids(self) -> list[int]:
         """Return the child processes, which are the shards."""
@@ -67,7 +69,7 @@ def serve(*flags: str, models: Sequence[str | Path] = (MODEL,)) -> Iterator[Serv
     with start(*flags, models=models) as served:
         yield served
         served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(60) == 0, "".join(served.log)
+        assert served.process.wait(DEADLINE_S) == 0, "".join(served.log)
 
 
 @contextlib.contextmanager
@@ -85,7 +87,7 @@ def start(*flags: str, models: Sequence[str | Path] = (MODEL,)) -> Iterator[Serv
         reader = threading.Thread(target=_read, args=(process.stdout, log, ready))
         reader.start()
         try:
-            assert ready.wait(120), "".join(log)
+            assert ready.wait(DEADLINE_S), "".join(log)
             found = re.search(r"Caravan is ready on (\S+)", "".join(log))
             assert found is not None, "".join(log)
             served = Served(found[1], process, log)

@@ -1,9 +1,7 @@
 """Workers over toy backends, and what they answer."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from time import monotonic
 
 from caravan_shard.backends.base import Backend
 from caravan_shard.backends.toy.backend import ToyBackend
@@ -12,6 +10,7 @@ from caravan_shard.engine.replies import Replies
 from caravan_shard.engine.worker import Worker
 from caravan_shard.protocol.results import Result
 from caravan_shard.sequences.runs import RunStore
+from caravan_testing.waiting import eventually, in_time
 
 
 def make_runs(_backend: Backend) -> RunStore:
@@ -30,14 +29,11 @@ async def worker_on(backend: ToyBackend) -> AsyncIterator[tuple[Worker, Engine]]
 
 async def all_of(replies: Replies) -> list[Result]:
     results: list[Result] = []
-    async with asyncio.timeout(60):
+    async with in_time("all results"):
         while (together := await replies.next()) is not None:
             results += together
     return results
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = monotonic() + 60
-    while not condition():
-        assert monotonic() < deadline, "the condition did not become true within 60 s"
-        await asyncio.sleep(0.001)
+    await eventually(condition)

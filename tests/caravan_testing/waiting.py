@@ -101,8 +101,9 @@ def wait_until(
 @asynccontextmanager
 async def in_time(what: str) -> AsyncIterator[None]:
     """Fail unless the block, which waits for events itself, ends before the deadline."""
+    limit = asyncio.timeout(DEADLINE_S)
     try:
-        async with asyncio.timeout(DEADLINE_S) as limit:
+        async with limit:
             yield
     except TimeoutError:
         if not limit.expired():

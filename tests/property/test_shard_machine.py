@@ -1,6 +1,5 @@
 """Random commands, valid and invalid, against a model of the shard: cells conserve, refusals change nothing."""
 
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,6 +44,7 @@ from caravan_testing.shard_builders import (
 from caravan_testing.shard_promises import ADAPTERS, CHOOSING, GREEDY, Choosing, Promise, SavedRun, common_length
 from caravan_testing.toy_draft import ToyDraftModel, check_draft_cells
 from caravan_testing.toy_oracle import expected_logprobs
+from caravan_testing.waiting import wait_until
 
 pytestmark = pytest.mark.examples
 
@@ -514,8 +514,7 @@ class ShardMachine(RuleBasedStateMachine):
             run.on_disk = True
         else:
             self.runs.pop(key, None)
-        while self.driver.engine.runs._leaving:
-            time.sleep(0.001)
+        wait_until(lambda: not self.driver.engine.runs._leaving, "what leaves has left")
 
     @rule(layout=st.sampled_from(KvLayout), works=st.sampled_from([True, True, True, False]))
     def set_layout(self, layout: KvLayout, *, works: bool) -> None:

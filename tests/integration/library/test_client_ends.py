@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +15,7 @@ import caravan
 from caravan import AsyncClient, Client, SamplingParams
 from caravan.client import ServerDeadlineError
 from caravan_testing.serve_process import Served, serve
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import eventually, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +69,7 @@ def test_an_interrupt_ends_the_call_on_the_server(slow: Served) -> None:
     with Client(slow.url) as client:
 
         def interrupt() -> None:
-            while _running(slow) != 2:
-                time.sleep(0.01)
+            wait_until(lambda: _running(slow), "two requests run", lambda running: running == 2)
             signal.raise_signal(signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)
@@ -79,7 +77,7 @@ def test_an_interrupt_ends_the_call_on_the_server(slow: Served) -> None:
         with pytest.raises(KeyboardInterrupt):
             client.generate(["a", "b"], _ENDLESS)
         thread.join()
-        asyncio.run(eventually(lambda: _running(slow) == 0, "none runs"))
+        wait_until(lambda: _running(slow) == 0, "none runs")
         assert client.generate("after", SamplingParams(max_tokens=1))[0].finished
 
 

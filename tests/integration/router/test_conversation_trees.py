@@ -121,12 +121,18 @@ async def lose_shards(running: Cluster, walkers: Sequence[Walker], ended: asynci
 
     Responses part the losses and not time, so that a slow host too computes between two of them.
     """
+
+    async def more_responses(due: int) -> None:
+        await eventually(
+            lambda: sum(walker.responses for walker in walkers),
+            f"the walkers have {due} responses, or end",
+            lambda found: found >= due or ended.is_set(),
+        )
+
     for lost, address in enumerate(itertools.cycle(running.addresses)):
-        due = sum(walker.responses for walker in walkers) + RESPONSES_PER_LOSS
-        while sum(walker.responses for walker in walkers) < due:
-            if ended.is_set():
-                return lost
-            await asyncio.sleep(0.05)
+        await more_responses(sum(walker.responses for walker in walkers) + RESPONSES_PER_LOSS)
+        if ended.is_set():
+            return lost
         await running.stop_shard(address)
         await running.start_shard(address)
     raise AssertionError("the shards have no end")

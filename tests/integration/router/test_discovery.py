@@ -11,7 +11,6 @@ from caravan_router.core.shards import ShardState
 from caravan_router.engine.client import ShardClient
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
-from caravan_testing.metrics_text import total
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
@@ -77,7 +76,7 @@ async def test_an_address_that_comes_back_gets_a_new_lease() -> None:
             await set_list(running)
             await eventually(lambda: running.state(address) is ShardState.DRAINING, "it drains")
             await set_list(running, address)
-            await asyncio.sleep(0.1)
+            await eventually(lambda: address in running.fleet._pool._listed, "the router knows that it is back")
             report = running.report(address)
             assert report is not None
             assert (report.standing.state, report.epoch) == (ShardState.DRAINING, 1)
@@ -138,7 +137,7 @@ async def test_requests_wait_for_the_first_shard() -> None:
     async with cluster(ClusterConfig(shards=0, listed=True)) as running, ClientSession() as session:
         assert running.fleet.shards() == []
         answer = asyncio.create_task(generate(session, running.url, body("hello", 20)))
-        await asyncio.sleep(0.2)
+        await until_waiting(running, 1)
         assert not answer.done()
         address = running.add_address()
         await running.start_shard(address)
@@ -170,7 +169,7 @@ async def test_when_all_shards_leave_requests_wait_for_others() -> None:
         async with session.get(f"{running.url}/health") as health:
             assert health.status == 503
         answer = asyncio.create_task(generate(session, running.url, body("hello", 20)))
-        await asyncio.sleep(0.2)
+        await until_waiting(running, 1)
         assert not answer.done()
         for address in old:
             await running.stop_shard(address)
@@ -221,9 +220,7 @@ async def test_metrics_do_not_grow_with_shards_that_come_and_go() -> None:
 
 
 async def until_waiting(running: Cluster, requests: int) -> None:
-    async with asyncio.timeout(60):
-        while total((await running.metrics.render()).decode(), "tgi_queue_size") != requests:  # noqa: ASYNC110  metrics notify nobody
-            await asyncio.sleep(0.01)
+    await eventually(running.queue_size, f"{requests} requests wait", lambda size: size == requests)
 
 
 async def test_requests_count_as_waiting_before_the_first_shard_and_after_the_last() -> None:

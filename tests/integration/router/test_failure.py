@@ -8,6 +8,7 @@ from aiohttp import ClientError, ClientSession
 from caravan_router.app import run_router
 from caravan_router.config import RouterConfig
 from caravan_router.engine.fleet import Fleet
+from caravan_testing.waiting import in_time
 
 
 async def test_a_router_whose_engine_fails_ends_and_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +22,7 @@ async def test_a_router_whose_engine_fails_ends_and_closes_its_connections(monke
     config = RouterConfig(shard=("unix:/nowhere",), port=0, shard_grace_s=600.0, graceful_termination_timeout=600.0)
     urls = asyncio.Queue[str]()
     router = asyncio.create_task(run_router(config, asyncio.Event(), lambda _fleet, url: urls.put_nowait(url)))
-    async with ClientSession() as session, asyncio.timeout(60):
+    async with ClientSession() as session, in_time("the router ends with its engine"):
         url = await urls.get()
         waiting = asyncio.create_task(session.post(f"{url}/generate", json={"inputs": "a"}))
         await asyncio.sleep(0.2)

@@ -7,6 +7,7 @@ import pytest
 
 from caravan_testing.cluster import ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed, with_feedback
+from caravan_testing.waiting import in_time
 
 PROMPT = list(range(60, 100))
 KINDS = (0, 1, 2)
@@ -33,7 +34,7 @@ async def test_it_goes_to_another_shard_with_the_tokens(drains: bool) -> None:
         leaving = running.addresses[0]
         assert running.engine.scheduler.shards[leaving].stays.residents
         if drains:
-            async with asyncio.timeout(20):
+            async with in_time("the shard has drained"):
                 await running.servers[leaving].drain()
         await running.stop_shard(leaving)
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]

@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -15,14 +13,11 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import ClientError, ClientSession
 
+from caravan_testing.ports import kept_ports
+from caravan_testing.waiting import wait_until
+
 REQUESTS, CLIENTS, NEW_TOKENS = 60, 6, 20
 pytestmark = pytest.mark.timeout(300)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
 
 
 @contextlib.contextmanager
@@ -38,9 +33,9 @@ def program(module: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
 @contextlib.contextmanager
 def routers(count: int) -> Iterator[tuple[list[str], list[subprocess.Popen[bytes]]]]:
     """Run routers over one toy shard; yield their URLs, and their processes."""
-    shard, *ports = free_ports(1 + count)
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
     with contextlib.ExitStack() as stack:
+        shard, *ports = stack.enter_context(kept_ports(1 + count))
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
         stack.enter_context(
             program("caravan_shard", "--backend", "fake", "--fake-step-ms", "5", "--address", f"127.0.0.1:{shard}")
         )
@@ -53,10 +48,14 @@ def routers(count: int) -> Iterator[tuple[list[str], list[subprocess.Popen[bytes
             )
             for port, url in zip(ports, urls, strict=True)
         ]  # fmt: skip
-        deadline = time.monotonic() + 60
-        while sum(status(url, "/health") == 200 for url in urls) != 1 or 0 in [status(url, "/livez") for url in urls]:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(
+            lambda: [(status(url, "/health"), status(url, "/livez")) for url in urls],
+            "one router has the shard, and all run",
+            lambda found: (
+                sorted(health for health, _ in found) == [200] + [503] * (count - 1)
+                and all(live == 200 for _, live in found)
+            ),
+        )
         yield urls, started
 
 

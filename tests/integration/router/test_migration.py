@@ -84,13 +84,17 @@ async def test_a_rolling_restart_under_load_fails_no_request_and_computes_little
                 served += new_tokens
                 turn += 1
 
+        async def served_more(than: int) -> None:
+            await eventually(lambda: served, "requests are served", lambda found: found > than)
+
         clients = [asyncio.create_task(client(number)) for number in range(9)]
         await eventually(lambda: served > 0 and len(running.engine.scheduler.sequences) == 9, "nine clients are served")
         for address in list(running.addresses):
             await running.drain_shard(address)
             await running.start_shard(address)
             await running.wait_until_up(3)
-            await asyncio.sleep(0.2)
+            # The clients go on beside the new one.
+            await served_more(served)
         ended.set()
         await asyncio.gather(*clients)
         prompts = await running.metric("caravan_prefix_cache_query_tokens")

@@ -215,8 +215,11 @@ async def test_the_default_is_the_model_that_joined_first_or_is_expected_first(e
     async with cluster(ClusterConfig(shards=1, listed=True, expected=expected)) as running, ClientSession() as session:
         (first,) = running.addresses
         waiting = asyncio.create_task(ask(session, running, None, "x", 3))
-        await asyncio.sleep(0.1)
-        assert waiting.done() is not bool(expected)
+        if expected:
+            await eventually(running.queue_size, "the request waits", lambda size: size == 1)
+            assert not waiting.done()
+        else:
+            await waiting
         await set_list(running, first, await start(running, "b"))
         await running.wait_until_up(2)
         assert (
@@ -257,7 +260,16 @@ async def test_a_model_is_forgotten_when_its_addresses_are_gone_for_long(monkeyp
         assert (await ask(session, running, "b", "x", 3))["status"] == 404
         await set_list(running)
         await eventually(lambda: not running.fleet.shards(), "no shard is left")
-        await asyncio.sleep(1.0)
+        # It looks for models to forget until long after one that is forgotten would have been.
+        looked: list[float] = []
+        forget_models = running.fleet._forget_models
+
+        def look(now: float) -> None:
+            forget_models(now)
+            looked.append(now)
+
+        monkeypatch.setattr(running.fleet, "_forget_models", look)
+        await eventually(lambda: len(looked) > 1 and looked[-1] - looked[0] > 0.4, "the router has looked")
         assert await names(session, running) == ["toy"]
         assert not running.fleet._leaving
         assert len(running.fleet._runs) == 1

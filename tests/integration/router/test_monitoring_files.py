@@ -19,6 +19,7 @@ from caravan_testing.monitoring_files import (
     names_in,
     rule_expressions,
 )
+from caravan_testing.waiting import eventually
 
 
 async def labels_by_name() -> dict[str, set[str]]:
@@ -26,11 +27,12 @@ async def labels_by_name() -> dict[str, set[str]]:
     async with cluster(ClusterConfig(shards=2)) as running, ClientSession() as session:
         await asyncio.gather(*(generate(session, running.url, body(f"prompt {number}", 20)) for number in range(12)))
         await running.wait_until_at_rest()
-        page = ""
-        while "caravan_kv_cells_used{" not in page:  # The use of shards is measured twice a second.
-            await asyncio.sleep(0.1)
+
+        async def metrics() -> str:
             async with session.get(f"{running.url}/metrics") as reply:
-                page = await reply.text()
+                return await reply.text()
+
+        page = await eventually(metrics, "the use of cells is measured", lambda text: "caravan_kv_cells_used{" in text)
     labels: dict[str, set[str]] = {}
     for name, series in re.findall(r"^(\w+)(?:{(.*)})? \S+$", page, re.MULTILINE):
         labels.setdefault(name, set()).update(re.findall(r'(\w+)="', series))

@@ -22,12 +22,12 @@ MARKS = 40
 
 async def until_settled(running: Cluster, log: StepLog) -> None:
     """Wait until the router knows of every step before the one that is held."""
-    async with asyncio.timeout(60):
-        while True:
-            text = (await running.metrics.render()).decode()
-            known = re.findall(r"^tgi_batch_inference_success\S* (\S+)$", text, re.MULTILINE)
-            if sum(map(float, known)) == len(log.steps) - 1:
-                return
+
+    async def known() -> float:
+        text = (await running.metrics.render()).decode()
+        return sum(map(float, re.findall(r"^tgi_batch_inference_success\S* (\S+)$", text, re.MULTILINE)))
+
+    await eventually(known, "the router knows of all steps", lambda count: count == len(log.steps) - 1)
 
 
 async def delays_of_one(running: Cluster, log: StepLog, number: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, generate
 from caravan_testing.step_log import StepLog
+from caravan_testing.waiting import eventually
 
 
 async def states(session: ClientSession, running: Cluster) -> dict[str, str]:
@@ -18,13 +19,7 @@ async def states(session: ClientSession, running: Cluster) -> dict[str, str]:
 
 
 async def until_states(session: ClientSession, running: Cluster, **expected: str) -> None:
-    found: dict[str, str] = {}
-    try:
-        async with asyncio.timeout(60):
-            while found != expected:
-                found = await states(session, running)
-    except TimeoutError:
-        raise AssertionError(f"{found}, not {expected}") from None
+    await eventually(lambda: states(session, running), f"requests are {expected}", lambda found: found == expected)
 
 
 async def abort(session: ClientSession, running: Cluster, request_id: str) -> None:

@@ -81,13 +81,13 @@ async def burst(running: Cluster, log: CellLog, endings: list[list[int]]) -> lis
 
 async def check_metric(running: Cluster, log: CellLog) -> None:
     """Check, in a step that waits, that the router counts the cells that the shard holds."""
-    used = None
-    async with asyncio.timeout(60):
-        # Replies to steps before this one may be on their way, and the cells are measured twice a second.
-        while used != log.cells:
-            await asyncio.sleep(0.05)
-            page = (await running.metrics.render()).decode()
-            used = next(map(float, re.findall(r"^caravan_kv_cells_used{.*} (.*)$", page, re.MULTILINE)), None)
+
+    async def used() -> float | None:
+        page = (await running.metrics.render()).decode()
+        return next(map(float, re.findall(r"^caravan_kv_cells_used{.*} (.*)$", page, re.MULTILINE)), None)
+
+    # Replies to steps before this one may be on their way, and the cells are measured twice a second.
+    await eventually(used, f"{log.cells} cells are counted", lambda count: count == log.cells)
 
 
 def most_cells(endings: list[list[int]]) -> int:

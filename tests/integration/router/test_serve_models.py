@@ -16,6 +16,7 @@ from aiohttp import ClientSession
 from caravan_testing.cluster import expected_text
 from caravan_testing.metrics_text import total
 from caravan_testing.serve_process import Served, serve
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 FLAGS = ("--backend", "fake", "--fake-step-ms", "5", "--parallel", "2", "--max-concurrent-requests", "30")
 
@@ -44,22 +45,20 @@ async def models(session: ClientSession, served: Served) -> list[str]:
 
 
 async def until_serving(session: ClientSession, served: Served, shards: int) -> None:
-    async with asyncio.timeout(60):
-        while True:
-            listed = (await get(session, served, "/admin/shards"))["shards"]
-            if sum(shard["state"] == "serving" for shard in listed) == shards:
-                return
-            await asyncio.sleep(0.05)
+    async def states() -> list[str]:
+        return [shard["state"] for shard in (await get(session, served, "/admin/shards"))["shards"]]
+
+    await eventually(states, f"{shards} shards serve", lambda found: found.count("serving") == shards)
 
 
 async def until_waiting(session: ClientSession, served: Served, requests: int) -> None:
     """Wait until so many requests wait in the queue."""
-    async with asyncio.timeout(60):
-        while True:
-            async with session.get(f"{served.url}/metrics") as response:
-                if total(await response.text(), "tgi_queue_size") >= requests:
-                    return
-            await asyncio.sleep(0.01)
+
+    async def waiting() -> float:
+        async with session.get(f"{served.url}/metrics") as response:
+            return total(await response.text(), "tgi_queue_size")
+
+    await eventually(waiting, f"{requests} requests wait", lambda found: found >= requests)
 
 
 async def steps(session: ClientSession, served: Served) -> dict[str, int]:
@@ -118,7 +117,7 @@ async def test_a_flood_of_one_model_does_not_starve_the_other(served: Served) ->
             for number in range(5):
                 answer = await ask(session, served, "second.gguf", f"{number}", 10)
                 assert answer == (200, "second.gguf", expected_text(f"{number}", 10))
-            first = [await ended for ended in itertools.islice(asyncio.as_completed(flood, timeout=60), 30)]
+            first = [await ended for ended in itertools.islice(asyncio.as_completed(flood, timeout=DEADLINE_S), 30)]
             assert {status for status, _, _ in first} == {429}
             assert sum(task.done() for task in flood) == 30
         finally:

@@ -18,6 +18,7 @@ from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_testing.certificates import Certificate, write_certificate
 from caravan_testing.cluster import body, expected_text, generate
 from caravan_testing.programs import Program, address_of, program, url_of
+from caravan_testing.waiting import eventually, in_time
 
 NAME = "shard.test"
 
@@ -63,12 +64,15 @@ async def standings(running: Program) -> dict[str, dict[str, Any]]:
 
 async def standing(running: Program, address: str, state: str, reason: str) -> dict[str, Any]:
     """Wait until the shard at ``address`` is in ``state`` with ``reason`` in its reason, and return its entry."""
-    async with asyncio.timeout(60):
-        while True:
-            found = (await standings(running)).get(address)
-            if found is not None and found["state"] == state and reason in (found["reason"] or ""):
-                return found
-            await asyncio.sleep(0.05)
+
+    async def look() -> dict[str, Any]:
+        return (await standings(running)).get(address, {})
+
+    return await eventually(
+        look,
+        f"{address} is {state}: {reason}",
+        lambda found: found.get("state") == state and reason in (found["reason"] or ""),
+    )
 
 
 async def serial_of(address: str) -> bytes:
@@ -218,9 +222,8 @@ async def test_shards_exchange_runs_over_tls(authorities: Authorities) -> None:
     ids=["plaintext beyond loopback", "a shard without its file", "a router without its file"],
 )
 async def test_a_program_that_would_not_be_secure_does_not_start(arguments: tuple[str, ...], problem: str) -> None:
-    async with program(*arguments) as running:
-        async with asyncio.timeout(60):
-            assert await running.process.wait() == 2
+    async with program(*arguments) as running, in_time("the program ends"):
+        assert await running.process.wait() == 2
     assert f"error: {problem}" in running.text
 
 

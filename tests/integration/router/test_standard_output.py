@@ -5,11 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from caravan_testing.waiting import wait_until
 
 CARAVAN = (sys.executable, "-m", "caravan_router")
 SHARD = (sys.executable, "-m", "caravan_shard")
@@ -71,11 +72,12 @@ def test_a_server_serves_on(unread: int, tmp_path: Path) -> None:
     try:
         # The program turns away from the pipe when it has failed to say there that it is ready.
         output = Path(f"/proc/{process.pid}/fd/1")
-        deadline = time.monotonic() + 60
-        while output.readlink() != Path(os.devnull):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.02)
+        wait_until(
+            output.readlink,
+            "it turns away from the pipe",
+            lambda opened: opened == Path(os.devnull),
+            unless=lambda: process.poll() is not None and log.read_text(),
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, log.read_text()
         assert "Error" not in log.read_text()

@@ -12,7 +12,7 @@ from caravan_router.recording.recorder import Recorder
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.timeline.messages import Frame, Gone, Hello, Message, State
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, generate
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import eventually, in_time
 
 PROMPT = "You answer in rhymes, whatever the question is about."
 
@@ -30,7 +30,7 @@ async def read(response: ClientResponse) -> Message:
 async def read_until(response: ClientResponse, found: Any) -> list[Message]:
     """Return the messages up to the first for which ``found`` is true."""
     messages: list[Message] = []
-    async with asyncio.timeout(20):
+    async with in_time("the timeline tells what is looked for"):
         while not messages or not found(messages[-1]):
             messages.append(await read(response))
     return messages

@@ -337,8 +337,6 @@ async def test_a_dead_collector_costs_spans_and_one_line_in_the_log(
         for number in range(30):
             assert await post(running, str(number), body("a", 2)) == expected_text("a", 2)
         await eventually(lambda: "traces cannot be sent" in caplog.text, "it is logged")
-        ended = time.monotonic()
-    assert time.monotonic() - ended < 6
     [line] = [record for record in caplog.records if "traces cannot be sent" in record.msg]
     assert "refused" in getattr(line, "reason", "")
     assert "opentelemetry" not in caplog.text

@@ -1,20 +1,17 @@
 """Only the router with the newest epoch commands, and only while its lease lasts."""
 
-import asyncio
-
 import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
+from caravan_testing.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def until_empty(shard: RunningShard) -> None:
-    async with asyncio.timeout(60):
-        while shard.backend.cache.used:  # noqa: ASYNC110  another thread changes it
-            await asyncio.sleep(0.005)
+    await eventually(lambda: shard.backend.cache.used, "the shard is empty", lambda cells: cells == 0)
 
 
 async def test_a_takeover_releases_everything_and_fences_the_old_router() -> None:

@@ -19,6 +19,7 @@ from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_builders import run_key
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk
 from caravan_testing.toy_oracle import expected_output
+from caravan_testing.waiting import in_time
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -34,7 +35,7 @@ async def shard_process(
     process = await asyncio.create_subprocess_exec(*command, stderr=stderr)
     try:
         async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
-            async with asyncio.timeout(60):
+            async with in_time("the shard listens"):
                 await channel.channel_ready()
             server = ShardServer(ShardConfig(backend="fake", address=address))
             stub = shard_pb2_grpc.ShardServiceStub(channel)
@@ -53,7 +54,7 @@ async def test_sigterm_drains_what_runs_and_refuses_what_is_new(tmp_path: Path) 
         await anext(replies)
         process.send_signal(signal.SIGTERM)
         refusal = None
-        async with asyncio.timeout(60):
+        async with in_time("the shard refuses what is new, and runs the rest"):
             while True:
                 try:
                     await shard.prefill(prompt_chunk(1, b"new", ignore_eos=True), release=[])
@@ -69,7 +70,7 @@ async def test_sigterm_drains_what_runs_and_refuses_what_is_new(tmp_path: Path) 
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(process.wait()), 0.3)
             await shard.give_back()
-        async with asyncio.timeout(60):
+        async with in_time("the shard ends"):
             assert await process.wait() == 0
     assert not (tmp_path / "shard").exists()
 
@@ -79,7 +80,7 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         await shard.take()
         await shard.prefill(prompt_chunk(0, b"abc"))
         process.send_signal(signal.SIGINT)
-        async with asyncio.timeout(60):
+        async with in_time("the shard refuses commands, and ends"):
             while True:
                 try:
                     await shard.prefill(prompt_chunk(1, b"x"))
@@ -94,7 +95,7 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
 async def test_a_shard_that_ends_in_c_code_says_where_its_threads_were(tmp_path: Path) -> None:
     async with shard_process(tmp_path, stderr=asyncio.subprocess.PIPE) as (process, _shard):
         process.send_signal(signal.SIGSEGV)
-        async with asyncio.timeout(60):
+        async with in_time("the shard ends"):
             _, said = await process.communicate()
         assert process.returncode == -signal.SIGSEGV
     assert b"Segmentation fault" in said
@@ -122,7 +123,7 @@ async def test_saved_runs_outlive_the_process(tmp_path: Path, number: signal.Sig
             await shard.keep()
         await shard.keep(spill=[run_key(prompt) for prompt in prompts[:4]])
         process.send_signal(number)
-        async with asyncio.timeout(60):
+        async with in_time("the shard ends"):
             assert await process.wait() == (0 if number is signal.SIGTERM else -signal.SIGKILL)
     async with shard_process(tmp_path, *flags) as (_process, shard):
         await shard.take()
@@ -147,5 +148,5 @@ async def test_a_drain_ends_at_its_timeout(tmp_path: Path) -> None:
         await shard.take()
         await shard.prefill(prompt_chunk(0, b"abc"))
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(60):
+        async with in_time("the shard ends"):
             assert await process.wait() == 0

@@ -13,6 +13,7 @@ from caravan_shard.sequences.runs import RunStore
 from caravan_testing.shard_builders import run_key
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_output
+from caravan_testing.waiting import in_time
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -103,7 +104,7 @@ async def test_a_source_that_falls_silent_is_given_up(monkeypatch: pytest.Monkey
     async with running_shard() as source, running_shard() as target:
         await save(source, PROMPT)
         await target.take()
-        async with asyncio.timeout(60):
+        async with in_time("the source is given up"):
             assert list((await target.stub.FetchRuns(fetch(target, source, PROMPT))).fetched) == [False]
         released.set()
 
@@ -136,5 +137,5 @@ async def test_a_router_can_ask_a_shard_to_drain() -> None:
             await shard.stub.Lease(shard_pb2.LeaseRequest(router_id="new", epoch=2, ttl_ms=1_000))
         assert not draining.done()
         await shard.give_back()
-        async with asyncio.timeout(60):
+        async with in_time("the shard has drained"):
             await draining

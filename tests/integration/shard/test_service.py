@@ -21,8 +21,10 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loading import backend_loader
 from caravan_shard.service.server import ShardServer
+from caravan_testing.ports import kept_ports
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_logprobs, expected_output
+from caravan_testing.waiting import eventually, in_time
 
 # grpc.aio works only on the event loop on which it was first used.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -38,9 +40,7 @@ async def health(shard: RunningShard, service: str = SERVICE) -> int:
 
 
 async def until_health(shard: RunningShard, status: int) -> None:
-    async with asyncio.timeout(60):
-        while await health(shard) != status:  # noqa: ASYNC110  the shard sends no event
-            await asyncio.sleep(0.01)
+    await eventually(lambda: health(shard), f"the health is {status}", lambda found: found == status)
 
 
 async def test_a_sequence_has_the_adapter_it_names() -> None:
@@ -180,8 +180,11 @@ async def test_info_says_whether_a_router_holds_the_shard() -> None:
         await shard.take(ttl_ms=60_000)
         assert (await shard.stub.Info(shard_pb2.InfoRequest())).leased
         await shard.take(2, ttl_ms=1)
-        await asyncio.sleep(0.01)
-        assert not (await shard.stub.Info(shard_pb2.InfoRequest())).leased
+
+        async def leased() -> bool:
+            return bool((await shard.stub.Info(shard_pb2.InfoRequest())).leased)
+
+        await eventually(leased, "the lease ends", lambda found: not found)
 
 
 async def test_watch_reports_steps_at_an_interval_and_a_drain_at_once() -> None:
@@ -193,7 +196,7 @@ async def test_watch_reports_steps_at_an_interval_and_a_drain_at_once() -> None:
             assert (state.steps, state.sequences, state.busy, state.draining) == (0, 0, False, False)
         await shard.take()
         await shard.prefill(prompt_chunk(0, b"abc"))
-        async with asyncio.timeout(60):
+        async with in_time("the shard reports a step, then the drain"):
             while (state := await often.read()).steps == 0:
                 pass
             assert (state.sequences, state.draining) == (1, False)
@@ -247,9 +250,11 @@ async def test_a_failed_step_is_an_error_and_several_in_a_row_change_health() ->
 
 
 async def test_the_health_address_answers_probes_only_and_calls_a_draining_shard_live() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with kept_ports(1) as (port,):
+        await check_health_address(f"127.0.0.1:{port}")
+
+
+async def check_health_address(address: str) -> None:
     async with running_shard(health_address=address) as shard, grpc.aio.insecure_channel(address) as channel:
         probes = replace(shard, channel=channel)
         await until_health(probes, SERVING)
@@ -299,9 +304,7 @@ async def test_a_cancelled_decode_stops() -> None:
         decode = shard.decode([0], max_steps=4_000)
         await decode.read()
         decode.cancel()
-        async with asyncio.timeout(60):
-            while (await shard.take()).busy:  # noqa: ASYNC110  the shard sends no event
-                await asyncio.sleep(0.005)
+        await eventually(shard.take, "the decode ends", lambda state: not state.busy)
         assert (await shard.take()).steps < 1_000
 
 

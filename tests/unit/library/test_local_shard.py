@@ -1,6 +1,5 @@
 """A shard in the same process answers as one over gRPC does: in order, with the same refusals and the same numbers."""
 
-import asyncio
 import struct
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -31,6 +30,7 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loaded_shard import LoadedShard
 from caravan_testing.toy_oracle import expected_output
+from caravan_testing.waiting import in_time
 
 PROMPT = tuple(b"a prompt")
 
@@ -121,7 +121,7 @@ async def test_closing_ends_what_runs_and_what_comes(shard: LocalShard) -> None:
     running = await shard.start(Decode(sequence_ids=(0,), max_steps=10**6), 1)
     assert await anext(running)
     await shard.close()
-    async with asyncio.timeout(30):
+    async with in_time("the shard answers"):
         async for _ in running:
             pass
     with pytest.raises(ShardRpcError, match="the connection was closed"):
@@ -134,7 +134,7 @@ async def test_text_vectors_and_status(shard: LocalShard) -> None:
     with pytest.raises(ShardRpcError, match="--embeddings"):
         await shard.embed([found.token_ids])
     assert (shard.tokenizing.texts, shard.embedding.texts) == (0, 0)
-    async with asyncio.timeout(30), aclosing(shard.watch(0.01, 60.0)) as statuses:
+    async with in_time("the shard is idle"), aclosing(shard.watch(0.01, 60.0)) as statuses:
         async for status in statuses:
             if not status.busy:  # The worker's thread notes its idleness after the lease's release has been answered.
                 break

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from caravan_testing.waiting import DEADLINE_S, wait_until
+
 ROUTER = [sys.executable, "-m", "caravan_router", "router", "--shard", "127.0.0.1:1", "--port", "0", "--json-output"]
 # Runs a command on a new terminal, which closes when this program ends.
 ON_A_TERMINAL = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])"]
@@ -18,13 +21,10 @@ ON_A_TERMINAL = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])
 
 def url_in(log: Path) -> str:
     """Wait until the router has written where it listens."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for line in log.read_text().splitlines():
-            if line.startswith("{") and (told := json.loads(line))["message"] == "listening":
-                return str(told["url"])
-        time.sleep(0.05)
-    raise AssertionError(log.read_text())
+    # Its last line may lack its end.
+    found = wait_until(log.read_text, "the router listens", lambda text: re.search(r'"message": "listening".*\n', text))
+    lines = [json.loads(line) for line in found.splitlines() if '"message": "listening"' in line]
+    return str(lines[0]["url"])
 
 
 def answers(url: str) -> bool:
@@ -44,7 +44,7 @@ def test_a_router_without_files_to_read_again_lives_on(command: list[str], tmp_p
             running.send_signal(signal.SIGHUP)
             assert answers(url)
         running.terminate()
-        assert running.wait(60) == 0
+        assert running.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.parametrize(("before", "lives"), [("", False), ("nohup ", True)], ids=["plain", "nohup"])
@@ -62,10 +62,7 @@ def test_a_router_ends_with_its_terminal_but_not_under_nohup(before: str, lives:
         time.sleep(1)
         assert answers(url)
         subprocess.run(["kill", number.read_text().strip()], check=True)
-    deadline = time.monotonic() + 60
-    while answers(url):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not answers(url), "the router ends")
     assert '"message": "draining"' in log.read_text()
 
 

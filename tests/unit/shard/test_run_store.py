@@ -19,6 +19,7 @@ from caravan_shard.protocol.run import StoredRun
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.run_format import BadRunError
 from caravan_shard.sequences.runs import RunStore
+from caravan_testing.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
 
@@ -50,11 +51,8 @@ def check(store: RunStore, *numbers: int, size: int = 60) -> None:
 
 
 def soon(condition: Callable[[], bool]) -> bool:
-    """Whether ``condition`` holds within a minute."""
-    until = time.monotonic() + 60
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.002)
-    return condition()
+    """Wait until ``condition`` holds."""
+    return wait_until(condition, "the writer's thread gets so far")
 
 
 def files_in(folder: Path) -> set[str]:

@@ -22,6 +22,7 @@ from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loaded_shard import LoadedShard
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, toy_prompt
 from caravan_testing.shard_workers import all_of, make_runs, until, worker_on
+from caravan_testing.waiting import DEADLINE_S, in_time
 
 OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "overtaken")
 START = Prefill(
@@ -53,7 +54,7 @@ class Gate:
 
     async def next_step(self) -> None:
         """Wait until the next step has started."""
-        assert await asyncio.to_thread(self.entered.acquire, timeout=60)
+        assert await asyncio.to_thread(self.entered.acquire, timeout=DEADLINE_S)
 
 
 async def test_commands_run_in_the_order_they_were_submitted() -> None:
@@ -363,7 +364,7 @@ async def test_texts_survive_a_new_lease_but_not_the_end_of_the_worker() -> None
 
 async def groups_of(replies: Replies) -> list[Sequence[Result]]:
     groups = []
-    async with asyncio.timeout(60):
+    async with in_time("all results"):
         while (together := await replies.next()) is not None:
             groups.append(together)
     return groups
@@ -399,7 +400,7 @@ async def test_tokens_do_not_wait_for_a_text() -> None:
     class SlowTexts(ToyBackend):
         def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
             entered.set()
-            allowed.wait(5)
+            allowed.wait(DEADLINE_S)
             return super().embed(texts)
 
     gate = Gate()
@@ -413,8 +414,8 @@ async def test_tokens_do_not_wait_for_a_text() -> None:
             await gate.next_step()
         text = worker.submit(EmbedText([65]))
         gate.allow_one()
-        async with asyncio.timeout(60):
-            assert await asyncio.to_thread(entered.wait, 5)
+        async with in_time("the text is embedded beside the steps"):
+            assert await asyncio.to_thread(entered.wait, DEADLINE_S)
             assert len(await decoding.next() or ()) == 1
         allowed.set()
         gate.open()

@@ -23,6 +23,7 @@ from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.state import ENDING
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, CHAT_MODEL, ScriptedEngine, ids_of
+from caravan_testing.waiting import eventually
 
 KEYS = [
     ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice")),
@@ -263,7 +264,7 @@ async def test_pinning_takes_a_permit() -> None:
     async with serving(ScriptedEngine(), Limits(max_concurrent_requests=1)) as service:
         service.engine.tokenizing = asyncio.Event()
         first = asyncio.create_task(service.client.post("/admin/prefixes", json={"prompt": SYSTEM}))
-        await asyncio.sleep(0.05)
+        await eventually(lambda: not service.is_idle(), "the first has the permit")
         assert (await service.client.post("/admin/prefixes", json={"prompt": SYSTEM})).status == 429
         service.engine.tokenizing.set()
         assert (await first).status == 200

@@ -21,7 +21,7 @@ async def test_a_connection_without_a_complete_head_is_closed_in_time() -> None:
         began = time.monotonic()
         slowly = chain([b"POST /generate HTTP/1.1\r\n"], repeat(b"X-A: b\r\n"))
         assert await exchange(service.url, slowly, pause_s=0.02) == b""
-        assert 0.2 < time.monotonic() - began < 20
+        assert time.monotonic() - began > 0.2
         assert await exchange(service.url, []) == b""
 
 
@@ -65,15 +65,21 @@ async def test_a_body_may_arrive_byte_by_byte(service: Service) -> None:
 async def test_a_connection_over_the_limit_gets_503() -> None:
     async with serving(ScriptedEngine(), Limits(max_connections=2)) as service:
         held = [await asyncio.open_connection(HOST, port_of(service.url)) for _ in range(2)]
-        await asyncio.sleep(0.05)
+        # Each has been accepted once it has been answered.
+        for reader, writer in held:
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         (reply,) = replies_in(await exchange(service.url, []))
         assert reply.status == 503
         assert b"Retry-After: 1" in reply.headers
         assert reply.json() == {"error": "Too many connections are open. Allowed: 2", "error_type": "overloaded"}
         for _, writer in held:
             writer.close()
-        await asyncio.sleep(0.05)
-        assert (await service.client.get("/health")).status == 200
+
+        async def status() -> int:
+            return (await service.client.get("/health")).status
+
+        await eventually(status, "a connection is free", lambda found: found == 200)
 
 
 async def test_a_whole_reply_that_is_not_read_is_dropped() -> None:

@@ -24,6 +24,7 @@ from caravan_router.http.server.tls import Tls
 from caravan_router.metrics.recorder import Metrics
 from caravan_testing.http_server import events
 from caravan_testing.scripted_engine import ScriptedEngine
+from caravan_testing.waiting import eventually, in_time
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,9 @@ async def router(config: RouterConfig) -> AsyncIterator[str]:
     stop, urls = asyncio.Event(), asyncio.Queue[str]()
     running = asyncio.create_task(run_router(config, stop, lambda _engine, url: urls.put_nowait(url)))
     try:
-        async with asyncio.timeout(60):
-            yield await urls.get()
+        async with in_time("the router listens"):
+            url = await urls.get()
+        yield url
     finally:
         stop.set()
         await running
@@ -92,13 +94,11 @@ async def test_sighup_reloads_the_certificate_and_a_broken_one_changes_nothing(
         first = await serial_of(url, trust)
         await asyncio.to_thread(Path(key).write_bytes, b"no key")
         os.kill(os.getpid(), signal.SIGHUP)
-        while "certificate not reloaded" not in caplog.text:  # noqa: ASYNC110 - the log sets no event
-            await asyncio.sleep(0.01)
+        await eventually(lambda: "certificate not reloaded" in caplog.text, "the broken certificate is logged")
         assert await serial_of(url, trust) == first
         await asyncio.to_thread(write_certificate, authority, tmp_path)
         os.kill(os.getpid(), signal.SIGHUP)
-        while await serial_of(url, trust) == first:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await eventually(lambda: serial_of(url, trust), "another certificate", lambda serial: serial != first)
 
 
 async def test_a_renewed_certificate_is_served_without_a_signal(authority: trustme.CA, tmp_path: Path) -> None:
@@ -108,8 +108,7 @@ async def test_a_renewed_certificate_is_served_without_a_signal(authority: trust
     async with router(config) as url:
         first = await serial_of(url, trust)
         await asyncio.to_thread(write_certificate, authority, tmp_path)
-        while await serial_of(url, trust) == first:  # noqa: ASYNC110 - the router says nothing to its clients
-            await asyncio.sleep(0.05)
+        await eventually(lambda: serial_of(url, trust), "another certificate", lambda serial: serial != first)
 
 
 async def test_ssl_ca_certs_requires_client_certificates(authority: trustme.CA, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import gzip
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from caravan_testing.ledgers import limits_of
 from caravan_testing.recorded import calls, differences, recorded
 from caravan_testing.requests import request
 from caravan_testing.simulation import Simulation
+from caravan_testing.waiting import wait_until
 
 LIMITS = limits_of(cells=300, cells_per_sequence=200, memory_bytes=4000, saving=Saving.ANY)
 
@@ -66,8 +66,7 @@ def test_a_long_recording_has_two_parts_each_of_which_is_played_alone(
     recorder = Recorder(path, most_bytes=40_000)
     for _ in range(3):
         run(recorder, 100)
-        while recorder._file.waiting_bytes:
-            time.sleep(0.01)
+        wait_until(lambda: recorder._file.waiting_bytes == 0, "all is written")
     recorder.close()
     parts = [path, tmp_path / "recording.1"]
     assert sorted(tmp_path.iterdir()) == parts
