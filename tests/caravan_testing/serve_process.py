@@ -55,12 +55,20 @@ class Served:
 
     def shard_pids(self) -> list[int]:
         """Return the child processes, which are the shards."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        try:
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            return []
         return [int(pid) for pid in children.split()]
 
     def descriptors(self) -> int:
         """Return the number of open file descriptors of the router and its shards."""
-        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in [self.process.pid, *self.shard_pids()])
+        found = 0
+        for pid in (self.process.pid, *self.shard_pids()):
+            # A shard may end meanwhile.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                found += len(os.listdir(f"/proc/{pid}/fd"))
+        return found
 
 
 @contextlib.contextmanager

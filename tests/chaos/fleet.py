@@ -5,7 +5,6 @@ import contextlib
 import json
 import re
 import signal
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +15,7 @@ import trustme
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from caravan_testing.certificates import write_certificate
+from caravan_testing.ports import kept_ports
 from caravan_testing.programs import Program, program, url_of
 from caravan_testing.serve_process import MODEL
 from chaos.link_proxy import LinkProxy
@@ -129,13 +129,6 @@ def _seconds(logged: str) -> float:
     return datetime.strptime(logged, "%Y-%m-%d %H:%M:%S,%f").timestamp()  # noqa: DTZ007 - the log has local time
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.asynccontextmanager
 async def fleet(folder: Path, clients: int) -> AsyncIterator[Fleet]:
     """Start everything and wait until all shards serve. The router admits ``clients`` requests at a time."""
@@ -143,7 +136,8 @@ async def fleet(folder: Path, clients: int) -> AsyncIterator[Fleet]:
         authority = trustme.CA()
         network = await stack.enter_async_context(namespace())
         host = "127.0.0.1" if isinstance(network, str) else network.host
-        local, remote = f"127.0.0.1:{_free_port()}", f"{host}:{_free_port()}"
+        ports = stack.enter_context(kept_ports(2))
+        local, remote = f"127.0.0.1:{ports[0]}", f"{host}:{ports[1]}"
         proxy = await stack.enter_async_context(LinkProxy(local))
         # The certificate of each shard has its address.
         secure = {

@@ -20,6 +20,8 @@ import trustme
 import yaml
 from deploy.chart import CHART, pod_of
 
+from caravan_testing.waiting import DEADLINE_S
+
 SCRIPT = CHART / "files/fetch_model.py"
 CONTENT = bytes(range(256)) * 8192
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -68,7 +70,9 @@ def server() -> Iterator[Server]:
 
 
 def fetch(url: str, path: Path, sha256: str = SHA256) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, url, sha256, path], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, SCRIPT, url, sha256, path], capture_output=True, text=True, timeout=DEADLINE_S
+    )
 
 
 def test_a_file_is_fetched_once_and_read_once(server: Server, tmp_path: Path) -> None:
@@ -235,7 +239,7 @@ def run_container(hub: Hub, folder: Path, without: str = "") -> subprocess.Compl
     variables = {name: replaced.get(value, value) for name, value in variables.items() if name != without}
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     command = [sys.executable, SCRIPT, *words]
-    return subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 def test_parts_and_adapter_come_from_a_hub_with_token_proxy_and_authority(hub: Hub, tmp_path: Path) -> None:

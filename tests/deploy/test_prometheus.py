@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import socket
 import subprocess
 import threading
 import time
@@ -20,7 +19,9 @@ from deploy.tools import tool_path, try_tool
 
 from caravan_router.metrics.table import VLLM_ALIASES
 from caravan_testing.monitoring_files import RULES, dashboard_expressions, keda_queries
+from caravan_testing.ports import kept_ports
 from caravan_testing.serve_process import MODEL, Served, serve
+from caravan_testing.waiting import DEADLINE_S, wait_until
 
 # Names that break promtool's rules: TGI's, vLLM's, and those that are public since before this test.
 FROZEN = {
@@ -79,29 +80,37 @@ def load(served: Served, seconds: float) -> None:
             thread.join()
 
 
+def status_of(url: str) -> int:
+    with urllib.request.urlopen(url) as reply:
+        return int(reply.status)
+
+
 @contextlib.contextmanager
 def prometheus(folder: Path, target: str) -> Iterator[str]:
     """Run Prometheus with the chart's alerts in ``folder`` until the end of the block; yields its URL."""
     config = folder / "prometheus.yml"
     config.write_text(CONFIG.format(rules=RULES, target=target))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with kept_ports(1) as (port,), _prometheus_on(f"127.0.0.1:{port}", config, folder) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _prometheus_on(address: str, config: Path, folder: Path) -> Iterator[str]:
     command = [str(tool_path("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 30
-        while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/-/ready", timeout=1):
-                break
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, (folder / "log").read_text()
-            time.sleep(0.1)
+        wait_until(
+            lambda: status_of(f"http://{address}/-/ready"),
+            "Prometheus is ready",
+            lambda found: found == 200,
+            ignoring=(OSError,),
+            unless=lambda: process.poll() is not None and (folder / "log").read_text(),
+        )
         yield f"http://{address}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(DEADLINE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +123,7 @@ class LiveRun:
 
     def get(self, path: str, **query: str) -> Any:
         url = f"{self.prometheus}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=10) as reply:
+        with urllib.request.urlopen(url, timeout=DEADLINE_S) as reply:
             return json.load(reply)["data"]
 
     def values(self, expression: str) -> list[float]:
@@ -126,14 +135,12 @@ class LiveRun:
 def until_scraped(url: str) -> None:
     """Wait until Prometheus has seen the end of the load."""
     query = urllib.parse.urlencode({"query": "sum(tgi_request_failure)"})
-    deadline = time.monotonic() + 60
-    while True:
-        with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=10) as reply:
-            found = json.load(reply)["data"]["result"]
-        if found and float(found[0]["value"][1]) >= FAILURES:
-            return
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
+
+    def look() -> Any:
+        with urllib.request.urlopen(f"{url}/api/v1/query?{query}") as reply:
+            return json.load(reply)["data"]["result"]
+
+    wait_until(look, "the failures are scraped", lambda found: found and float(found[0]["value"][1]) >= FAILURES)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +154,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     ):
         load(served, 12.0)
         until_scraped(running)
-        with urllib.request.urlopen(f"{served.url}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"{served.url}/metrics", timeout=DEADLINE_S) as reply:
             page = reply.read().decode()
         yield LiveRun(page=page, prometheus=running, ended_s=time.time())
 

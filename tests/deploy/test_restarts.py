@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 from deploy.tools import ROOT, run_tool
 
+from caravan_testing.waiting import DEADLINE_S
+
 PROGRAMS = Path(sys.executable).parent
 # What Service= has in the example of the unit's comment, and toy shards instead of a model.
 ROUTER_ENV = {"CARAVAN_STATE_FILE": "/var/lib/caravan/state.db", "CARAVAN_PORT": "0"}
@@ -106,7 +108,7 @@ class Running:
             return next((found[1] for line in self.lines if (found := re.search(pattern, line))), None)
 
         with self.has_news:
-            found = self.has_news.wait_for(find, 60)
+            found = self.has_news.wait_for(find, DEADLINE_S)
         assert found, "".join(self.lines)
         return found
 
@@ -141,7 +143,7 @@ def respond(url: str, previous: str | None) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{url}/v1/responses", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
         answer: dict[str, Any] = json.loads(reply.read())
     return answer
 
@@ -172,7 +174,7 @@ def test_a_response_is_continued_after_a_restart(by: str, end: signal.Signals, s
         with running(start) as router:
             answer = respond(router.logged(r"listening url=(\S+)"), previous)
             router.process.send_signal(end)
-            assert router.process.wait(60) == (0 if end is signal.SIGTERM else -end)
+            assert router.process.wait(DEADLINE_S) == (0 if end is signal.SIGTERM else -end)
         assert answer["previous_response_id"] == previous
         previous = answer["id"]
         ids.append(previous)

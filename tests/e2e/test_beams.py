@@ -12,6 +12,7 @@ from caravan_router.core.generation import BeamSearch
 from caravan_testing.beam_oracle import beam_outputs
 from caravan_testing.serve_process import Served, serve
 from caravan_testing.specs import spec
+from caravan_testing.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -30,7 +31,7 @@ def served() -> Iterator[Served]:
 
 @pytest.mark.parametrize("prompt", ["The capital of France is", "def fibonacci(n):"])
 def test_outputs_are_those_of_a_plain_search(served: Served, prompt: str) -> None:
-    with httpx2.Client(base_url=served.url, timeout=60) as client:
+    with httpx2.Client(base_url=served.url, timeout=DEADLINE_S) as client:
 
         def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
             response = client.post(path, json=body)

@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from aiohttp import ClientSession
 
 from caravan_testing.child_processes import command_line
 from caravan_testing.serve_process import MODEL, Served, serve, start
+from caravan_testing.waiting import eventually, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -56,12 +56,12 @@ _Shards = dict[str, dict[str, Any]]
 
 async def _shards_when(session: ClientSession, url: str, condition: Callable[[_Shards], bool]) -> _Shards:
     """Poll until ``condition`` holds for the shards, by name, and return them."""
-    while True:
+
+    async def look() -> _Shards:
         async with session.get(f"{url}/admin/shards") as reply:
-            shards = {shard["shard_id"]: shard for shard in (await reply.json())["shards"]}
-        if condition(shards):
-            return shards
-        await asyncio.sleep(0.02)
+            return {shard["shard_id"]: shard for shard in (await reply.json())["shards"]}
+
+    return await eventually(look, "the shards are as they should be", condition)
 
 
 def _pid_of(served: Served, shard: str) -> int:
@@ -72,7 +72,7 @@ def _pid_of(served: Served, shard: str) -> int:
 async def test_a_stopped_shard_is_noticed_and_its_streams_go_on_elsewhere() -> None:
     """SIGSTOP closes no connection: the router notices that the shard reports nothing, or completes no step."""
     with serve("--shards", "2", "-np", "4", "-c", "2048", "-t", "1") as served:
-        async with ClientSession() as session, asyncio.timeout(200):
+        async with ClientSession() as session:
 
             def serving(shards: _Shards) -> bool:
                 return [shard["state"] for shard in shards.values()] == ["serving", "serving"]
@@ -176,10 +176,13 @@ async def test_clients_that_leave_leave_nothing_behind() -> None:
 
         before = served.descriptors()
         await asyncio.gather(*(client(number) for number in range(32)))
-        deadline = time.monotonic() + 60
-        while not await _at_rest(served) or served.descriptors() > before:
-            assert time.monotonic() < deadline, f"{served.descriptors()} descriptors, {before} before"
-            await asyncio.sleep(0.2)
+
+        async def look() -> tuple[bool, int]:
+            return await _at_rest(served), served.descriptors()
+
+        await eventually(
+            look, f"none runs, and at most {before} descriptors are open", lambda found: found[0] and found[1] <= before
+        )
 
 
 async def _at_rest(served: Served) -> bool:
@@ -197,10 +200,7 @@ def test_the_shards_end_when_the_supervisor_is_killed() -> None:
     with start("-np", "2", "-c", "512", "-t", "1") as served:
         (shard,) = served.shard_pids()
         served.process.kill()
-        deadline = time.monotonic() + 60
-        while command_line(shard):
-            assert time.monotonic() < deadline, "the shard outlived its supervisor"
-            time.sleep(0.05)
+        wait_until(lambda: not command_line(shard), "the shard ends after its supervisor")
 
 
 async def test_a_server_that_ends_as_its_clients_leave_does_not_wait_for_a_lease() -> None:
@@ -211,8 +211,7 @@ async def test_a_server_that_ends_as_its_clients_leave_does_not_wait_for_a_lease
             for stream in streams:
                 assert b'"token"' in await stream.content.readline()
             served.process.send_signal(signal.SIGTERM)
-            while "draining" not in "".join(served.log):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await eventually(lambda: "draining" in "".join(served.log), "the server drains")
             for stream in streams:
                 stream.close()
         # All clients have left: nothing keeps the server, which releases their sequences before it ends.

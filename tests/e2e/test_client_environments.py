@@ -14,6 +14,7 @@ from caravan_testing.hf_tokenizer import write_hf_tokenizer
 from caravan_testing.serve_process import MODEL, ROOT, Served, serve
 from caravan_testing.shard_models import fetched
 from caravan_testing.stand_in_hub import stand_in_hub
+from caravan_testing.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.clients
 
@@ -197,7 +198,7 @@ def test_lm_evaluation_harness_scores_a_task(served: Served, tmp_path: Path) -> 
     prompt = "Question: What is the capital of France?\nAnswer: Paris"
     body = json.dumps({"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 1}).encode()
     request = urllib.request.Request(f"{served.url}/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as response:
         columns = json.load(response)["choices"][0]["logprobs"]
     assert columns["tokens"][-1] == " Paris"
     assert got["logprobs"][0][0] == pytest.approx(columns["token_logprobs"][-1], abs=0.1)

@@ -14,6 +14,7 @@ import pytest
 from caravan_testing.models_file import write_models
 from caravan_testing.serve_process import MODEL, Served, serve, start
 from caravan_testing.spelling_projector import write_spelling_projector
+from caravan_testing.waiting import DEADLINE_S, eventually, in_time
 
 pytestmark = pytest.mark.e2e
 
@@ -71,15 +72,11 @@ async def test_requests_of_one_model_are_collected_so_that_each_is_loaded_once(
     order = [model for model in "abaabac" for _ in range(20)]
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(complete(client, "a", 8000))
-        async with asyncio.timeout(60):
-            # It runs, and the others wait for it.
-            while (await states(client))["a"] != "loaded":  # noqa: ASYNC110  the server tells nobody
-                await asyncio.sleep(0.05)
+        # It runs, and the others wait for it.
+        await eventually(lambda: states(client), "a is loaded", lambda found: found["a"] == "loaded")
         for model in order:
             tasks.create_task(complete(client, model))
-        async with asyncio.timeout(60):
-            while await in_progress(client) <= len(order):  # noqa: ASYNC110  the server tells nobody
-                await asyncio.sleep(0.05)
+        await eventually(lambda: in_progress(client), "all are there", lambda found: found > len(order))
         first.cancel()
     assert sorted(loads(toys)[before:]) == ["a", "b", "c"]
 
@@ -99,7 +96,7 @@ async def test_operators_load_and_unload_and_are_told_what_happens(client: aioht
         for path, model, status in (("load", other, "loaded"), ("unload", other, "unloaded")):
             async with client.post(f"/models/{path}", json={"model": model}) as response:
                 assert (response.status, await response.json()) == (200, {"success": True})
-            async with asyncio.timeout(60):
+            async with in_time(f"{model} is {status}"):
                 await until(model, status)
     assert (await states(client))[other] == "unloaded"
     for path in ("load", "unload"):
@@ -120,9 +117,7 @@ async def test_ollamas_routes_list_load_and_keep(client: aiohttp.ClientSession) 
     assert running["name"] == "b"
     assert running["expires_at"] < "2100"
     assert (await ask("/api/generate", model="b", keep_alive=0))["done_reason"] == "unload"
-    async with asyncio.timeout(60):
-        while (await ask("/api/ps"))["models"]:  # noqa: ASYNC110  the server tells nobody
-            await asyncio.sleep(0.05)
+    await eventually(lambda: ask("/api/ps"), "no model is loaded", lambda found: not found["models"])
     assert (await ask("/api/generate", model="b", keep_alive=-1))["done_reason"] == "load"
     assert [model["name"] for model in (await ask("/api/ps"))["models"]] == ["b"]
     async with client.post("/api/generate", json={"model": "b", "keep_alive": "2 weeks"}) as response:
@@ -148,12 +143,13 @@ async def test_a_loaded_model_with_requests_makes_room_after_its_turn_and_goes_o
 
 
 async def test_a_stream_of_changes_does_not_hold_up_the_end_of_the_server(tmp_path: Path) -> None:
-    with start("--models-file", str(write_models(tmp_path, "a")), *TOY, models=()) as served:
+    # Far longer than the wait for its end.
+    grace = ("--graceful-termination-timeout", str(10 * DEADLINE_S))
+    with start("--models-file", str(write_models(tmp_path, "a")), *TOY, *grace, models=()) as served:
         async with aiohttp.ClientSession(served.url) as client, client.get("/models/sse") as events:
             served.process.terminate()
             await events.content.read()
-            # Sooner than after --graceful-termination-timeout, which is 90 s.
-            assert await asyncio.to_thread(served.process.wait, 60) == 0
+            assert await asyncio.to_thread(served.process.wait, DEADLINE_S) == 0
 
 
 async def test_a_model_that_cannot_be_loaded_fails_its_requests_and_no_others(tmp_path: Path) -> None:

@@ -43,12 +43,13 @@ async def busiest(session: ClientSession) -> str:
 
 async def until(session: ClientSession, address: str, *, serving: bool) -> None:
     """Wait until a shard serves, or does not. One that starts with --exact compares many logits first."""
-    async with asyncio.timeout(240):
-        while True:
-            shards = (await (await session.get("/admin/shards")).json())["shards"]
-            if serving is any(one["address"] == address and one["state"] == "serving" for one in shards):
-                return
-            await asyncio.sleep(0.05)
+
+    async def state() -> str | None:
+        shards = (await (await session.get("/admin/shards")).json())["shards"]
+        return next((one["state"] for one in shards if one["address"] == address), None)
+
+    what = f"{address} serves" if serving else f"{address} serves no longer"
+    await eventually(state, what, lambda found: serving is (found == "serving"))
 
 
 async def run(session: ClientSession, *, drains: bool) -> list[list[int]]:

@@ -19,6 +19,7 @@ from caravan_testing.shard_tiny_llama import write_tiny_llama
 from caravan_testing.small_gguf import small_gguf
 from caravan_testing.spelling_projector import write_spelling_projector
 from caravan_testing.stand_in_hub import TOKEN, StandInHub, stand_in_hub
+from caravan_testing.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
@@ -151,12 +152,15 @@ async def test_clients_see_how_far_downloads_are(
 
             async def seen(path: str, name: str) -> dict[str, Any]:
                 """Return the model's status once it is being downloaded."""
-                async with asyncio.timeout(60):
-                    while True:
-                        for model in (await client.get(path)).json()["data"]:
-                            if model["id"] == name and model["status"]["value"] == "downloading":
-                                return dict(model["status"]["download"])
-                        await asyncio.sleep(0.05)
+
+                async def look() -> dict[str, Any]:
+                    models: list[dict[str, Any]] = (await client.get(path)).json()["data"]
+                    return {model["id"]: dict(model["status"]) for model in models}.get(name, {})
+
+                status = await eventually(
+                    look, f"{name} is downloaded", lambda found: found.get("value") == "downloading"
+                )
+                return dict(status["download"])
 
             # Of a model that a request asks for.
             hub.faults.stall_after = [1000]

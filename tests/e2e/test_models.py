@@ -1,6 +1,5 @@
 """Two real models on four shards behind one router, asked by OpenAI's client."""
 
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from caravan_testing.metrics_text import total
 from caravan_testing.serve_process import MODEL, Served, serve
 from caravan_testing.shard_models import WINDOW_MODEL, fetched
+from caravan_testing.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -68,14 +68,12 @@ def test_each_model_has_its_own_vocabulary(client: OpenAI) -> None:
 
 def until_waiting(served: Served, requests: int) -> None:
     """Wait until so many requests wait in the queue."""
-    deadline = time.monotonic() + 60
-    while True:
-        with urllib.request.urlopen(f"{served.url}/metrics", timeout=60) as response:
-            waiting = total(response.read().decode(), "tgi_queue_size")
-        if waiting >= requests:
-            return
-        assert time.monotonic() < deadline, waiting
-        time.sleep(0.02)
+
+    def waiting() -> float:
+        with urllib.request.urlopen(f"{served.url}/metrics") as response:
+            return total(response.read().decode(), "tgi_queue_size")
+
+    wait_until(waiting, f"{requests} requests wait", lambda found: found >= requests)
 
 
 def test_a_flood_of_one_model_does_not_starve_the_other(served: Served, client: OpenAI) -> None:

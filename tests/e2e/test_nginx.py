@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,9 +13,10 @@ from aiohttp import ClientSession
 from caravan_proto.messages.results import FinishReason
 from caravan_testing.http_server import Service, serving
 from caravan_testing.nginx import configuration
+from caravan_testing.ports import kept_ports
 from caravan_testing.scripted_engine import MODEL, Pause, ScriptedEngine, word
 from caravan_testing.serve_process import ROOT
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import eventually, in_time
 
 pytestmark = pytest.mark.clients
 
@@ -27,13 +27,6 @@ STREAMS = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True}),
     ("/api/generate", {"model": "any", "prompt": "a", "raw": True}),
 ]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _write_configuration(folder: Path, upstream: str, port: int) -> None:
@@ -49,22 +42,25 @@ async def nginx(folder: Path, upstream: str) -> AsyncIterator[str]:
     """Run nginx in front of ``upstream``, a host and port, and yield its URL."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     assert program, "no nginx: apt-get install nginx-light"
-    port = _free_port()
+    with kept_ports(1) as (port,):
+        async with _nginx_on(program, folder, upstream, port) as url:
+            yield url
+
+
+@asynccontextmanager
+async def _nginx_on(program: str, folder: Path, upstream: str, port: int) -> AsyncIterator[str]:
     await asyncio.to_thread(_write_configuration, folder, upstream, port)
     process = await asyncio.create_subprocess_exec(
         program, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "main.conf")
     )
     try:
-        async with asyncio.timeout(60):
-            while True:
-                assert process.returncode is None, await asyncio.to_thread((folder / "error.log").read_text)
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                except ConnectionRefusedError:
-                    await asyncio.sleep(0.02)
-                else:
-                    writer.close()
-                    break
+        _, writer = await eventually(
+            lambda: asyncio.open_connection("127.0.0.1", port),
+            "nginx listens",
+            ignoring=(ConnectionRefusedError,),
+            unless=lambda: process.returncode is not None and (folder / "error.log").read_text(),
+        )
+        writer.close()
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -95,7 +91,7 @@ async def test_each_token_arrives_before_the_next_is_sampled(
     async with (
         nginx(tmp_path, service.url.removeprefix("http://")) as url,
         ClientSession() as client,
-        asyncio.timeout(60),
+        in_time("all tokens have arrived"),
         client.post(f"{url}{path}", json=body) as response,
     ):
         assert response.status == 200

@@ -11,6 +11,7 @@ import pytest
 from openai import NotFoundError, OpenAI
 
 from caravan_testing.serve_process import Served, serve
+from caravan_testing.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.e2e
 
@@ -109,7 +110,7 @@ def test_codex_is_understood_turn_by_turn(server: Served) -> None:
         assert usage["input_tokens_details"]["cached_tokens"] >= prompt_before - 30
         prompt_before = usage["input_tokens"]
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{server.url}/v1/responses/{response['id']}", timeout=60)
+            urllib.request.urlopen(f"{server.url}/v1/responses/{response['id']}", timeout=DEADLINE_S)
 
 
 def post(server: Served, path: str, body: Any) -> Any:

@@ -14,6 +14,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
 from caravan_testing.cluster import expected_text
 from caravan_testing.programs import Program, address_of, program, url_of
+from caravan_testing.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -80,9 +81,7 @@ async def shards(addresses: list[str]) -> AsyncIterator[list[Program]]:
 
 async def until_more(answers: Answers, count: int) -> None:
     wanted = len(answers.seconds) + count
-    async with asyncio.timeout(120):
-        while len(answers.seconds) < wanted:  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.05)
+    await eventually(lambda: len(answers.seconds), f"{wanted} answers", lambda found: found >= wanted)
 
 
 async def outage(folder: Path, routers: int, shard_count: int, outage_s: float) -> Answers:

@@ -9,6 +9,7 @@ from aiohttp import ClientSession
 
 from caravan_testing.serve_process import serve
 from caravan_testing.shard_models import POSITIONS_MODEL, fetched
+from caravan_testing.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -34,11 +35,7 @@ async def shards(session: ClientSession) -> dict[str, Any]:
 
 async def until(session: ClientSession, condition: Callable[[dict[str, Any]], bool]) -> None:
     """Wait until what the router knows of its shards meets ``condition``."""
-    async with asyncio.timeout(120):
-        while True:
-            if condition(await shards(session)):
-                return
-            await asyncio.sleep(0.05)
+    await eventually(lambda: shards(session), "the shards are as they should be", condition)
 
 
 async def drain_the_holder(session: ClientSession) -> None:

@@ -1,9 +1,9 @@
 """A shard whose layers are on two rpc-servers of llama.cpp, as `caravan serve --rpc` starts it."""
 
 import contextlib
+import json
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +12,7 @@ import pytest
 
 from caravan_testing.rpc_process import RpcServer
 from caravan_testing.serve_process import generate, serve
+from caravan_testing.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.rpc
 
@@ -46,7 +47,7 @@ def test_layers_on_two_servers_give_the_answers_of_the_cpu(servers: list[RpcServ
     with serve(*FLAGS, *rpc_flags(servers)) as served:
         remote = texts(served.url)
         listing = [sys.executable, "-m", "caravan_shard", "--list-devices", "--rpc", servers[0].address]
-        second = subprocess.run(listing, capture_output=True, text=True, timeout=60, check=False)
+        second = subprocess.run(listing, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert texts(served.url) == remote
     log = "".join(served.log)
     for server in servers:
@@ -56,16 +57,21 @@ def test_layers_on_two_servers_give_the_answers_of_the_cpu(servers: list[RpcServ
     assert "one client at a time" in second.stderr
     with serve(*FLAGS) as served:
         assert texts(served.url) == remote
-    listed = subprocess.run(listing, capture_output=True, text=True, timeout=60, check=True)
+    listed = subprocess.run(listing, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
     assert [line.split("\t")[::2] for line in listed.stdout.splitlines()] == [["RPC0", servers[0].address]]
+
+
+def requests_of(url: str) -> list[str]:
+    """Return the state of each request in progress."""
+    with urllib.request.urlopen(f"{url}/v1/requests") as reply:
+        return [entry["state"] for entry in json.load(reply)["data"]]
 
 
 def test_a_request_outlives_an_rpc_server(servers: list[RpcServer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGML_NO_BACKTRACE", "1")
     with serve(*FLAGS, *GRACE, *rpc_flags(servers)) as served, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(generate, served.url, LONG, LONG_TOKENS)
-        time.sleep(1)
-        assert not answer.done()
+        wait_until(lambda: requests_of(served.url), "the request runs", lambda found: found == ["running"])
         servers[1].kill()
         served.wait("unhealthy")
         with urllib.request.urlopen(f"{served.url}/readyz") as reply:

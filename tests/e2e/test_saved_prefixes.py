@@ -11,6 +11,7 @@ from aiohttp import ClientSession
 from caravan_testing.oracle import Oracle, check_same
 from caravan_testing.repeated_lists import repeated_list
 from caravan_testing.serve_process import serve
+from caravan_testing.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -46,14 +47,14 @@ async def burst(session: ClientSession, prompt: str) -> tuple[list[list[int]], i
 
 async def until_saved(session: ClientSession) -> None:
     """Wait until what was computed is in host memory, and no longer in cells."""
-    async with asyncio.timeout(60):
-        while True:
-            await asyncio.sleep(0.1)
-            page = await (await session.get("/metrics")).text()
-            saved = re.search(r'^caravan_saved_bytes{.*"memory".*} [1-9]', page, re.MULTILINE)
-            cached = re.search(r"^caravan_kv_cells_(?:cached|used){.*} [1-9]", page, re.MULTILINE)
-            if saved and not cached:
-                return
+
+    async def look() -> tuple[bool, bool]:
+        page = await (await session.get("/metrics")).text()
+        saved = re.search(r'^caravan_saved_bytes{.*"memory".*} [1-9]', page, re.MULTILINE)
+        cached = re.search(r"^caravan_kv_cells_(?:cached|used){.*} [1-9]", page, re.MULTILINE)
+        return saved is not None, cached is not None
+
+    await eventually(look, "all is in memory and none in cells", lambda found: found == (True, False))
 
 
 def test_equal_prompts_take_as_many_cells_from_memory_as_when_new(oracle: Oracle) -> None:

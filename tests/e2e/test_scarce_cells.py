@@ -14,6 +14,7 @@ from aiohttp import ClientSession
 from caravan_testing.oracle import Oracle, check_same
 from caravan_testing.repeated_lists import repeated_list
 from caravan_testing.serve_process import Served, serve
+from caravan_testing.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1800)]
 
@@ -93,13 +94,15 @@ async def run_all(served: Served, asks: Sequence[Ask]) -> Outcome:
             return ids
 
         outputs = await asyncio.gather(*(answer(number, ask) for number, ask in enumerate(asks)))
-        async with asyncio.timeout(60):
-            while True:
-                metrics = await (await session.get("/metrics")).text()
-                outcome = Outcome(outputs, metrics)
-                if outcome.metric("caravan_sequences_running") == outcome.metric("caravan_kv_cells_used") == 0:
-                    return outcome
-                await asyncio.sleep(0.1)
+
+        async def look() -> Outcome:
+            return Outcome(outputs, await (await session.get("/metrics")).text())
+
+        return await eventually(
+            look,
+            "no sequence runs, and no cell is used",
+            lambda found: found.metric("caravan_sequences_running") == found.metric("caravan_kv_cells_used") == 0,
+        )
 
 
 @pytest.fixture(scope="module")

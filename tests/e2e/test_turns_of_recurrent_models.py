@@ -15,6 +15,7 @@ from aiohttp import ClientSession
 
 from caravan_testing.serve_process import serve
 from caravan_testing.shard_models import HYBRID_MODEL, RECURRENT_MODEL, fetched
+from caravan_testing.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -142,8 +143,12 @@ def test_preempted_conversations_keep_their_texts(model: Path) -> None:
     async def run(url: str) -> None:
         async with ClientSession(url) as session:
 
+            async def running() -> int:
+                return sum(one["sequences"] for one in (await (await session.get("/admin/shards")).json())["shards"])
+
             async def have(first: int) -> list[list[str]]:
-                await asyncio.sleep(first / 50)
+                if first >= 4:
+                    await eventually(running, "those that can wait run")
                 answers = Answers(session)
                 return [await answers.ask(turns(count, first), priority=first // 4) for count in range(1, 4)]
 
@@ -176,12 +181,12 @@ def test_conversations_go_on_when_their_shard_drains(model: Path) -> None:
             assert await answers.check(turns(4)) < answers.prompt_tokens
 
     async def until(session: ClientSession, states: list[str]) -> None:
-        async with asyncio.timeout(120):
-            while True:
-                listed = (await (await session.get("/admin/shards")).json())["shards"]
-                if [one["state"] for one in listed if one["state"] == "serving"] == states:
-                    return
-                await asyncio.sleep(0.05)
+        async def look() -> list[str]:
+            return [one["state"] for one in (await (await session.get("/admin/shards")).json())["shards"]]
+
+        await eventually(
+            look, f"shards are {states}", lambda found: [one for one in found if one == "serving"] == states
+        )
 
     with serve("--shards", "2", "-np", "4", "-c", "16384", "-t", "1", "--exact", models=(model,)) as served:
         asyncio.run(run(served.url))

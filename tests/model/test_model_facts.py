@@ -7,6 +7,7 @@ import pytest
 
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_models import DEMO_MODEL
+from caravan_testing.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.model
 
@@ -76,7 +77,7 @@ def test_a_model_stays_in_memory_while_its_vocabulary_is_read() -> None:
     go_on = Event()
 
     def read() -> int:
-        go_on.wait(60)
+        go_on.wait(DEADLINE_S)
         return len(loaded.vocabulary.pieces())
 
     with ThreadPoolExecutor(2) as threads:
@@ -85,5 +86,5 @@ def test_a_model_stays_in_memory_while_its_vocabulary_is_read() -> None:
         closing = threads.submit(loaded.close)
         assert not wait([closing], timeout=0.2).done
         go_on.set()
-        closing.result(60)
+        closing.result(DEADLINE_S)
     assert reading.result() == loaded.facts.vocabulary_size

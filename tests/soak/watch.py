@@ -10,6 +10,7 @@ from pathlib import Path
 
 from caravan_testing.metrics_text import total
 from caravan_testing.serve_process import Served
+from caravan_testing.waiting import DEADLINE_S
 
 _MIB = 1 << 20
 
@@ -39,7 +40,7 @@ class Sample:
 
 def take(served: Served) -> Sample:
     """Take a sample."""
-    with urllib.request.urlopen(f"{served.url}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"{served.url}/metrics", timeout=DEADLINE_S) as response:
         metrics = response.read().decode()
 
     dropped = total(metrics, "tgi_request_failure", 'err="dropped"')

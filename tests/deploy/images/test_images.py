@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,7 +15,9 @@ from deploy.images.container import Container, buildah, container, image_config
 
 import caravan_proto
 from caravan_testing.certificates import write_certificate
+from caravan_testing.ports import kept_ports
 from caravan_testing.shard_models import DEMO_MODEL
+from caravan_testing.waiting import DEADLINE_S, wait_until
 
 ROUTER = f"localhost/caravan-router:{caravan_proto.__version__}"
 SHARD = f"localhost/caravan-shard:{caravan_proto.__version__}"
@@ -28,13 +29,6 @@ LONG_OUTPUT = 50
 pytestmark = pytest.mark.images
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 class Service:
     """A router and a shard in containers, which speak mutual TLS over TCP."""
 
@@ -42,13 +36,10 @@ class Service:
         self.router, self.shard, self.port = router, shard, port
 
     def wait_until_healthy(self) -> None:
-        deadline = time.monotonic() + 120
-        while self.status("/health") != 200:
-            assert time.monotonic() < deadline, f"{self.router.log.read_text()}\n{self.shard.log.read_text()}"
-            time.sleep(0.1)
+        wait_until(lambda: self.status("/health"), "the router is healthy", lambda found: found == 200)
 
     def status(self, path: str) -> int:
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)) as connection:
             try:
                 connection.request("GET", path)
                 return connection.getresponse().status
@@ -57,7 +48,7 @@ class Service:
 
     def stream(self, tokens: int) -> Iterator[dict[str, object]]:
         """Ask for ``tokens`` tokens and yield the events as they come."""
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)) as connection:
             parameters = {"max_new_tokens": tokens, "min_new_tokens": tokens}
             body = {"inputs": "The capital of France is", "parameters": parameters}
             connection.request("POST", "/generate_stream", json.dumps(body), {"Content-Type": "application/json"})
@@ -76,7 +67,12 @@ def running(folder: Path) -> Iterator[Service]:
     authority = trustme.CA()
     for holder in ("router", "shard"):
         write_certificate(certificates, holder, ("127.0.0.1",), authority, authority)
-    shard_port, health_port, http_port = free_port(), free_port(), free_port()
+    with kept_ports(3) as ports:
+        yield from running_on(folder, certificates, ports)
+
+
+def running_on(folder: Path, certificates: Path, ports: list[int]) -> Iterator[Service]:
+    shard_port, health_port, http_port = ports
     shard_flags = ["--model", "/models/model.gguf", "--address", f"0.0.0.0:{shard_port}"]
     shard_flags += ["--drain-timeout-s", str(DRAIN_S), *tls_flags("--", "shard")]
     router_flags = ["--shard", f"127.0.0.1:{shard_port}", "--port", str(http_port), *tls_flags("--shard-", "router")]
@@ -160,12 +156,14 @@ def test_sigterm_lets_a_stream_end_and_then_ends_the_program(tmp_path: Path, end
 
 def test_sigterm_during_the_start_ends_the_program(tmp_path: Path) -> None:
     """The kernel drops signals to process 1 until it has handlers, so this sends SIGTERM until the program ends."""
-    with container(ROUTER, tmp_path, ["--shard", "127.0.0.1:1", "--port", str(free_port())]) as router:
-        deadline = time.monotonic() + 30
-        while router.process.poll() is None:
-            assert time.monotonic() < deadline, router.log.read_text()
+    with container(ROUTER, tmp_path, ["--shard", "127.0.0.1:1", "--port", "0"]) as router:
+
+        def signalled() -> bool:
             with contextlib.suppress(subprocess.CalledProcessError):
                 router.signal("TERM")
+            return router.process.poll() is not None
+
+        wait_until(signalled, "the router ends")
         assert router.wait(0) == 128 + signal.SIGTERM
         assert "listening" not in router.log.read_text()
 

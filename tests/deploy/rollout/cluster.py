@@ -20,6 +20,7 @@ from deploy.tools import run_tool
 
 from caravan_testing.certificates import write_certificate
 from caravan_testing.serve_process import MODEL
+from caravan_testing.waiting import DEADLINE_S, wait_until
 
 # All clients together need three shards. A step of 10 ms, so that a reply takes more than a second.
 TOY = "{backend: fake, fake-step-ms: 10, parallel: 2}"
@@ -65,7 +66,7 @@ def claim_network() -> Network:
 
 def shards_of(router: str) -> list[dict[str, Any]]:
     """Return the shards that a router has, each with the sequences that run there: none if the router has ended."""
-    with contextlib.closing(http.client.HTTPConnection(router, 3000, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(router, 3000, timeout=DEADLINE_S)) as connection:
         try:
             connection.request("GET", "/admin/prefixes")
             return list(json.loads(connection.getresponse().read())["shards"])
@@ -181,10 +182,7 @@ class Cluster:
 
 
 def until_ready(pod: Pod) -> None:
-    deadline = time.monotonic() + 60
-    while not pod.ready:
-        assert time.monotonic() < deadline, f"{pod.place.name} does not get ready"
-        time.sleep(0.1)
+    wait_until(lambda: pod.ready, f"{pod.place.name} is ready")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ import http.client
 import json
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,8 @@ from deploy.rollout.cluster import Size, cluster, until_ready
 from deploy.tools import tool_path
 
 from caravan_testing.nginx import configuration
+from caravan_testing.ports import kept_ports
+from caravan_testing.waiting import DEADLINE_S, wait_until
 
 KEYS = 20
 FOLLOW_UPS = 5
@@ -37,32 +38,34 @@ def hash_key() -> str:
 @contextlib.contextmanager
 def nginx(folder: Path, routers: list[str]) -> Iterator[int]:
     """Run nginx in front of routers until the block ends, and yield its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    with kept_ports(1) as (port,), _nginx_on(port, folder, routers):
+        yield port
+
+
+@contextlib.contextmanager
+def _nginx_on(port: int, folder: Path, routers: list[str]) -> Iterator[None]:
     servers = " ".join(f"server {router}:3000;" for router in routers)
     path = folder / "nginx.conf"
     path.write_text(configuration(folder, HTTP.format(key=hash_key(), servers=servers, port=port)))
     process = subprocess.Popen([tool_path("nginx"), "-p", folder, "-e", folder / "error.log", "-c", path])
     try:
-        deadline = time.monotonic() + 30
-        while True:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
-                break
-            assert process.poll() is None, (folder / "error.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield port
+        wait_until(
+            lambda: socket.create_connection(("127.0.0.1", port)),
+            "nginx listens",
+            ignoring=(ConnectionRefusedError,),
+            unless=lambda: process.poll() is not None and (folder / "error.log").read_text(),
+        ).close()
+        yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(DEADLINE_S)
 
 
 def respond(port: int, key: str, previous: str | None) -> tuple[int, str, str | None]:
     """Return the status of a response, its id, and the router that gave it."""
     body = {"input": "a", "max_output_tokens": 2, "previous_response_id": previous}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)) as connection:
         connection.request("POST", "/v1/responses", json.dumps(body), headers)
         reply = connection.getresponse()
         return reply.status, json.loads(reply.read()).get("id", ""), reply.headers["X-Router"]

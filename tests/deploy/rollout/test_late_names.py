@@ -11,10 +11,12 @@ import pytest
 from deploy.rollout.cluster import Size, cluster, until_ready
 from deploy.rollout.load import Load
 
+from caravan_testing.waiting import DEADLINE_S
+
 
 def health_of(router: str) -> int:
     """Return the status of a router's /health: 200 while it has a shard."""
-    with contextlib.closing(http.client.HTTPConnection(router, 3000, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(router, 3000, timeout=DEADLINE_S)) as connection:
         connection.request("GET", "/health")
         return connection.getresponse().status
 

@@ -9,10 +9,12 @@ import pytest
 from deploy.rollout.cluster import Size, cluster, until_ready
 from deploy.rollout.load import Load
 
+from caravan_testing.waiting import DEADLINE_S
+
 
 def fingerprints_of(router: str) -> set[str]:
     """Return the fingerprints of the files of a router's shards, as far as they are known."""
-    with contextlib.closing(http.client.HTTPConnection(router, 3000, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(router, 3000, timeout=DEADLINE_S)) as connection:
         connection.request("GET", "/admin/shards")
         shards = json.loads(connection.getresponse().read())["shards"]
     return {shard["model_fingerprint"] for shard in shards} - {None}

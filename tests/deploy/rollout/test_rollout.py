@@ -11,6 +11,8 @@ import pytest
 from deploy.rollout.cluster import TOY, Size, cluster, until_ready
 from deploy.rollout.load import PROMPT, Load
 
+from caravan_testing.waiting import DEADLINE_S
+
 LLAMA = "{parallel: 2, ctx-size: 1024, threads: 1}"
 
 
@@ -53,7 +55,7 @@ def test_every_pod_is_replaced_under_load_without_a_failed_request(replicas: int
 
 def respond(router: str, **body: Any) -> dict[str, Any]:
     """Return the answer of /v1/responses. Raises AssertionError if it is an error."""
-    with contextlib.closing(http.client.HTTPConnection(router, 3000, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(router, 3000, timeout=DEADLINE_S)) as connection:
         request = {"input": PROMPT, "max_output_tokens": 8, **body}
         connection.request("POST", "/v1/responses", json.dumps(request), {"Content-Type": "application/json"})
         reply = connection.getresponse()

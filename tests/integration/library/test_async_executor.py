@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import caravan
 from caravan import AsyncConversation, AsyncExecutor, Conversation, Executor, SamplingParams, State
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 _SMALL = {"backend": "fake", "ctx_size": 64, "parallel": 4, "batch_size": 16, "cache_ram": 0}
 _GREEDY = SamplingParams(temperature=0)
@@ -43,7 +43,7 @@ class Gate:
 
     def __call__(self, _logits: NDArray[np.float32]) -> int:
         self.started.set()
-        assert self.released.wait(60)
+        assert self.released.wait(DEADLINE_S)
         return 7
 
     async def until_started(self) -> None:

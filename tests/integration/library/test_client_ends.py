@@ -15,7 +15,7 @@ import caravan
 from caravan import AsyncClient, Client, SamplingParams
 from caravan.client import ServerDeadlineError
 from caravan_testing.serve_process import Served, serve
-from caravan_testing.waiting import eventually, wait_until
+from caravan_testing.waiting import DEADLINE_S, eventually, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ _ENDLESS = SamplingParams(max_tokens=9000, ignore_eos=True)
 
 
 def _running(served: Served) -> int:
-    with urllib.request.urlopen(f"{served.url}/v1/requests", timeout=60) as reply:
+    with urllib.request.urlopen(f"{served.url}/v1/requests", timeout=DEADLINE_S) as reply:
         return len(json.load(reply)["data"])
 
 

@@ -12,7 +12,7 @@ import pytest
 import caravan
 from caravan import LLM, AsyncLLM, SamplingParams
 from caravan_router.scheduling.scheduler import Scheduler
-from caravan_testing.waiting import eventually, wait_until
+from caravan_testing.waiting import DEADLINE_S, eventually, wait_until
 
 _GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -96,7 +96,7 @@ def engine_fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def _refuses(url: str) -> bool:
     try:
-        urllib.request.urlopen(f"{url}/v1/models", timeout=60).close()
+        urllib.request.urlopen(f"{url}/v1/models", timeout=DEADLINE_S).close()
     except OSError:
         return True
     return False

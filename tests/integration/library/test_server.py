@@ -15,7 +15,7 @@ import pytest
 import caravan
 from caravan import LLM, AsyncClient, AsyncLLM, Client, SamplingParams, Server
 from caravan_router.auth.key import digest_of
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 _GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 _ENDLESS = SamplingParams(temperature=0, max_tokens=9000, ignore_eos=True)
@@ -36,7 +36,7 @@ def server(llm: LLM) -> Iterator[Server]:
 def _ask(url: str, body: Any = None, **headers: str) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"} | headers)
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
         return json.loads(reply.read() or b"null")
 
 
@@ -79,7 +79,7 @@ def test_every_route_of_a_server_is_there(server: Server) -> None:
         ("/completion", {"prompt": "a", "n_predict": 2}),
     ):
         assert _status(server.url + path, body) == 200, path
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=60) as metrics:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=DEADLINE_S) as metrics:
         assert b"tgi_request_success" in metrics.read()
 
 

@@ -18,6 +18,7 @@ from caravan_models.progress import Phase, Progress, ignore_progress
 from caravan_models.reference import HubModel, KnownModel, LocalFile
 from caravan_testing.small_gguf import small_gguf
 from caravan_testing.stand_in_hub import COMMIT, Content, StandInHub
+from caravan_testing.waiting import DEADLINE_S
 
 MODEL = small_gguf(300_000)
 NAME = "hf:demo/small:Q4_0"
@@ -236,13 +237,13 @@ def test_of_two_that_want_one_file_one_downloads_it(hub: StandInHub, settings: H
     reference = HubModel("demo/small")
     downloading = threading.Thread(target=download, args=(reference, slow, note_first))
     downloading.start()
-    assert told.wait(60)
+    assert told.wait(DEADLINE_S)
     also = threading.Thread(target=download, args=(reference, slow, note))
     also.start()
-    assert waiting.wait(60)
+    assert waiting.wait(DEADLINE_S)
     hub.release_stalled()
-    downloading.join(60)
-    also.join(60)
+    downloading.join(DEADLINE_S)
+    also.join(DEADLINE_S)
     assert starts(hub) == [0, 100_000]
     check_growing(first)
     check_growing(second)

@@ -18,7 +18,7 @@ from caravan_models.reference import HubModel
 from caravan_testing.child_processes import children_with, command_line
 from caravan_testing.small_gguf import small_gguf
 from caravan_testing.stand_in_hub import StandInHub
-from caravan_testing.waiting import eventually, wait_until
+from caravan_testing.waiting import DEADLINE_S, eventually, wait_until
 
 pytestmark = pytest.mark.usefixtures("environment")
 MODEL = small_gguf(400_000)
@@ -145,7 +145,7 @@ def test_ctrl_c_ends_a_download_without_a_traceback(hub: StandInHub) -> None:
             lines = [process.stderr.readline()]
             process.send_signal(signal.SIGINT)
             lines += process.stderr.readlines()
-            assert process.wait(60) == 130, lines
+            assert process.wait(DEADLINE_S) == 130, lines
         assert "downloading demo/small" in lines[0]
         assert "Traceback" not in "".join(lines)
         hub.faults.stall_after = [50_000]

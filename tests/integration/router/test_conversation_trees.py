@@ -19,7 +19,7 @@ from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.base import TokenBatch
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 WALKERS = 4
 STEPS = 20
@@ -187,7 +187,7 @@ class Pause:
             self._before -= 1
             if self._before < 0:
                 self.has_begun.set()
-                assert self._released.wait(60)
+                assert self._released.wait(DEADLINE_S)
 
     def arm(self, before: int = 0) -> None:
         """Let the first step over a single token wait that comes after so many others."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from aiohttp import ClientError, ClientSession
 
 from caravan_testing.ports import kept_ports
-from caravan_testing.waiting import wait_until
+from caravan_testing.waiting import eventually, wait_until
 
 REQUESTS, CLIENTS, NEW_TOKENS = 60, 6, 20
 pytestmark = pytest.mark.timeout(300)
@@ -68,6 +69,13 @@ def status(url: str, path: str) -> int:
         return error.code
     except OSError:
         return 0
+
+
+def shard_state(url: str) -> str:
+    """Return the state in which a router sees the shard."""
+    with urllib.request.urlopen(f"{url}/admin/shards") as reply:
+        (shard,) = json.load(reply)["shards"]
+    return str(shard["state"])
 
 
 def metric(url: str, name: str) -> float:
@@ -129,7 +137,13 @@ def test_a_stream_breaks_where_the_neighbour_dies() -> None:
 
         async def read() -> None:
             while True:
-                holder = next((index for index, url in enumerate(urls) if status(url, "/health") == 200), 0)
+                # A router that has just lost the shard does not know yet who holds it, and would take it back.
+                states = await eventually(
+                    lambda: [shard_state(url) for url in urls],
+                    "one router has the shard, and the other one knows",
+                    lambda found: sorted(found) == ["serving", "standby"],
+                )
+                holder = states.index("serving")
                 asked = urls[1 - holder]
                 async with ClientSession() as session, session.post(f"{asked}/v1/completions", json=body) as reply:
                     await reply.content.readline()
@@ -138,8 +152,6 @@ def test_a_stream_breaks_where_the_neighbour_dies() -> None:
                         os.kill(processes[holder].pid, signal.SIGKILL)
                         await reply.read()
                         return
-                # A router that has just lost the shard does not know yet who holds it, and would take it back.
-                await asyncio.sleep(2)
 
         with pytest.raises(ClientError):
             asyncio.run(read())

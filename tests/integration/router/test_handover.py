@@ -15,7 +15,7 @@ from caravan_router.app import run_router
 from caravan_router.config import RouterConfig
 from caravan_router.http.server.handover import Handover
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 CONFIG = ClusterConfig(shards=2, step_s=0.005, token_s=0.001)
 
@@ -38,7 +38,7 @@ class Router:
 
     async def ended(self) -> None:
         assert self.task is not None
-        await asyncio.wait_for(self.task, 60)
+        await asyncio.wait_for(self.task, DEADLINE_S)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from caravan_router.engine.streams import RequestStream
 from caravan_shard.backends.base import TokenBatch
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 PREFIX = list(range(1, 201)) * 2
 REQUESTS, NEW_TOKENS = 6, 12
@@ -38,7 +38,7 @@ class CellLog:
         if len(batch.tokens) == len(set(batch.sequence_ids.tolist())) == self._waits_at:
             self._waits_at = 0
             self.has_begun.set()
-            assert self._released.wait(60)
+            assert self._released.wait(DEADLINE_S)
 
     @property
     def cells(self) -> int:

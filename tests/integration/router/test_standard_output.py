@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caravan_testing.waiting import wait_until
+from caravan_testing.waiting import DEADLINE_S, wait_until
 
 CARAVAN = (sys.executable, "-m", "caravan_router")
 SHARD = (sys.executable, "-m", "caravan_shard")
@@ -79,7 +79,7 @@ def test_a_server_serves_on(unread: int, tmp_path: Path) -> None:
             unless=lambda: process.poll() is not None and log.read_text(),
         )
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, log.read_text()
+        assert process.wait(DEADLINE_S) == 0, log.read_text()
         assert "Error" not in log.read_text()
     finally:
         process.kill()

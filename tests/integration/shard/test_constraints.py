@@ -132,8 +132,9 @@ async def test_decoding_and_tokenizing_continue_while_a_bomb_is_compiled(monkeyp
             await shard.stub.Tokenize(shard_pb2.TokenizeRequest(text="text"))
             answered += 1
         assert "too big" in await compiling
-        assert answered > 10
-        assert steps - before > 10
+        # If it waited for the compilation, one call would end, after that.
+        assert answered > 2
+        assert steps - before > 2
         decoding.cancel()
 
 

@@ -16,7 +16,7 @@ from caravan_shard.backends.toy.backend import ToyBackend, toy_embedding
 from caravan_shard.backends.toy.model import BOS, EOS
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 from caravan_testing.toy_oracle import expected_output
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 # grpc.aio works only on the event loop on which it was first used.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -159,7 +159,7 @@ async def test_texts_of_several_calls_take_turns_while_a_sequence_runs() -> None
         def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
             computed.extend(texts)
             first_entered.set()
-            assert go_on.wait(60)
+            assert go_on.wait(DEADLINE_S)
             return super().embed(texts)
 
     backend = Gated(embedding_size=SIZE)
@@ -167,7 +167,7 @@ async def test_texts_of_several_calls_take_turns_while_a_sequence_runs() -> None
         await shard.take()
         await shard.prefill(prompt_chunk(0, b"to be continued", ignore_eos=True))
         many = asyncio.ensure_future(embed(shard, *[[number] for number in range(10)]))
-        assert await asyncio.to_thread(first_entered.wait, 60)
+        assert await asyncio.to_thread(first_entered.wait, DEADLINE_S)
         one = asyncio.ensure_future(embed(shard, [200]))
         waiting = shard.server._shard.worker._asides
         await eventually(lambda: len(waiting) == 1, "the other call waits")
@@ -181,12 +181,12 @@ async def test_another_lease_leaves_texts_alone() -> None:
 
     def hook(_batch: object) -> None:
         entered.set()
-        leave.wait(60)
+        leave.wait(DEADLINE_S)
 
     async with running_shard(ToyBackend(embedding_size=SIZE, hook=hook)) as shard:
         await shard.take()
         call = shard.prefill(prompt_chunk(0, b"abc"))
-        assert await asyncio.to_thread(entered.wait, 60)
+        assert await asyncio.to_thread(entered.wait, DEADLINE_S)
         asking = asyncio.ensure_future(embed(shard, *TEXTS))
         queued = shard.decode([0])
         await queued.initial_metadata()

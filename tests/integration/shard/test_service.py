@@ -24,7 +24,7 @@ from caravan_shard.service.server import ShardServer
 from caravan_testing.ports import kept_ports
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_logprobs, expected_output
-from caravan_testing.waiting import eventually, in_time
+from caravan_testing.waiting import DEADLINE_S, eventually, in_time
 
 # grpc.aio works only on the event loop on which it was first used.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -313,12 +313,12 @@ async def test_health_and_tokenizing_and_leases_answer_during_a_step() -> None:
 
     def hook(_batch: object) -> None:
         entered.set()
-        leave.wait(60)
+        leave.wait(DEADLINE_S)
 
     async with running_shard(ToyBackend(hook=hook)) as shard:
         await shard.take()
         call = shard.prefill(prompt_chunk(0, b"abc"))
-        assert await asyncio.to_thread(entered.wait, 60)
+        assert await asyncio.to_thread(entered.wait, DEADLINE_S)
         assert await health(shard) == await health(shard, "") == SERVING
         tokens = await shard.stub.Tokenize(
             shard_pb2.TokenizeRequest(text="hé<|im_end|>", add_special=True, parse_special=True)
@@ -342,7 +342,7 @@ async def test_a_stalled_step_is_not_serving_until_it_continues() -> None:
     leave = threading.Event()
 
     def hook(_batch: object) -> None:
-        leave.wait(60)
+        leave.wait(DEADLINE_S)
 
     async with running_shard(ToyBackend(hook=hook), stall_timeout_s=0.1) as shard:
         await shard.take()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from caravan_testing.waiting import DEADLINE_S
+
 COMMAND = (sys.executable, "-m", "caravan_shard")
 
 
@@ -35,7 +37,7 @@ def test_a_start_that_fails_by_a_bug_is_not_worth_repeating() -> None:
         "backend.ToyBackend = load\n"
         "sys.exit(cli.main(['--backend', 'fake', '--address', '127.0.0.1:0']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     last = done.stderr.splitlines()[-1]

@@ -11,6 +11,7 @@ import pytest
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices import Device, ModelPlacement, find_devices
 from caravan_shard.config import ShardConfig
+from caravan_testing.waiting import DEADLINE_S
 
 DEVICES = [Device(f"CUDA{number}", "a GPU", 8 << 30, 0x1000 + number) for number in range(3)]
 
@@ -84,7 +85,7 @@ def test_devices_are_listed_one_a_line() -> None:
         [sys.executable, "-m", "caravan_shard", "--list-devices"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=True,
     )
     assert [line.split("\t")[0] for line in done.stdout.splitlines()] == [device.name for device in find_devices()]

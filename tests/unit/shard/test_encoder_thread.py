@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from caravan_shard.service.encoder_thread import EncoderThread
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 
 def _threads() -> list[threading.Thread]:
@@ -40,7 +40,7 @@ async def test_closing_waits_for_the_call_that_runs_and_cancels_the_next() -> No
 
     def call() -> str:
         began.set()
-        release.wait(30)
+        release.wait(DEADLINE_S)
         return "done"
 
     running = asyncio.create_task(encoder.run(call))

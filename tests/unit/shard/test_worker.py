@@ -245,12 +245,12 @@ async def test_a_shard_whose_start_is_cancelled_frees_its_model() -> None:
 
     def load() -> Backend:
         loading.set()
-        assert may_end.wait(60)
+        assert may_end.wait(DEADLINE_S)
         return backend
 
     shard = LoadedShard(ShardConfig(backend="fake"), load)
     starting = asyncio.create_task(shard.start())
-    assert await asyncio.to_thread(loading.wait, 60)
+    assert await asyncio.to_thread(loading.wait, DEADLINE_S)
     starting.cancel()
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
@@ -285,7 +285,7 @@ class TimedBackend(ToyBackend):
     def _note(self, _batch: TokenBatch) -> None:
         self.trace += "s"
         if self.trace == "ss":
-            assert self.has_texts.wait(60)
+            assert self.has_texts.wait(DEADLINE_S)
         self.now_ns += 2_000_000
 
     def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:

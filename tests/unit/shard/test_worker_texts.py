@@ -19,6 +19,7 @@ from caravan_shard.protocol.commands import EmbedText
 from caravan_shard.protocol.results import Embedded, Refusal
 from caravan_testing.shard_builders import first_chunk, toy_prompt
 from caravan_testing.shard_workers import all_of, until, worker_on
+from caravan_testing.waiting import DEADLINE_S
 
 LANES = 3
 
@@ -35,13 +36,13 @@ class GatedTexts(ToyBackend):
     def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:
         self.passes.append(list(texts))
         self.entered.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(DEADLINE_S)
         if self.fails:
             raise RuntimeError("a bug")
         return super().embed(texts)
 
     async def until_entered(self) -> None:
-        assert await asyncio.to_thread(self.entered.wait, 60)
+        assert await asyncio.to_thread(self.entered.wait, DEADLINE_S)
 
     @property
     def sizes(self) -> list[list[int]]:
@@ -125,7 +126,7 @@ class Lanes(ToyBackend):
             self._computing += 1
             self.most_computing = max(self.most_computing, self._computing)
         self.entered.release()
-        assert self.go_on.acquire(timeout=60)
+        assert self.go_on.acquire(timeout=DEADLINE_S)
         with self._changes:
             self._computing -= 1
         if any(len(text) == self.fails_with for text in texts):
@@ -134,7 +135,7 @@ class Lanes(ToyBackend):
 
     async def until_entered(self, passes: int = 1) -> None:
         for _ in range(passes):
-            assert await asyncio.to_thread(self.entered.acquire, timeout=60)
+            assert await asyncio.to_thread(self.entered.acquire, timeout=DEADLINE_S)
 
 
 async def test_a_text_alone_has_all_threads() -> None:

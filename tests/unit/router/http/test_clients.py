@@ -12,16 +12,17 @@ from huggingface_hub.errors import OverloadedError, ValidationError
 from caravan_router.api.limits import Limits
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, ScriptedEngine, word
+from caravan_testing.waiting import DEADLINE_S
 
 
 @pytest.fixture
 def hub(service: Service) -> InferenceClient:
-    return InferenceClient(model=service.url, timeout=60)
+    return InferenceClient(model=service.url, timeout=DEADLINE_S)
 
 
 @pytest.fixture
 def openai_client(service: Service) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S) as client:
         yield client
 
 
@@ -72,7 +73,7 @@ async def test_hub_raises_a_validation_error(hub: InferenceClient, stream: bool)
 async def test_hub_raises_an_overload_error(stream: bool) -> None:
     engine = ScriptedEngine(script=lambda _: [Pause()])
     async with serving(engine, Limits(max_concurrent_requests=0)) as service:
-        hub = InferenceClient(model=service.url, timeout=60)
+        hub = InferenceClient(model=service.url, timeout=DEADLINE_S)
         with pytest.raises(OverloadedError):
             await asyncio.to_thread(lambda: list(hub.text_generation("hi", stream=stream)))
 

@@ -105,14 +105,12 @@ OTHER_FIELDS = [
 async def test_bad_bodies_of_anthropics_routes(path: str, fields: bytes) -> None:
     engine = ScriptedEngine(model=CHAT_MODEL)
     async with serving(engine) as service:
-        started = time.monotonic()
         body = io.BytesIO(b'{"max_tokens":5,' + fields + b"}")
         response = await service.client.post(path, data=body, headers=JSON)
         assert response.status == 400, await response.text()
         text = await response.text()
         assert '"type":"invalid_request_error"' in text
         assert len(text) < 600
-        assert time.monotonic() - started < 10
         assert not engine.streams
 
 

@@ -11,7 +11,7 @@ from caravan_router.core.errors import GenerationError
 from caravan_router.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import Pause, ScriptedEngine, Step, word
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import eventually, in_time
 
 ROUTES: list[tuple[str, dict[str, Any]]] = [
     ("/generate", {"inputs": "a"}),
@@ -158,7 +158,7 @@ async def test_a_silent_stream_is_kept_alive() -> None:
 
 async def test_headers_are_sent_before_the_first_token(service: Service) -> None:
     service.engine.script = lambda _: [Pause()]
-    async with asyncio.timeout(60):
+    async with in_time("the head of the response"):
         response = await service.post("/generate_stream", {"inputs": "a"})
     assert response.status == 200
     response.close()
