@@ -49,13 +49,12 @@ def routers(count: int) -> Iterator[tuple[list[str], list[subprocess.Popen[bytes
             )
             for port, url in zip(ports, urls, strict=True)
         ]  # fmt: skip
+        # A router hands nothing over before it knows the model, and who has the shard.
         wait_until(
-            lambda: [(status(url, "/health"), status(url, "/livez")) for url in urls],
-            "one router has the shard, and all run",
-            lambda found: (
-                sorted(health for health, _ in found) == [200] + [503] * (count - 1)
-                and all(live == 200 for _, live in found)
-            ),
+            lambda: [shard_state(url) for url in urls],
+            "one router has the shard, and the others know",
+            lambda found: sorted(found) == ["serving"] + ["standby"] * (count - 1),
+            ignoring=(OSError,),
         )
         yield urls, started
 
