@@ -9,7 +9,7 @@ ARGS ?=
 # One more than the cores of a small machine, since tests also wait.
 WORKERS ?= 3
 # The tests of a file share servers and stay together. Files with slow tests start first, see tests/conftest.py.
-PYTEST := .venv/bin/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = .venv/bin/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pytest passes by tests/deploy unless it is named, or this is.
 WITH_DEPLOY := --override-ini norecursedirs='.*'
 MINUTES ?= 20
@@ -23,7 +23,7 @@ CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wild
 # The tests start many processes, which otherwise compile their modules again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run quick test test-slow test-clients test-deploy test-rpc test-more environments test-gpu test-cluster images test-images check lint format proto openapi docs manifests bench simulate soak chaos screenshots clean
+.PHONY: help run quick test slowest test-slow test-clients test-deploy test-rpc test-more environments test-gpu test-cluster images test-images check lint format proto openapi docs manifests bench simulate soak chaos screenshots clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,11 +32,14 @@ run: $(INSTALLED) $(MODEL_FILE) ## serve MODEL, a name or a file (default: the d
 	$(BIN)/caravan serve --model $(MODEL) --shards $(SHARDS) $(ARGS)
 
 quick: WORKERS = 2
-quick: $(INSTALLED) ## run the tests of single modules and of what is generated, but those over HTTP; ARGS: more pytest flags
+quick: $(INSTALLED) $(DEMO_MODEL) ## run unit and contract tests, except those over HTTP; ARGS: more pytest flags
 	$(PYTEST) tests/unit tests/contract --ignore tests/unit/bench --ignore tests/unit/router/http $(ARGS)
 
-test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the test suite but for its slow tests, with WORKERS processes; ARGS: more pytest flags
+test: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the tests that each commit must pass, with WORKERS processes; ARGS: more pytest flags
 	$(PYTEST) $(ARGS)
+
+slowest: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the same tests and list the most expensive folders, files and tests; ARGS: more pytest flags
+	PYTHONPATH=tests $(PYTEST) -p caravan_testing.costs $(ARGS)
 
 test-slow: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## run the slow tests: long load, faults, scarce cells, slow DNS, and all random examples; ARGS: more pytest flags
 	CARAVAN_TEST_EXAMPLES=all $(PYTEST) $(WITH_DEPLOY) -m "slow or examples" $(ARGS)
@@ -50,7 +53,7 @@ test-deploy: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## test what is in deplo
 test-rpc: $(INSTALLED) $(DEMO_MODEL) ## test shards with layers on rpc-servers, for which llama.cpp must be built with RPC, as it is by default
 	$(PYTEST) -m rpc $(ARGS)
 
-test-more: $(INSTALLED) $(DEMO_MODEL) environments ## run the tests of the four targets above together, which takes less time; ARGS: more pytest flags
+test-more: $(INSTALLED) $(DEMO_MODEL) environments ## run the tests of the four targets above together, before an issue is closed; ARGS: more pytest flags
 	CARAVAN_TEST_EXAMPLES=all $(PYTEST) $(WITH_DEPLOY) -m "(slow or examples or clients or rpc or deploy) and not (images or cluster or gpu)" $(ARGS)
 
 environments: $(CLIENTS) $(DEPLOY_TOOLS) ## set up what the tests of clients and of deploy/ need; faster with make -j
@@ -67,7 +70,7 @@ test-cluster: $(INSTALLED) $(DEPLOY_TOOLS) ## test the chart on the cluster of K
 test-images: $(INSTALLED) $(DEMO_MODEL) ## run the images under runc as root (apt-get install buildah runc), after make images
 	$(BIN)/pytest tests/deploy/images -m images $(ARGS)
 
-check: lint $(DEMO_MODEL) $(CLIENT) ## run all checks: lint, and the test suite with coverage
+check: lint $(DEMO_MODEL) $(CLIENT) ## run lint, and the tests of `make test` with coverage
 	$(PYTEST) --cov --cov-report=
 	$(BIN)/coverage report --include='*/caravan_router/scheduling/*' --fail-under=95
 

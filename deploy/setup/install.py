@@ -5,6 +5,8 @@ version, compiler flags and processor, so that a second checkout builds nothing.
 example CMAKE_ARGS=-DGGML_CUDA=on.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -14,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from quiet_pip import run_pip
@@ -110,6 +113,15 @@ def build_wheel(requirement: str, folder: Path) -> None:
     say(f"Built in {time.monotonic() - started:.0f} s")
 
 
+@contextlib.contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Wait until no other checkout builds the same wheel, which takes all cores for minutes."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def wheel() -> Path:
     """Return the llama-cpp-python wheel for this machine; build it unless the cache has it."""
     requirement = llama_requirement()
@@ -117,10 +129,11 @@ def wheel() -> Path:
     key = "\n".join([requirement, sys.version[:4], processor(), CMAKE_FLAGS, *changes])
     cache = subprocess.run([*PIP, "cache", "dir"], capture_output=True, text=True, check=False).stdout.strip()
     folder = Path(cache or ROOT / ".cache") / "caravan" / hashlib.sha256(key.encode()).hexdigest()[:16]
-    if list(folder.glob("*.whl")):
-        say(f"Taking {requirement}, which was built before, from {folder}")
-    else:
-        build_wheel(requirement, folder)
+    with alone(folder.with_suffix(".lock")):
+        if list(folder.glob("*.whl")):
+            say(f"Taking {requirement}, which was built before, from {folder}")
+        else:
+            build_wheel(requirement, folder)
     return next(folder.glob("*.whl"))
 
 

@@ -10,8 +10,8 @@ import pytest
 from openai import OpenAI
 from openai.types import Completion
 
-from caravan_testing.requantised import requantise
 from caravan_testing.serve_process import MODEL, Served, serve
+from caravan_testing.shard_models import QUICK_MODEL, fetched
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "1, 2, 3, 4, 5, 6, 7, 8,")
@@ -19,9 +19,10 @@ PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "1, 2, 3, 4, 5, 6,
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    draft_model = requantise(MODEL, tmp_path_factory.mktemp("draft") / "draft.gguf")
+    draft_model = tmp_path_factory.mktemp("draft") / "draft.gguf"
+    draft_model.symlink_to(fetched(QUICK_MODEL))
     flags = ("-md", str(draft_model), "-np", "4", "-c", "1024", "-t", "1", "--exact")
-    with serve(*flags) as running:
+    with serve(*flags, models=(QUICK_MODEL,)) as running:
         yield running
 
 

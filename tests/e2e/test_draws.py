@@ -59,8 +59,15 @@ async def interrupted(served: Served) -> tuple[dict[int, list[int]], dict[str, f
     return outputs, {how: float(count) for how, count in counts}
 
 
-@pytest.mark.parametrize("cache_ram", ["64", "0"], ids=["64-swap", "0-recompute"])
-@pytest.mark.parametrize("layout", ["unified", "split"])
+@pytest.mark.parametrize(
+    ("layout", "cache_ram"),
+    [
+        ("split", "64"),
+        pytest.param("split", "0", marks=pytest.mark.slow),
+        pytest.param("unified", "64", marks=pytest.mark.slow),
+        pytest.param("unified", "0", marks=pytest.mark.slow),
+    ],
+)
 def test_a_preempted_sequence_draws_the_same_tokens(oracle: Oracle, layout: str, cache_ram: str) -> None:
     flags = ("-np", "2", "-c", "512", "-t", "1", "--kv-layout", layout, "--cache-ram", cache_ram)
     with serve(*flags) as served:

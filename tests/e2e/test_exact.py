@@ -10,7 +10,7 @@ import pytest
 from caravan_router.bench.words import seeded, words
 from caravan_testing.requantised import requantise
 from caravan_testing.serve_process import serve
-from caravan_testing.shard_models import DEMO_MODEL, fetched
+from caravan_testing.shard_models import DEMO_MODEL, QUICK_MODEL, fetched
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -52,11 +52,13 @@ async def numerics(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("attention", ["off", pytest.param("on", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("weights", ["Q4_1", pytest.param("Q4_0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "weights", ["quick", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_1", "Q4_0"))]
+)
 async def test_company_chunks_drafts_and_a_new_start_change_no_token(
     attention: str, weights: str, tmp_path: Path
 ) -> None:
-    model = fetched(DEMO_MODEL)
+    model = fetched(QUICK_MODEL if weights == "quick" else DEMO_MODEL)
     if weights == "Q4_0":
         model = requantise(model, tmp_path / "q4_0.gguf")
     with serve(*FLAGS, "--flash-attn", attention, models=[model]) as server:

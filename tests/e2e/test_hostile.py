@@ -128,6 +128,7 @@ async def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
     assert [reply.status for reply in replies] == [200, 400, 404]
 
 
+@pytest.mark.slow
 async def test_a_client_that_stops_sending_counts_as_gone(served: Served) -> None:
     """A connection that is closed in one direction ends its generation; others continue."""
     async with undisturbed(served.url):
@@ -138,6 +139,7 @@ async def test_a_client_that_stops_sending_counts_as_gone(served: Served) -> Non
                 assert await asyncio.to_thread(connection.recv, 100) == b""
 
 
+@pytest.mark.slow
 async def test_many_slow_connections_do_not_disturb_others(served: Served) -> None:
     """200 clients send their headers slowly and never end."""
 

@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from caravan_testing.models_file import write_models
-from caravan_testing.serve_process import MODEL, Served, serve, start
+from caravan_testing.serve_process import Served, serve, start
+from caravan_testing.shard_models import QUICK_MODEL, fetched
 from caravan_testing.spelling_projector import write_spelling_projector
 from caravan_testing.waiting import DEADLINE_S, eventually, in_time
 
@@ -182,9 +183,10 @@ async def test_requests_load_nothing_where_only_operators_do(tmp_path: Path) -> 
 
 @pytest.mark.model
 async def test_what_a_model_had_cached_is_there_when_it_is_loaded_again(tmp_path: Path) -> None:
-    (tmp_path / "one.gguf").symlink_to(MODEL)
-    (tmp_path / "two.gguf").write_bytes(MODEL.read_bytes())
-    write_spelling_projector(tmp_path / "mmproj-one.gguf", MODEL, range(4))
+    model = fetched(QUICK_MODEL)
+    (tmp_path / "one.gguf").symlink_to(model)
+    (tmp_path / "two.gguf").write_bytes(model.read_bytes())
+    write_spelling_projector(tmp_path / "mmproj-one.gguf", model, range(4))
     flags = ("--models-dir", str(tmp_path), "--models-max", "1", "-np", "2", "-c", "2048", "-t", "1")
     prompt = "".join(f"{number} little ducks went out one day. " for number in range(40))
     with serve(*flags, models=()) as served:

@@ -1,4 +1,7 @@
-"""Sequences move from shard to shard while the real model generates them, and their texts stay the same."""
+"""Sequences move from shard to shard while the real model generates them, and their texts stay the same.
+
+`tests/integration/router/test_migration.py` shows it with toy shards.
+"""
 
 import asyncio
 import json
@@ -10,7 +13,7 @@ from aiohttp import ClientSession
 from caravan_testing.serve_process import Served, serve
 from caravan_testing.waiting import eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
 FLAGS = ("-np", "4", "-c", "4096", "-t", "1", "--exact")
 PROMPTS = [

@@ -1,4 +1,7 @@
-"""Two real models on four shards behind one router, asked by OpenAI's client."""
+"""Two real models on four shards behind one router, asked by OpenAI's client.
+
+`tests/integration/router/test_serve_models.py` does the same with toy models.
+"""
 
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +15,7 @@ from caravan_testing.serve_process import MODEL, Served, serve
 from caravan_testing.shard_models import WINDOW_MODEL, fetched
 from caravan_testing.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 DEMO, WINDOW = MODEL.name, WINDOW_MODEL.name
 FLAGS = ("-np", "4", "-c", "2048", "-t", "1", "--shards", "2")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from caravan_testing.serve_process import generate, serve
+from caravan_testing.shard_models import QUICK_MODEL, fetched
 
 COMMAND = [sys.executable, "-c", "from caravan_router.commands import main; raise SystemExit(main())", "replay"]
 
@@ -14,7 +15,10 @@ COMMAND = [sys.executable, "-c", "from caravan_router.commands import main; rais
 def test_what_a_server_records_is_played_again_by_the_command(tmp_path: Path) -> None:
     recording = tmp_path / "recording"
     flags = ("--shards", "2", "--parallel", "4", "--ctx-size", "2048", "--threads", "1")
-    with serve(*flags, "--record", str(recording)) as served, concurrent.futures.ThreadPoolExecutor(6) as clients:
+    with (
+        serve(*flags, "--record", str(recording), models=(fetched(QUICK_MODEL),)) as served,
+        concurrent.futures.ThreadPoolExecutor(6) as clients,
+    ):
         prompts = [f"Of all the rivers of the world, number {number} is" for number in range(6)]
         answers = list(clients.map(lambda prompt: generate(served.url, prompt, 12), prompts))
     sampled = sum(answer["details"]["generated_tokens"] for answer in answers)

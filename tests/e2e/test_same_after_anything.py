@@ -22,6 +22,7 @@ def check(counts: Counts) -> None:
     assert counts.cached_tokens > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_hybrid_conversations_with_drafts(tmp_path: Path) -> None:
     """The positions of this hybrid model have several dimensions, and llama.cpp takes wrong drafts back."""

@@ -13,7 +13,7 @@ from caravan_testing.repeated_lists import repeated_list
 from caravan_testing.serve_process import serve
 from caravan_testing.waiting import eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
 
 REQUESTS, NEW_TOKENS = 6, 24
 # See test_scarce_cells.py.

@@ -13,7 +13,7 @@ from caravan_testing.random_projectors import spelled_sound, write_sound_project
 from caravan_testing.serve_process import MODEL, serve
 from caravan_testing.sounds import float_wav
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 WORDS = " The sky is blue and the sea is green in the light of a summer day"
 # What the projector's family has around a sound.

@@ -1,4 +1,7 @@
-"""A collector receives the traces of a preempted and a migrated request of real processes with the real model."""
+"""A collector receives the traces of a preempted and a migrated request of real processes with the real model.
+
+`tests/integration/router/test_traces.py` has the same with toy shards.
+"""
 
 import asyncio
 import json
@@ -10,7 +13,7 @@ from caravan_testing.otlp_receiver import ReceivedSpan, Receiver, grpc_receiver
 from caravan_testing.serve_process import Served, serve
 from caravan_testing.waiting import eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
 # One sequence on each shard, so that a third request needs the place of another.
 FLAGS = ("--shards", "2", "-np", "1", "-c", "1024", "-t", "1", "--json-output")

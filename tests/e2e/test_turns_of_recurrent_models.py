@@ -105,12 +105,28 @@ async def change(answers: Answers) -> None:
     assert await answers.check([SYSTEM, question(78)]) < answers.prompt_tokens
 
 
-@pytest.fixture(params=["hybrid", "recurrent"])
+def models(commit: str) -> pytest.MarkDecorator:
+    """Have a test of both models, of which `make test` takes the one named ``commit``."""
+    slow = pytest.mark.slow
+    kinds = [name if name == commit else pytest.param(name, marks=slow) for name in ("hybrid", "recurrent")]
+    return pytest.mark.parametrize("model", kinds, indirect=True)
+
+
+@pytest.fixture
 def model(request: pytest.FixtureRequest) -> Path:
     return fetched(HYBRID_MODEL if request.param == "hybrid" else RECURRENT_MODEL)
 
 
-@pytest.mark.parametrize("flags", [("--exact",), ("--kv-layout", "unified"), ("--kv-layout", "split")], ids=" ".join)
+@models("hybrid")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--exact",),
+        pytest.param(("--kv-layout", "unified"), marks=pytest.mark.slow),
+        pytest.param(("--kv-layout", "split"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
 def test_a_turn_computes_what_is_new(model: Path, flags: tuple[str, ...]) -> None:
     async def run(url: str) -> None:
         async with ClientSession(url) as session:
@@ -122,6 +138,7 @@ def test_a_turn_computes_what_is_new(model: Path, flags: tuple[str, ...]) -> Non
         asyncio.run(run(served.url))
 
 
+@models("recurrent")
 def test_a_conversation_goes_on_after_a_restart(model: Path, tmp_path: Path) -> None:
     async def run(url: str, first: int, last: int) -> None:
         async with ClientSession(url) as session:
@@ -137,6 +154,7 @@ def test_a_conversation_goes_on_after_a_restart(model: Path, tmp_path: Path) -> 
         asyncio.run(run(served.url, 5, 6))
 
 
+@models("recurrent")
 def test_preempted_conversations_keep_their_texts(model: Path) -> None:
     """Twelve conversations in three turns each, in cells for two of them, and those that come later are urgent."""
 
@@ -166,6 +184,7 @@ def test_preempted_conversations_keep_their_texts(model: Path) -> None:
         asyncio.run(run(served.url))
 
 
+@models("hybrid")
 def test_conversations_go_on_when_their_shard_drains(model: Path) -> None:
     async def run(url: str) -> None:
         async with ClientSession(url) as session:

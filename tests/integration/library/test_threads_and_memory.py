@@ -17,10 +17,10 @@ from caravan_testing.shard_tiny_llama import write_tiny_llama
 from caravan_testing.waiting import eventually
 
 _SMALL = {"backend": "fake", "ctx_size": 64, "parallel": 4, "batch_size": 16, "cache_ram": 0}
-# The cells of the tiny model have 64 MiB, which malloc gives back at once. 40 leaked contexts have five times the
+# The cells of the tiny model have 64 MiB, which malloc gives back at once. 16 leaked contexts have five times the
 # bound, which leaves room for smaller blocks that malloc keeps for other threads.
 _CELLS = 131_072
-_MOST_GROWTH_BYTES = 500 << 20
+_MOST_GROWTH_BYTES = 200 << 20
 
 
 def _executor() -> Executor:
@@ -140,11 +140,11 @@ async def test_opening_and_closing_leaves_nothing(opened: Callable[[dict[str, An
     """The tiny model of llama.cpp has threads, files and memory of its own."""
     options = {"model": write_tiny_llama(tmp_path / "tiny.gguf"), "ctx_size": _CELLS, "ubatch_size": 32}
     options |= {"parallel": 2, "cache_ram": 0, "threads": 1}
-    for _ in range(10):
+    for _ in range(4):
         opened(options)
     before = _rss_bytes()
     threads, files = _count("task"), _count("fd")
-    for _ in range(40):
+    for _ in range(16):
         opened(options)
     gc.collect()
     # The kernel forgets a thread shortly after it is joined.

@@ -24,26 +24,22 @@ _COUNTING = {
     "test_equal_prompts_take_the_cells_of_their_prefix_once_when_new_and_from_memory": (_WHOLE,),
     "test_prompts_of_which_each_has_more_in_memory_take_the_cells_of_the_common_part_once": (_WHOLE,),
 }
-_LONG = (
-    "test_a_tree_of_conversations_generates_what_its_items_do",
-    "test_two_hundred_requests_have_the_output_that_they_have_without",
-    "test_sequences_move_while_they_are_generated",
-    "test_log_probabilities_are_those_without_drafts",
-)
+# Whose pictures `make test` tries. The others differ in what the scheduler does, not in what it does with media.
+_SHOWN_IN_EACH_RUN = ("test_beams", "test_handover", "test_saved_prefixes")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__.rpartition(".")[2] not in _SHOWN:
+    module, name = metafunc.module.__name__.rpartition(".")[2], metafunc.function.__name__
+    if module not in _SHOWN:
         return
-    name = metafunc.function.__name__
     kinds = [kind for kind in (_PICTURES, _WHOLE) if kind not in _COUNTING.get(name, ())]
-    shown_as = [pytest.param(kind, marks=pytest.mark.slow) if _is_long(name, kind) else kind for kind in kinds]
+    shown_as = [pytest.param(kind, marks=pytest.mark.slow) if _is_slow(module, kind) else kind for kind in kinds]
     metafunc.parametrize("prompts", [_WORDS, *shown_as], indirect=True)
 
 
-def _is_long(name: str, kind: str) -> bool:
-    """Whether this is left to `make test-slow`. One of both kinds of pictures is enough for `make test`."""
-    return name in _LONG or kind == _WHOLE
+def _is_slow(module: str, kind: str) -> bool:
+    """Whether this is left to `make test-more`. One of both kinds of pictures is enough for `make test`."""
+    return module not in _SHOWN_IN_EACH_RUN or kind == _WHOLE
 
 
 @pytest.fixture(autouse=True)

@@ -78,8 +78,15 @@ async def check(running: Cluster, wanted: list[tuple[GenerationSpec, list[int]]]
     assert await accepted(running, "prediction") > 0
 
 
-@pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
-@pytest.mark.parametrize("seeded", [False, True], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    ("layout", "seeded"),
+    [
+        (KvLayout.SPLIT, False),
+        (KvLayout.UNIFIED, True),
+        pytest.param(KvLayout.SPLIT, True, marks=pytest.mark.slow),
+        pytest.param(KvLayout.UNIFIED, False, marks=pytest.mark.slow),
+    ],
+)
 async def test_two_hundred_requests_have_the_output_that_they_have_without(layout: KvLayout, *, seeded: bool) -> None:
     async with cluster(ClusterConfig(layout=layout, cells=2048, step_s=0.002)) as running:
         await check(running, demand(200, seeded=seeded))

@@ -110,6 +110,7 @@ def test_every_token_arrives_once() -> None:
     assert report.output_tokens_per_s * 1000.0 == pytest.approx(sum(one.output_tokens for one in trace.arrivals))
 
 
+@pytest.mark.slow
 def test_a_fleet_grows_and_shrinks_with_its_load() -> None:
     load = replace(LOAD, per_second=10, seconds=150)
     autoscaler = Autoscaler(least=1, most=6, requests_per_shard=4, starts_s=20.0, stabilization_s=30.0)
@@ -161,6 +162,7 @@ def test_the_recorded_results_are_those_of_all_scenarios() -> None:
     assert [(run["scenario"], run["rate"], run["policy"]) for run in recorded_runs] == planned
 
 
+@pytest.mark.slow
 def test_the_recorded_sizings_are_those_that_are_simulated_and_true_today() -> None:
     recorded_sizings = json.loads(SIZING_RESULTS.read_text())
     assert [(one["table"], tuple(one["shown"])) for one in recorded_sizings] == [
@@ -169,6 +171,7 @@ def test_the_recorded_sizings_are_those_that_are_simulated_and_true_today() -> N
     assert SIZINGS[0].report().goodput == pytest.approx(recorded_sizings[0]["goodput"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_recorded_results_are_true_today() -> None:
     """One of them is measured again. If this fails since placement changed, run ``make simulate``."""
     scenario = next(one for one in SCENARIOS if one.name == "shared prefixes")

@@ -16,6 +16,7 @@ from caravan_router.chat.tool_format import CONTROL, KEY, ToolFormat, is_tag, pi
 from caravan_router.chat.tool_grammar import opens_calls, tool_constraint
 from caravan_router.chat.tool_parser import Part, TextPart, ToolParser
 from caravan_testing.byte_grammar import accepts, drawn
+from caravan_testing.examples import places
 from caravan_testing.scripted_engine import ScriptedEngine
 from caravan_testing.tool_families import FAMILIES, Call, Family
 
@@ -88,6 +89,7 @@ def cases() -> list[Any]:
     ]
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize(("family", "calls"), cases())
 async def test_what_a_template_writes_is_read_back_however_it_is_split(family: Family, calls: list[Call]) -> None:
     tool_format = await FORMATS.of(family.template)
@@ -95,7 +97,7 @@ async def test_what_a_template_writes_is_read_back_however_it_is_split(family: F
     content = "Let me see." if family.splits else ""
     output = family.written(calls, content)
     assert read(tool_format, list(output)) == (content, calls)
-    for at in range(len(output)):
+    for at in places(len(output)):
         assert read(tool_format, [output[:at], output[at:]]) == (content, calls), at
 
 

@@ -201,6 +201,7 @@ async def test_a_file_that_comes_again_is_not_decoded_again() -> None:
         await decoder.close()
 
 
+@pytest.mark.slow
 async def test_the_largest_transparent_picture_fits_the_memory_of_a_process() -> None:
     """No other format and mode needs as much."""
     decoder = MediaDecoder(LONG_TIME_LIMIT_S)
