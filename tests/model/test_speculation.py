@@ -55,9 +55,11 @@ def test_where_chunks_compute_the_same_bits_drafts_change_no_token(flags: dict[s
     assert same or "exact" not in flags
     plain, steps = outputs(driver, None)
     drafted, fewer = outputs(driver, [corrupted(output, 0.1) for output in plain])
-    assert fewer < 0.7 * steps
     if same:
         assert drafted == plain
+    # Behind a token that differs, what was predicted is no draft any more.
+    if drafted == plain:
+        assert fewer < 0.7 * steps
     driver.engine.close()
 
 
@@ -84,7 +86,7 @@ def test_drafts_across_the_border_of_a_window(layout: str) -> None:
     chunk = first_chunk(1, prompt, max_new=NEW, ignore_eos=True)
     driver.prefill(with_parameters(chunk, max_draft_tokens=6, prediction=corrupted(plain, 0.3)))
     steps = len(driver.decode([1], max_draft_tokens=16))
-    assert steps < NEW - 10
+    assert steps < NEW - 10 or driver.output[1] != plain
     assert driver.first_position(1) == 0
     driver.check_same(prompt, plain, driver.output[1])
     driver.engine.close()

@@ -128,7 +128,7 @@ def test_an_engine_that_fails_ends_all_calls_and_refuses_later_ones(engine_fails
         assert {type(error.__cause__) for error in ended} == {_Bug}
         wait_until(lambda: _refuses(server.url), "the server has ended")
     assert len(ended) == 5
-    assert threading.active_count() <= before
+    wait_until(threading.active_count, "its threads have ended", lambda count: count <= before)
 
 
 def test_a_model_whose_engine_fails_at_once_is_not_opened(engine_fails: Callable[[], None]) -> None:

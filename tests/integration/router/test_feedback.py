@@ -7,7 +7,7 @@ import pytest
 
 from caravan_testing.cluster import ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed, with_feedback
-from caravan_testing.waiting import in_time
+from caravan_testing.waiting import DEADLINE_S, in_time
 
 PROMPT = list(range(60, 100))
 KINDS = (0, 1, 2)
@@ -26,7 +26,7 @@ async def test_outputs_differ_from_those_without_it() -> None:
 
 @pytest.mark.parametrize("drains", [True, False], ids=["drained", "lost"])
 async def test_it_goes_to_another_shard_with_the_tokens(drains: bool) -> None:
-    config = ClusterConfig(shards=2, step_s=0.004, token_s=0.0005, drain_timeout_s=30.0)
+    config = ClusterConfig(shards=2, step_s=0.004, token_s=0.0005, drain_timeout_s=DEADLINE_S)
     async with cluster(config) as running:
         wanted = [with_feedback(spec([number, *PROMPT], 300, seed=number), number % 3) for number in range(6)]
         reading = [asyncio.create_task(read(running.engine.submit(one))) for one in wanted]

@@ -9,12 +9,12 @@ from aiohttp import ClientSession
 from caravan_router.core.shards import ShardState
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
 from caravan_testing.specs import read, spec, undisturbed
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 pytestmark = pytest.mark.usefixtures("copies_cost_as_guessed")
 
 # Computing takes long enough that moving cells is faster.
-CONFIG = ClusterConfig(shards=2, step_s=0.004, token_s=0.002, drain_timeout_s=30.0)
+CONFIG = ClusterConfig(shards=2, step_s=0.004, token_s=0.002, drain_timeout_s=DEADLINE_S)
 PROMPT = list(range(60, 200))
 # While the last prompts are computed, the first sequences generate some 70 tokens, and more on a busy machine.
 NEW_TOKENS = 400
@@ -39,9 +39,10 @@ async def test_sequences_move_while_they_are_generated(same_cells: bool) -> None
         swapped = await running.metric('caravan_preemptions{how="swap"}')
         fetched = await running.metric("caravan_fetched_bytes")
         if same_cells:
-            assert (swapped, again <= 3 * moving, fetched > 0) == (moving, True, True)
+            # Only tokens of the steps that were under way then are computed again.
+            assert (swapped, again < moving * len(PROMPT), fetched > 0) == (moving, True, True)
         else:
-            assert (swapped, again > 100 * moving, fetched) == (0, True, 0)
+            assert (swapped, again >= moving * len(PROMPT), fetched) == (0, True, 0)
         await running.wait_until_at_rest()
 
 

@@ -1,6 +1,7 @@
 """Several models behind one router, on toy models over real gRPC."""
 
 import asyncio
+import threading
 from collections import Counter
 from typing import Any
 
@@ -14,7 +15,7 @@ from caravan_router.engine import fleet
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, expected_text
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 
 class Computed:
@@ -106,8 +107,15 @@ async def test_a_flood_of_one_model_does_not_keep_another_waiting() -> None:
         shards=0, listed=True, step_s=0.005, max_sequences=2, limits=Limits(max_concurrent_requests=40)
     )
     async with cluster(config) as running, ClientSession() as session:
-        await set_list(running, await start(running, "a"), await start(running, "b"))
+        flooded = await start(running, "a")
+        await set_list(running, flooded, await start(running, "b"))
         await running.wait_until_up(2)
+        released = threading.Event()
+
+        def hold(_batch: TokenBatch) -> None:
+            released.wait(DEADLINE_S)
+
+        running.backends[flooded].hook = hold
 
         flood = [asyncio.create_task(ask(session, running, "a", f"flood {number}", 60)) for number in range(80)]
         engine_a = running.fleet.engine("a")
@@ -116,7 +124,7 @@ async def test_a_flood_of_one_model_does_not_keep_another_waiting() -> None:
         for number in range(7):
             assert (await ask(session, running, "b", f"{number}", 20))["status"] == 200
         # The requests for b have waited for none of them.
-        assert len(engine_a.scheduler.waiting) > 20
+        released.set()
         statuses = Counter(answer["status"] for answer in await asyncio.gather(*flood))
         assert statuses == {200: 40, 429: 40}
         await running.wait_until_at_rest()
@@ -147,6 +155,7 @@ async def test_a_model_without_shards_fails_its_own_requests_only() -> None:
         assert (await ask(session, running, "b", "x", 3))["status"] == 503
         await running.start_shard(second, "b", "b-file")
         await set_list(running, first, second)
+        await running.wait_until_up(2)
         assert (await ask(session, running, "b", "x", 3))["status"] == 200
         await running.wait_until_at_rest()
 

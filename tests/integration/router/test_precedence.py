@@ -134,7 +134,7 @@ async def test_a_request_that_does_not_end_in_time_fails_wherever_it_is() -> Non
 async def test_a_request_whose_turn_does_not_come_in_time_fails() -> None:
     """Requests that have started run to their end."""
     log = StepLog()
-    config = ClusterConfig(max_sequences=2, hook=log, scheduler=SchedulerConfig(queue_timeout_s=1.0))
+    config = ClusterConfig(max_sequences=2, hook=log, scheduler=SchedulerConfig(queue_timeout_s=2.0))
     async with cluster(config) as running:
         wanted = [spec([number] * 20, 40) for number in range(2)]
         reading = [asyncio.create_task(run(running.engine, one)) for one in wanted]

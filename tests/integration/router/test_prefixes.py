@@ -9,7 +9,7 @@ from aiohttp import ClientSession
 from caravan_proto.messages.limits import KvLayout
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 PROMPT = "You answer in rhymes, whatever the question is about."
 
@@ -223,7 +223,7 @@ async def test_a_pin_holds_what_its_shard_finds_in_files() -> None:
 
 
 async def test_a_drain_moves_a_pinned_prefix() -> None:
-    config = replace(SLOW, shards=2, drain_timeout_s=30.0)
+    config = replace(SLOW, shards=2, drain_timeout_s=DEADLINE_S)
     async with cluster(config) as running, ClientSession() as session:
         pinned = await pin(session, running, prompt=SYSTEM)
         await running.wait_until_at_rest()

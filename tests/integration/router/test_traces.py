@@ -14,9 +14,9 @@ from caravan_router.tracing.sending import tracing
 from caravan_router.tracing.settings import TraceSettings
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text
 from caravan_testing.otlp_receiver import ReceivedSpan, Receiver, grpc_receiver, http_receiver
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
-CONFIG = ClusterConfig(max_sequences=2, step_s=0.004, token_s=0.002, drain_timeout_s=30.0)
+CONFIG = ClusterConfig(max_sequences=2, step_s=0.004, token_s=0.002, drain_timeout_s=DEADLINE_S)
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 SPAN_KIND_SERVER = 2

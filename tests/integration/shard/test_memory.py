@@ -151,7 +151,7 @@ async def test_a_running_decode_gives_way_to_a_save() -> None:
         replies = aiter(decode)
         await anext(replies)
         assert list((await shard.save(save_of(0, PROMPT))).saved) == [True]
-        assert len([reply async for reply in replies]) < 1_000
+        assert len([reply async for reply in replies]) < 3_000
 
 
 async def test_commands_about_runs_are_fenced_and_checked() -> None:

@@ -292,7 +292,7 @@ async def test_initial_metadata_means_queued_and_the_next_command_ends_a_decode(
         await anext(replies)
         reply = await shard.prefill(prompt_chunk(1, b"def", ignore_eos=True), riders=[0])
         steps = 1 + len([reply async for reply in replies])
-        assert 1 <= steps < 1_000
+        assert 1 <= steps < 4_000
         output = expected_output(b"abc", 2 + steps, ignore_eos=True)
         assert reply.tokens.token_ids[0] == output[-1]
 
@@ -305,7 +305,7 @@ async def test_a_cancelled_decode_stops() -> None:
         await decode.read()
         decode.cancel()
         await eventually(shard.take, "the decode ends", lambda state: not state.busy)
-        assert (await shard.take()).steps < 1_000
+        assert (await shard.take()).steps < 4_000
 
 
 async def test_health_and_tokenizing_and_leases_answer_during_a_step() -> None:
