@@ -5,10 +5,7 @@ import threading
 from collections.abc import AsyncIterator
 
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
-from caravan_testing.waiting import eventually
-
-# A test that fails while it holds a step must not hold the shard's thread for ever.
-_LONGEST_HOLD_S = 60.0
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 
 class StepLog:
@@ -25,7 +22,7 @@ class StepLog:
         self.steps.append(batch.tokens.tolist())
         if not self._open.is_set():
             self._held.set()
-            self._open.wait(_LONGEST_HOLD_S)
+            self._open.wait(DEADLINE_S)  # a test that fails must not hold the thread for ever
             self._held.clear()
         return None
 
@@ -43,3 +40,10 @@ class StepLog:
             yield
         finally:
             self._open.set()
+
+    async def next_step(self) -> None:
+        """Let the step that is held end, and hold the next one."""
+        begun = len(self.steps)
+        self._open.set()
+        self._open.clear()
+        await eventually(lambda: len(self.steps) > begun and self._held.is_set(), "the next step began")

@@ -51,6 +51,14 @@ async def delays_of_one(running: Cluster, log: StepLog, number: int) -> tuple[in
                 lambda: running.queued_commands(address) > 0 or sent[0] not in shard.commands.in_flight,
                 "the shard knows",
             )
+        if len(sent) == 2 and sent[1].is_decode:
+            # It gives way once the command for the request is there, for which the router must hear that the first has
+            # ended.
+            await log.next_step()
+            await eventually(
+                lambda: running.queued_commands(address) > 0 or sent[1] not in shard.commands.in_flight,
+                "the shard knows of the command behind",
+            )
     assert await read(stream) == undisturbed(wanted)
     steps = log.steps[begun:]
     last = next(place for place in range(len(steps)) if sum(step.count(MARK) for step in steps[: place + 1]) >= MARKS)
@@ -78,7 +86,8 @@ async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: Kv
         reading = [asyncio.create_task(run(running.engine, one)) for one in flood]
         await eventually(lambda: len(shard.stays.decoding) == 4, "the shard is full")
         delays = [await delays_of_one(running, log, number) for number in range(200, 220)]
-        assert all(1 <= steps <= commands <= 2 for steps, commands in delays), delays
+        # One more step of the others may run while the one that makes room is saved.
+        assert all(1 <= steps <= commands + 1 <= 3 for steps, commands in delays), delays
         assert (1, 1) in delays
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in flood]
         counts = {how: await running.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute")}
