@@ -61,6 +61,7 @@ INLINE floats load_halves(const uint16_t * at) {
 #elif HAS_HALVES
     return (floats) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at)));
 #else
+    (void) at;
     return (floats) {0};
 #endif
 }

@@ -162,6 +162,10 @@ static int32_t draw_of_few(const struct logits * logits, const struct caravan_ro
         weights[at] = exp((double) candidates[at].scaled);
         total += weights[at];
     }
+    // The highest weighs 1, unless the temperature is 0 as a float.
+    if (!(total >= 1.0)) {
+        return -1;
+    }
     const double rounding = share_rounding(kept);
     if (row->typical_p < 1.0) {
         kept = keep_typical(candidates, weights, kept, row->typical_p);

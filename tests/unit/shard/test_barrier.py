@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ggml 
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the compiled program."""
     path = tmp_path_factory.mktemp("barrier") / "barrier_check"
-    sources = [str(_TESTS / "caravan_testing" / "barrier_check.c"), str(_SETUP / "barrier.c")]
+    sources = [str(_TESTS / "caravan_testing" / "kernels" / "barrier_check.c"), str(_SETUP / "barrier.c")]
     flags = ["-std=gnu11", "-O3", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", f"-I{_SETUP}", "-pthread"]
     subprocess.run(["cc", *flags, *sources, "-o", str(path)], check=True)
     return path
