@@ -119,7 +119,7 @@ screenshots: $(INSTALLED) $(DEMO_MODEL) .cache/clients/page/.installed ## take t
 clean: ## remove the virtual environment and everything downloaded or built here
 	rm -rf .venv .cache
 
-$(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py
+$(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py deploy/setup/llama.cmake $(wildcard deploy/setup/*.[ch])
 	@$(PYTHON) deploy/setup/install.py
 
 .cache/clients/%/.installed: tests/e2e/clients/%.txt | $(INSTALLED)

@@ -18,9 +18,9 @@ set(CARAVAN_GGML "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src")
 
 # Puts our own code into each of ggml's backends for CPUs, which are compiled for the processors that they run on:
 # row_by_row.c, between the code that runs a graph and the products, flash_attention.c, barrier.c, and the functions for
-# rows of logits and for states, which nothing of ggml calls.
+# rows of logits and for states, which nothing of ggml calls. abi.c has the number that the shard compares.
 function(caravan_add_sources)
-    set(names row_by_row flash_attention draw_rows draw_weighed logprob_rows take_states)
+    set(names abi row_by_row flash_attention draw_rows draw_weighed logprob_rows take_states)
     set(runs_graphs "${CARAVAN_GGML}/ggml-cpu/ggml-cpu.c")
     if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
         list(APPEND names barrier)

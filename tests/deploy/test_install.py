@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -35,3 +36,10 @@ def test_a_wheel_of_another_build_replaces_the_one_that_is_installed(
     record.write_text(json.dumps({"url": old.as_uri(), "archive_info": {}}))
     assert install.is_installed(old)
     assert not install.is_installed(new)
+
+
+@pytest.mark.parametrize("name", ["abi.c", "row.h", "llama.cmake", "install.py"])
+def test_make_sets_up_again_once_what_is_compiled_has_changed(name: str) -> None:
+    command = ["make", "--dry-run", "--what-if", f"deploy/setup/{name}", ".venv/.installed"]
+    done = subprocess.run(command, cwd=SETUP.parents[1], capture_output=True, text=True, check=True)
+    assert "deploy/setup/install.py" in done.stdout

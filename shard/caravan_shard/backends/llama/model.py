@@ -17,6 +17,7 @@ from caravan_proto.host_memory import locked_memory
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices import Device, ModelPlacement, first_devices
+from caravan_shard.backends.llama.kernels_abi import check_kernels
 from caravan_shard.backends.llama.log import route_llama_log
 from caravan_shard.backends.llama.metadata import all_metadata, metadata_text
 from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
@@ -80,7 +81,9 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
     _check_files(config)
     _log.info("loading %s", path.name, extra={"mib": path.stat().st_size >> 20})
     route_llama_log()
-    pointer = _load(config, ModelPlacement(config, first_devices(config.rpc_servers) if devices is None else devices))
+    devices = first_devices(config.rpc_servers) if devices is None else devices
+    check_kernels()
+    pointer = _load(config, ModelPlacement(config, devices))
     try:
         _check_kind(path, pointer)
         vocab = llama_cpp.llama_model_get_vocab(pointer)
