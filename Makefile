@@ -4,6 +4,8 @@ DEMO_MODEL := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
 MODEL ?= $(DEMO_MODEL)
 # A name, such as smollm2 or hf:owner/repo:Q4_K_M, is no file that make could need.
 MODEL_FILE := $(filter-out hf:%,$(filter %.gguf,$(MODEL)))
+# Where no hub can be reached, it is the model of this name.
+MODEL_FILE += $(if $(filter smollm2:135m,$(MODEL)),$(DEMO_MODEL))
 SHARDS ?= 1
 ARGS ?=
 # One more than the cores of a small machine, since tests also wait.

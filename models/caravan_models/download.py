@@ -10,13 +10,14 @@ from huggingface_hub.errors import HfHubHTTPError
 from caravan_models.blob_download import BlobDownload
 from caravan_models.cache_layout import RepositoryCache
 from caravan_models.cached_model import fetched_model, find_cached
+from caravan_models.demo_model import demo_model
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.fetched import FetchedModel
 from caravan_models.hub import Hub, HubSettings
 from caravan_models.hub_failures import failure_of
 from caravan_models.listing import RepositoryFile, choose, size_text
 from caravan_models.progress import Meter, OnProgress
-from caravan_models.reference import HubModel, Named, hub_model
+from caravan_models.reference import Named, hub_model
 
 # Failures after which what the cache has is served instead.
 _UNREACHABLE = frozenset(
@@ -29,7 +30,7 @@ def download(named: Named, settings: HubSettings, on_progress: OnProgress) -> Fe
     reference = hub_model(named)
     cache = RepositoryCache(settings.cache, reference.repository)
     try:
-        return replace(_download(reference, cache, settings, on_progress), name=named.name)
+        return replace(_download(named, cache, settings, on_progress), name=named.name)
     except OSError as error:
         if isinstance(error, HfHubHTTPError):
             raise failure_of(error, reference, settings.endpoint) from error
@@ -47,14 +48,13 @@ def download(named: Named, settings: HubSettings, on_progress: OnProgress) -> Fe
         raise failure_of(error, reference, settings.endpoint) from error
 
 
-def _download(
-    reference: HubModel, cache: RepositoryCache, settings: HubSettings, on_progress: OnProgress
-) -> FetchedModel:
+def _download(named: Named, cache: RepositoryCache, settings: HubSettings, on_progress: OnProgress) -> FetchedModel:
+    reference = hub_model(named)
     if settings.offline:
         try:
             return find_cached(reference, cache)
         except FetchError as error:
-            raise FetchError(error.problem, f"HF_HUB_OFFLINE is set, and {error}") from None
+            return _without_hub(named, settings, FetchError(error.problem, f"HF_HUB_OFFLINE is set, and {error}"))
     hub = Hub(settings)
     try:
         listing = hub.listing(reference)
@@ -64,7 +64,7 @@ def _download(
         try:
             found = find_cached(reference, cache)
         except FetchError:
-            raise error from None
+            return _without_hub(named, settings, error)
         return replace(found, note=f"{error}. Using what the cache has of {reference.name}")
     files = choose(reference, listing.files)
     missing = [file for file in files.all if not cache.has(listing.commit, file)]
@@ -84,6 +84,16 @@ def _download(
     # The last step, so that a name never leads to a commit whose files are not here.
     cache.note_commit(reference.revision, listing.commit)
     return fetched_model(reference, cache, listing.commit, files)
+
+
+def _without_hub(named: Named, settings: HubSettings, error: FetchError) -> FetchedModel:
+    """Return the demo model if it is the one that is named; else raise ``error``, which names it."""
+    demo = demo_model(named, settings.demo_file)
+    if demo is None:
+        raise FetchError(
+            error.problem, f"{error}. In a checkout, plain `make run` serves a demo model that needs no hub"
+        ) from None
+    return replace(demo, note=f"{error}. Using the demo model instead: {demo.model}")
 
 
 def _check_space(cache: RepositoryCache, missing: list[RepositoryFile]) -> None:

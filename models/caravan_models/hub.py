@@ -16,6 +16,7 @@ from huggingface_hub.utils import build_hf_headers
 
 import caravan_proto
 from caravan_models.cache_folder import cache_folder
+from caravan_models.demo_model import demo_file
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.hub_failures import failure_of, is_passing
 from caravan_models.listing import RepositoryFile
@@ -35,14 +36,16 @@ Result = TypeVar("Result")
 class HubSettings:
     """Where a hub is and where its files go, by default as huggingface_hub's variables of the environment say.
 
-    ``silence_s``: seconds without a byte after which a connection counts as lost. ``pause_s``: before the first of
-    ``tries`` that follow a failed one; each pause is twice as long as the one before.
+    ``demo_file``: the demo model, if it is here. ``silence_s``: seconds without a byte after which a connection counts
+    as lost. ``pause_s``: before the first of ``tries`` that follow a failed one; each pause is twice as long as the one
+    before.
     """
 
     endpoint: str = field(default_factory=lambda: constants.ENDPOINT)
     cache: Path = field(default_factory=cache_folder)
     token: str | None = field(default_factory=get_token)
     offline: bool = field(default_factory=constants.is_offline_mode)
+    demo_file: Path | None = field(default_factory=demo_file)
     silence_s: float = 30.0
     pause_s: float = 1.0
     tries: int = 6

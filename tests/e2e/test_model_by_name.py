@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 from openai import OpenAI
 
 from caravan import LLM, AsyncLLM, Executor, ModelError, SamplingParams
+from caravan_router.core.library import LibraryError
+from caravan_router.serve.library.hub import pulled, reference_of
 from caravan_testing.programs import address_of, program
 from caravan_testing.serve_process import MODEL, serve
 from caravan_testing.shard_models import fetched
@@ -98,6 +102,45 @@ async def test_the_library_takes_names_too(hub: StandInHub) -> None:
         LLM("hf:demo/none")
     with pytest.raises(ModelError, match="tinny: there is no such file, and no such name"):
         Executor("tinny")
+
+
+@pytest.fixture
+def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lead the programs of a test to a hub that does not answer, with an empty cache."""
+    for name, value in (("HF_ENDPOINT", "http://127.0.0.1:1"), ("HF_HUB_CACHE", str(tmp_path)), ("NO_PROXY", "*")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_without_a_hub_the_demo_model_answers_to_its_name() -> None:
+    fetched(MODEL)
+    with serve("-np", "1", "-c", "256", "-t", "1", models=(KNOWN,)) as served:
+        body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 3}}
+        answer = httpx2.post(f"{served.url}/generate", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["generated_text"].strip()
+        listed = httpx2.get(f"{served.url}/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == [KNOWN]
+    (line,) = [line for line in served.log if "Using the demo model instead" in line]
+    assert "cannot reach http://127.0.0.1:1" in line
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_without_a_hub_another_name_ends_with_one_line() -> None:
+    command = [sys.executable, "-m", "caravan_router", "serve", "--model", "smollm2", "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("caravan serve: error: cannot reach http://127.0.0.1:1: ")
+    assert "plain `make run` serves a demo model" in line
+
+
+@pytest.mark.usefixtures("no_hub")
+async def test_the_demo_model_is_not_pulled_in_place_of_another() -> None:
+    fetched(MODEL)
+    with pytest.raises(LibraryError, match="smollm2:135m cannot be pulled: the hub does not answer"):
+        _ = [told async for told in pulled(reference_of(KNOWN))]
 
 
 def test_operators_pull_models_and_delete_them(

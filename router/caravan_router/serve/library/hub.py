@@ -63,12 +63,15 @@ async def pulled(reference: HubModel | KnownModel) -> AsyncGenerator[PullProgres
                 model=Download(progress.done, progress.size),
                 is_checking=progress.phase is Phase.CHECKING,
             )
-        await fetching
+        fetched = await fetching
     except FetchError as error:
         raise LibraryError(str(error)) from error
     finally:
         fetching.cancel()
         await asyncio.wait({fetching})
+    if not fetched.model.is_relative_to(cache_folder()):
+        # It is the demo model, which no later start would find under the name of the hub's model.
+        raise LibraryError(f"{reference.name} cannot be pulled: the hub does not answer")
     yield await asyncio.to_thread(_newest_entry, hub_model(reference))
 
 
