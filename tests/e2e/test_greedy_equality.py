@@ -10,7 +10,7 @@ from caravan_testing.serve_process import Served
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-NEW_TOKENS = 32
+NEW_TOKENS = 16
 PROMPTS = (
     "The capital of France is",
     "Once upon a time there was a small dog who",

@@ -181,6 +181,7 @@ async def test_requests_load_nothing_where_only_operators_do(tmp_path: Path) -> 
             assert await complete(client, "a")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 async def test_what_a_model_had_cached_is_there_when_it_is_loaded_again(tmp_path: Path) -> None:
     model = fetched(QUICK_MODEL)

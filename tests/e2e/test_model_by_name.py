@@ -18,7 +18,7 @@ from caravan_router.core.library import LibraryError
 from caravan_router.serve.library.hub import pulled, reference_of
 from caravan_testing.programs import address_of, program
 from caravan_testing.serve_process import MODEL, serve
-from caravan_testing.shard_models import fetched
+from caravan_testing.shard_models import QUICK_MODEL, fetched
 from caravan_testing.shard_tiny_llama import write_tiny_llama
 from caravan_testing.small_gguf import small_gguf
 from caravan_testing.spelling_projector import write_spelling_projector
@@ -27,7 +27,7 @@ from caravan_testing.waiting import eventually
 
 pytestmark = pytest.mark.e2e
 
-NAME = "demo/smollm2:Q4_1"
+NAME, FILE = "demo/smollm2:Q4_1", "SmolLM2-135M-Instruct.Q4_1.gguf"
 TINY = "hf:demo/tiny"
 KNOWN, KNOWN_REPOSITORY = "smollm2:135m", "bartowski/SmolLM2-135M-Instruct-GGUF"
 
@@ -37,9 +37,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInHub]:
     """A hub to which all programs of these tests go, with an empty cache."""
     folder = tmp_path_factory.mktemp("hub")
     with stand_in_hub() as running, pytest.MonkeyPatch.context() as patch:
-        write_spelling_projector(folder / "projector.gguf", fetched(MODEL), range(4))
+        model = fetched(QUICK_MODEL)
+        write_spelling_projector(folder / "projector.gguf", model, range(4))
         projector = (folder / "projector.gguf").read_bytes()
-        running.add("demo/smollm2", {MODEL.name: fetched(MODEL).read_bytes(), "mmproj-F16.gguf": projector})
+        running.add("demo/smollm2", {FILE: model.read_bytes(), "mmproj-F16.gguf": projector})
         write_tiny_llama(folder / "tiny.gguf")
         running.add("demo/tiny", {"tiny-F32.gguf": (folder / "tiny.gguf").read_bytes()})
         variables = {"HF_ENDPOINT": running.url, "HF_HUB_CACHE": str(folder / "cache"), "HF_TOKEN": TOKEN}
@@ -71,7 +72,7 @@ def test_a_server_streams_from_an_empty_cache(hub: StandInHub) -> None:
     assert re.search(rf"downloading {NAME}: \d+ % of ", log)
     assert f"checking {NAME}" in log
     # Once for two shards.
-    assert transfers(hub, MODEL.name) == 1
+    assert transfers(hub, FILE) == 1
 
 
 async def test_two_shards_on_one_cache_download_once(hub: StandInHub, tmp_path: Path) -> None:
