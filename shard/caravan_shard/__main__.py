@@ -1,6 +1,7 @@
 """The command `caravan-shard`, also as `python -m caravan_shard`."""
 
 import faulthandler
+import os
 import sys
 
 from caravan_proto.environment import end_on_early_sigterm, prepare_grpc
@@ -14,6 +15,10 @@ def main() -> int:
     if sys.stderr is not None:
         # What ends in C code, of llama.cpp, gRPC or our own, says where each thread was.
         faulthandler.enable()
+    # Instead of that, ggml would run a debugger where an exception ends the process. If two threads have one at a time,
+    # each holds the pipe for which the debugger of the other waits, and the process never ends. ggml reads the variable
+    # when it is loaded.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     prepare_grpc()
     from caravan_shard.cli import main as run
 

@@ -3,9 +3,11 @@
 import argparse
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import uvloop
 
@@ -18,6 +20,8 @@ from caravan_shard.placement_flags import parse_rpc_servers
 from caravan_shard.service.memory_report import memory_report
 from caravan_shard.service.parent import end_with_parent
 from caravan_shard.service.server import serve
+
+_log = logging.getLogger(__name__)
 
 _INTERRUPTED = 130
 _DESCRIPTION = (__doc__ or "") + (
@@ -46,8 +50,20 @@ def _list_devices(argv: Sequence[str] | None) -> int:
     return 0
 
 
-async def _serve(config: ShardConfig) -> None:
-    await serve(await with_model_files(config))
+async def _serve(config: ShardConfig) -> bool:
+    return await serve(await with_model_files(config))
+
+
+def _end_at_once() -> NoReturn:
+    """End the process, with status 0, as it is.
+
+    An exit of the usual kind waits for threads, and frees what llama.cpp has while one of them may still use it.
+    """
+    _log.warning("a step, a text or a medium has not ended in time: the process ends without freeing the model")
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _report(argv: list[str]) -> int:
@@ -76,7 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = _configured(argv)
         if config.exit_with_parent:
             end_with_parent()
-        uvloop.run(_serve(config))
+        if not uvloop.run(_serve(config)):
+            _end_at_once()
     except KeyboardInterrupt:
         # Before there is anything to end but a download, which continues when it is started again.
         return _INTERRUPTED

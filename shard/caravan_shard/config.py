@@ -109,6 +109,7 @@ class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
     exit_with_parent: bool = flag(
         False, "end when the thread that started this process ends (Linux), so that a killed supervisor leaves no shard"
     )
+    ready_fd: int = flag(-1, "open file descriptor that gets a newline once the shard listens; -1: none", low=-1)
     log_level: str = flag("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
     json_output: bool = flag(False, "log JSON objects instead of text")
 

@@ -15,7 +15,7 @@ _OWN_ROUTER = {
 }  # fmt: skip
 _OWN_SHARD = {
     "address", "alias", "allow_plaintext", "ca_certs", "cache_dir", "cache_dir_space", "certfile", "drain_timeout_s",
-    "exit_with_parent", "health_address", "keyfile", "model", "shard_id",
+    "exit_with_parent", "health_address", "keyfile", "model", "ready_fd", "shard_id",
 }  # fmt: skip
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 

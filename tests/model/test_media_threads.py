@@ -5,6 +5,7 @@ from pathlib import Path
 
 from caravan_proto.messages.limits import KvLayout
 from caravan_shard.service.encoder_thread import EncoderThread
+from caravan_shard.service.model_calls import ModelCalls
 from caravan_testing.media_kinds import KINDS, MadeKind
 from caravan_testing.waiting import eventually
 
@@ -22,7 +23,8 @@ async def test_a_team_of_threads_ends_with_the_encoding(tmp_path: Path) -> None:
         return _threads()
 
     before = _threads()
-    during = await EncoderThread().run(encode)
+    during = await EncoderThread(ModelCalls(made.driver.backend.vocabulary.users)).run(encode)
+    assert isinstance(during, set)
     assert len(during - before) == 2
     await eventually(lambda: _threads() <= before)
     made.close()

@@ -74,15 +74,18 @@ def test_a_model_stays_in_memory_while_its_vocabulary_is_read() -> None:
     from caravan_shard.backends.llama.model import open_model
 
     loaded = open_model(ShardConfig(model=str(DEMO_MODEL)))
-    go_on = Event()
+    began, go_on = Event(), Event()
 
     def read() -> int:
-        go_on.wait(DEADLINE_S)
-        return len(loaded.vocabulary.pieces())
+        with loaded.vocabulary.users.using() as may_use:
+            assert may_use
+            began.set()
+            go_on.wait(DEADLINE_S)
+            return len(loaded.vocabulary.pieces())
 
     with ThreadPoolExecutor(2) as threads:
         reading = threads.submit(read)
-        loaded.readers.append(reading)
+        assert began.wait(DEADLINE_S)
         closing = threads.submit(loaded.close)
         assert not wait([closing], timeout=0.2).done
         go_on.set()

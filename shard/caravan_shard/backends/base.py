@@ -11,6 +11,7 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
 from caravan_shard.arrays import Flags, Floats, Ids, State
+from caravan_shard.backends.model_users import ModelUsers
 from caravan_shard.media.encoder import MediaEncoder, MediaRows
 from caravan_shard.media.spans import CellSpan
 from caravan_shard.sampling.joint_draw import JointDraw
@@ -138,7 +139,12 @@ class CellSlice:
 
 
 class Vocabulary(Protocol):
-    """Turns text into tokens and back. Any thread may call it at any time."""
+    """Turns text into tokens and back. Any thread may call it, as one of ``users``."""
+
+    @property
+    def users(self) -> ModelUsers:
+        """What threads other than the model's own enter to use this or the model's media encoder."""
+        ...
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of ``text``.
@@ -311,5 +317,5 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Free everything."""
+        """Wait for the users of the model, then free everything."""
         ...

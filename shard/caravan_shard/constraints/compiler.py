@@ -73,9 +73,9 @@ class ConstraintCompiler:
         return grammars
 
     async def close(self) -> None:
-        """End the check process and the thread."""
+        """End the check process, and the thread after what it compiles, which does not use the model."""
         await self._checker.close()
-        self._pool.shutdown()
+        self._pool.shutdown(wait=False)
 
     def _recall(self, constraint: Constraint) -> Grammar | Problem | None:
         outcome = self._outcomes.get(constraint)

@@ -222,8 +222,11 @@ class Engine:
         self._pool.clear()
 
     def close(self) -> None:
-        """Free the backend and close the store of runs. No other method may be called afterwards."""
-        self._pool.clear()
+        """Free the backend and close the store of runs. No other method may be called afterwards.
+
+        Cells of sequences end with the backend, which has none left if a change of its layout failed.
+        """
+        self._pool.clear(frees_cells=False)
         self.runs.close()
         self._sampler.close()
         self._finder.close()

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
+from caravan_shard.engine.loop_calls import call_on
 from caravan_shard.protocol.results import Result
 
 # The most groups of results of a Decode that wait to be taken. Enough to hide scheduling hiccups, and few enough that a
@@ -57,12 +58,12 @@ class Replies:
             held, self._held = self._held, []
             self._sent_ns = perf_counter_ns()
             self._sent += 1
-            self._loop.call_soon_threadsafe(self._arrive, held)
+            call_on(self._loop, self._arrive, held)
 
     def end(self) -> None:
         """Worker: send what is held, and the end."""
         self.flush()
-        self._loop.call_soon_threadsafe(self._arrive, None)
+        call_on(self._loop, self._arrive, None)
 
     def cancel(self) -> None:
         """Loop: tell the worker that the caller has gone or wants no more."""

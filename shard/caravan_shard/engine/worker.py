@@ -24,6 +24,7 @@ from caravan_proto.messages.results import StepOutcome
 from caravan_shard.backends.base import Backend, JointEmbed
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget
 from caravan_shard.engine.engine import Engine
+from caravan_shard.engine.loop_calls import call_on
 from caravan_shard.engine.replies import Replies
 from caravan_shard.engine.text_lanes import TextLanes, WaitingText
 from caravan_shard.media.store import MediaStore
@@ -78,7 +79,10 @@ class Worker:
         return await asyncio.shield(self._started)
 
     async def stop(self, timeout_s: float) -> None:
-        """End the thread at the next step boundary; wait for that at most ``timeout_s``. Refuses queued commands."""
+        """End the thread at the next step boundary; wait for that at most ``timeout_s``. Refuses queued commands.
+
+        Last, the thread waits for the users of the model and frees it, also if that takes longer.
+        """
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -130,10 +134,10 @@ class Worker:
             engine = self._make_engine()
         except Exception as error:  # noqa: BLE001  raised by `start`
             # `ended` first: the caller of `start` may close the loop as soon as it fails.
-            self._loop.call_soon_threadsafe(_succeed, self.ended, None)
-            self._loop.call_soon_threadsafe(_fail, self._started, error)
+            call_on(self._loop, _succeed, self.ended, None)
+            call_on(self._loop, _fail, self._started, error)
             return
-        self._loop.call_soon_threadsafe(_succeed, self._started, engine)
+        call_on(self._loop, _succeed, self._started, engine)
         running: _Job | None = None
         try:
             while (job := self._take()) is not None:
@@ -147,9 +151,9 @@ class Worker:
                 running.replies.put(ENDING)
                 running.replies.end()
             self._refuse_all()
-            self._loop.call_soon_threadsafe(_fail, self.ended, error)
+            call_on(self._loop, _fail, self.ended, error)
         else:
-            self._loop.call_soon_threadsafe(_succeed, self.ended, None)
+            call_on(self._loop, _succeed, self.ended, None)
 
     def _make_engine(self) -> Engine:
         """Load the backend. If anything fails, nothing of it is left."""

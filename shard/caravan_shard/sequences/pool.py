@@ -61,18 +61,19 @@ class SequencePool:
         self.runs.drop(header.drop_runs)
         self.runs.spill(header.spill_runs)
 
-    def release(self, sequence_ids: Iterable[int]) -> None:
-        """Forget sequences and free their cells."""
+    def release(self, sequence_ids: Iterable[int], *, frees_cells: bool = True) -> None:
+        """Forget sequences and free their cells, unless these end with the backend."""
         for sequence_id in sequence_ids:
             sequence = self.held.pop(sequence_id)
-            self._backend.trim(sequence_id, 0)
-            self._keep_draft(sequence_id, 0)
+            if frees_cells:
+                self._backend.trim(sequence_id, 0)
+                self._keep_draft(sequence_id, 0)
             if sequence.phase is not Phase.ENDED:
                 log_traced(sequence, "sequence released", computed=sequence.computed)
 
-    def clear(self) -> None:
-        """Forget every sequence."""
-        self.release(list(self.held))
+    def clear(self, *, frees_cells: bool = True) -> None:
+        """Forget every sequence. ``frees_cells``: as in `release`."""
+        self.release(list(self.held), frees_cells=frees_cells)
 
     def make(self, chunk: Chunk) -> Sequence:
         """Make the new sequence of a first chunk. The pool changes only with `share` and after the step."""

@@ -12,6 +12,7 @@ from caravan_proto.messages.model import Info, ShardClaim, ShardStatus, Tokenize
 from caravan_shard.checks.embed import split_texts
 from caravan_shard.checks.preview import check_keys
 from caravan_shard.constraints.compiler import ConstraintCompiler
+from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.problem import Problem
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
@@ -23,6 +24,7 @@ from caravan_shard.protocol.sequence_parameters import prepared
 from caravan_shard.sampling.processors import ProcessorRegistry
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.media import MediaService
+from caravan_shard.service.model_calls import ModelCalls
 from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.run_exchange import RunExchange
 from caravan_shard.service.text import TextService
@@ -44,6 +46,7 @@ class ShardParts:
     media: MediaService
     compiler: ConstraintCompiler | None
     exchange: RunExchange
+    model_calls: ModelCalls
     processors: ProcessorRegistry
     ask_drain: Callable[[], None] | None
 
@@ -61,6 +64,7 @@ class CallHandler:
         self._media = parts.media
         self._compiler = parts.compiler
         self._exchange = parts.exchange
+        self._model_calls = parts.model_calls
         self._processors = parts.processors
         self._ask_drain = parts.ask_drain
         # Commands acquire it in the order in which they arrive.
@@ -127,7 +131,8 @@ class CallHandler:
                     command = ready
                 case Load():
                     keys = [piece.key for entry in command.entries for piece in entry.slices]
-                    await asyncio.get_running_loop().run_in_executor(None, self._engine.runs.fetch, keys)
+                    if (refusal := await self._exchange.read_ahead(keys)) is not None:
+                        return refusal
                 case _:
                     pass
             # Nothing is awaited before the worker has the command, so that the order of commands is kept.
@@ -137,9 +142,14 @@ class CallHandler:
         if self._compiler is None:
             return _ONLY_EMBEDS
         setups = [chunk.setup for chunk in command.chunks if chunk.setup is not None]
-        grammars = await self._compiler.compile_all([one.constraint for one in setups if one.constraint is not None])
+        constraints = [one.constraint for one in setups if one.constraint is not None]
+        grammars: dict[Constraint, Grammar] | Problem | Refusal = {}
+        if constraints:
+            grammars = await self._model_calls.unless_ending(self._compiler.compile_all(constraints))
         if isinstance(grammars, Problem):
             return bad_request(grammars.sentence)
+        if isinstance(grammars, Refusal):
+            return grammars
         return prepared(command, grammars, self._processors)
 
     def list_runs(self) -> list[tuple[StoredRun, bool]]:
@@ -150,13 +160,13 @@ class CallHandler:
         self, address: str, hostname: str, source_epoch: int, keys: Sequence[bytes], epoch: int
     ) -> list[bool] | Refusal:
         """Copy runs of the shard at ``address``; return whether each is here. ``hostname``: see `open_channel`."""
-        refusal = self._lease.check(epoch)
+        refusal = self._lease.check(epoch) or self._model_calls.refusal
         refusal = refusal or (check_keys(keys) if address else bad_request("there is no source_address"))
         return refusal or await self._exchange.fetch(address, hostname, source_epoch, keys)
 
     def read_run(self, key: bytes, epoch: int) -> AsyncIterator[bytes] | Refusal:
         """Return the bytes of a saved run in parts, of which there are none if it is not here."""
-        return self._lease.check(epoch) or self._exchange.send(key)
+        return self._lease.check(epoch) or self._model_calls.refusal or self._exchange.send(key)
 
     def drain(self, epoch: int) -> Refusal | None:
         """Begin to drain the shard. Return why not, if refused."""
@@ -197,8 +207,8 @@ class CallHandler:
         """Compile a constraint for the sequences to come, or return what is wrong with it."""
         if self._compiler is None:
             return _ONLY_EMBEDS
-        outcome = await self._compiler.compile(constraint)
-        return outcome if isinstance(outcome, Problem) else None
+        outcome = await self._model_calls.unless_ending(self._compiler.compile(constraint))
+        return None if isinstance(outcome, Grammar) else outcome
 
     async def embed(self, token_ids: Sequence[int], counts: Sequence[int]) -> list[float] | Refusal:
         """Return the vectors of texts of ``counts`` tokens, one after another."""

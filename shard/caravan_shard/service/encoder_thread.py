@@ -1,11 +1,13 @@
 """The thread that encodes media, which lives while there is something to encode."""
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
+
+from caravan_shard.protocol.results import Refusal
+from caravan_shard.service.model_calls import ModelCalls
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,16 +24,17 @@ class EncoderThread:
     half as long again. So the thread, and with it its team, ends when nothing is left to encode.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls: ModelCalls) -> None:
+        self._model_calls = calls
         self._pool: ThreadPoolExecutor | None = None
         self._calls = 0
 
-    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what ``function`` returns, after the calls before it."""
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Refusal:
+        """Return what ``function`` returns, which may use the model, after the calls before it."""
         pool = self._pool = self._pool or ThreadPoolExecutor(1, "media", initializer=_yield_to_steps)
         self._calls += 1
         try:
-            return await asyncio.wrap_future(pool.submit(function, *args, **kwargs))
+            return await self._model_calls.run(pool, function, *args, **kwargs)
         finally:
             self._calls -= 1
             if not self._calls and self._pool is pool:
@@ -39,9 +42,9 @@ class EncoderThread:
                 self._pool = None
 
     def close(self) -> None:
-        """Wait for the call that runs, cancel those that wait, and end the thread."""
+        """End the thread, after the call that runs. The model's users are waited for before it is freed."""
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(wait=False)
 
 
 def _yield_to_steps() -> None:

@@ -24,11 +24,13 @@ from caravan_shard.service.calls import CallHandler, ShardParts
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.loading import backend_loader, make_run_store
 from caravan_shard.service.media import MediaService
+from caravan_shard.service.model_calls import ModelCalls
 from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.run_exchange import RunExchange, run_fingerprint
 from caravan_shard.service.text import TextService
 
-_STOP_GRACE_S = 1.0
+# How long the end of the worker is waited for: the step and the texts that run, beside or before the writing of runs.
+STOP_S = CLOSE_S + 1.0
 
 
 class LoadedShard:
@@ -61,6 +63,7 @@ class LoadedShard:
         self.processors = ProcessorRegistry()
         self._ask_drain = ask_drain
         self._tokenizer: Future[ConstraintTokenizer] | None = None
+        self._model_calls: ModelCalls | None = None
         # Releases what `start` acquired apart from the worker, the last first.
         self._acquired = contextlib.AsyncExitStack()
 
@@ -79,9 +82,11 @@ class LoadedShard:
     async def _start(self, tls: MutualTls | None) -> None:
         self.engine = await self.worker.start()
         backend = self.engine.backend
-        text = TextService(backend.vocabulary, backend.facts.vocabulary_size, self._config.max_tokenize_bytes)
+        model_calls = self._model_calls = ModelCalls(backend.vocabulary.users)
+        most_bytes = self._config.max_tokenize_bytes
+        text = TextService(backend.vocabulary, backend.facts.vocabulary_size, most_bytes, model_calls)
         self._acquired.callback(text.close)
-        media = MediaService(backend.media, self.engine.media, text)
+        media = MediaService(backend.media, self.engine.media, text, model_calls)
         self._acquired.callback(media.close)
         compiler = None
         if backend.capacity.generates:
@@ -89,6 +94,8 @@ class LoadedShard:
             making = self._tokenizer or self._make_tokenizer(backend.vocabulary, backend.facts)
             compiler = ConstraintCompiler(await asyncio.wrap_future(making))
             self._acquired.push_async_callback(compiler.close)
+        exchange = RunExchange(self.worker, self.engine.runs, run_fingerprint(backend), tls, model_calls)
+        self._acquired.callback(exchange.close)
         self.lease = LeaseGuard(self.worker)
         parts = ShardParts(
             worker=self.worker,
@@ -98,15 +105,23 @@ class LoadedShard:
             text=text,
             media=media,
             compiler=compiler,
-            exchange=RunExchange(self.worker, self.engine.runs, run_fingerprint(backend), tls),
+            exchange=exchange,
+            model_calls=model_calls,
             processors=self.processors,
             ask_drain=self._ask_drain,
         )
         self.calls = CallHandler(self._make_info(self.engine), parts)
 
     def _make_tokenizer(self, vocabulary: Vocabulary, facts: ModelFile) -> Future[ConstraintTokenizer]:
+        def make() -> ConstraintTokenizer:
+            with vocabulary.users.using() as may_use:
+                if not may_use:
+                    # Loading has failed or was cancelled, and nobody waits for the tokenizer.
+                    raise RuntimeError("the model is closed")
+                return ConstraintTokenizer.of(vocabulary, facts)
+
         pool = ThreadPoolExecutor(1, "vocabulary")
-        self._tokenizer = pool.submit(ConstraintTokenizer.of, vocabulary, facts)
+        self._tokenizer = pool.submit(make)
         pool.shutdown(wait=False)
         return self._tokenizer
 
@@ -141,14 +156,24 @@ class LoadedShard:
         await asyncio.shield(self.worker.ended)
 
     async def stop(self) -> None:
-        """End the worker's thread, then everything that answered calls."""
+        """End the worker's thread and free the model, then end everything that answered calls."""
         self.phase.advance(Phase.ENDED)
         await self.stop_worker()
         await self.close()
 
     async def stop_worker(self) -> None:
-        """End the worker's thread at the next step boundary."""
-        await self.worker.stop(_STOP_GRACE_S + CLOSE_S)
+        """Refuse all calls, wait for those that use the model, and free it. Waits at most `STOP_S`.
+
+        What takes longer, such as a large picture, keeps the model until it ends; see `has_freed_model`.
+        """
+        if self._model_calls is not None:
+            self._model_calls.refuse()
+        await self.worker.stop(STOP_S)
+
+    @property
+    def has_freed_model(self) -> bool:
+        """Whether the model is gone, or was never loaded, so that nothing uses it."""
+        return self.worker.ended.done()
 
     async def close(self) -> None:
         """End what answers calls, once none comes any more."""

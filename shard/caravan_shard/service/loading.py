@@ -4,10 +4,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from caravan_proto.host_memory import available_memory
 from caravan_proto.messages.limits import Saving
@@ -24,15 +22,15 @@ _log = logging.getLogger(__name__)
 _FREE_SHARE = 8
 
 
-# Begins to read a vocabulary on another thread.
-ReadVocabulary = Callable[[Vocabulary, ModelFile], Future[Any]]
+# Begins to read a vocabulary on another thread, which is among the users of the model.
+ReadVocabulary = Callable[[Vocabulary, ModelFile], object]
 
 
 def backend_loader(config: ShardConfig, read_vocabulary: ReadVocabulary | None = None) -> Callable[[], Backend]:
     """Return a function that loads and warms up the backend or raises StartupError. Call it on the worker's thread.
 
     ``read_vocabulary``: called, if loading takes long, with the vocabulary of a model that generates. What it begins
-    goes on while the context is made, and the model stays until it has ended.
+    goes on while the context is made.
     """
     return (lambda: _load_fake(config)) if config.backend == "fake" else (lambda: _load_llama(config, read_vocabulary))
 
@@ -90,7 +88,7 @@ def _load_llama(config: ShardConfig, read_vocabulary: ReadVocabulary | None) -> 
         if loaded.only_embeds:
             return LlamaEmbeddingBackend(config, loaded)
         if read_vocabulary is not None:
-            loaded.readers.append(read_vocabulary(loaded.vocabulary, loaded.facts))
+            read_vocabulary(loaded.vocabulary, loaded.facts)
         return LlamaCppBackend(config, loaded)
 
 

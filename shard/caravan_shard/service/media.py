@@ -19,6 +19,7 @@ from caravan_shard.media.encoder import EncodingError, MediaEncoder, MediumToken
 from caravan_shard.media.store import MediaStore, Slices
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.service.encoder_thread import EncoderThread
+from caravan_shard.service.model_calls import ModelCalls
 from caravan_shard.service.text import TextService
 
 _log = logging.getLogger(__name__)
@@ -31,11 +32,11 @@ _MOST_PARTS = 1024
 class MediaService:
     """Runs on the event loop. ``encoder``: None if prompts have text only. Any order of calls is fine."""
 
-    def __init__(self, encoder: MediaEncoder | None, store: MediaStore, text: TextService) -> None:
+    def __init__(self, encoder: MediaEncoder | None, store: MediaStore, text: TextService, calls: ModelCalls) -> None:
         self._encoder = encoder
         self._store = store
         self._text = text
-        self._thread = EncoderThread()
+        self._thread = EncoderThread(calls)
         self._layouts: dict[tuple[object, ...], MediumTokens] = {}
         # Media that are being encoded: whoever needs one of them waits for it.
         self._running: dict[bytes, asyncio.Future[EncodedMedia | Refusal]] = {}
@@ -89,6 +90,8 @@ class MediaService:
                 layout = await self._text.run(self._encoder.tokenize, shape)
             except EncodingError as error:
                 return bad_request(str(error))
+            if isinstance(layout, Refusal):
+                return layout
             largest = max((piece.cells for piece in layout if isinstance(piece, SliceSize)), default=0)
             if largest > self._encoder.facts.max_cells:
                 most = self._encoder.facts.max_cells
@@ -125,6 +128,8 @@ class MediaService:
             slices = await self._thread.run(encoder.encode, shape, data)
         except EncodingError as error:
             return Refusal(ShardError.FORWARD_FAILED, f"a medium cannot be encoded: {error}")
+        if isinstance(slices, Refusal):
+            return slices
         if not self._store.put(shape.media_id, slices):
             size = sum(one.size_bytes for one in slices)
             return Refusal(
@@ -136,7 +141,7 @@ class MediaService:
         return _encoded(slices, seconds)
 
     def close(self) -> None:
-        """Wait for what is being encoded and end the thread."""
+        """End the thread, after what is being encoded."""
         self._thread.close()
 
 

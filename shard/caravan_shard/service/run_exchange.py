@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc.aio
 
@@ -13,15 +14,17 @@ from caravan_proto.tls import MutualTls
 from caravan_shard.backends.base import Backend
 from caravan_shard.engine.worker import Worker
 from caravan_shard.protocol.commands import Adopt
-from caravan_shard.protocol.results import Adopted
+from caravan_shard.protocol.results import Adopted, Refusal
 from caravan_shard.sequences.run_format import BadRunError, RunFormat, RunReceiver
 from caravan_shard.sequences.runs import RunStore
+from caravan_shard.service.model_calls import ModelCalls
 
 _log = logging.getLogger(__name__)
 
 _PART_BYTES = 1 << 20
 # A shard that sends nothing for so long is given up.
 _SILENCE_S = 5.0
+_THREADS = 4
 
 
 def run_fingerprint(backend: Backend) -> str:
@@ -32,22 +35,32 @@ def run_fingerprint(backend: Backend) -> str:
 class RunExchange:
     """Sends saved runs, and fetches those of other shards, one call at a time, so that memory holds one run more."""
 
-    def __init__(self, worker: Worker, runs: RunStore, fingerprint: str, tls: MutualTls | None) -> None:
+    def __init__(
+        self, worker: Worker, runs: RunStore, fingerprint: str, tls: MutualTls | None, calls: ModelCalls
+    ) -> None:
         """``tls``: for fetching from addresses on TCP."""
         self._worker = worker
         self._runs = runs
         self._format = RunFormat(fingerprint) if fingerprint else None
         self._tls = tls
+        self._calls = calls
+        self._pool = ThreadPoolExecutor(_THREADS, "runs-read")
         self._turn = asyncio.Lock()
 
+    async def read_ahead(self, keys: Sequence[bytes]) -> Refusal | None:
+        """Read the files of runs, so that the worker's thread need not wait for them. Return why not, if refused."""
+        return await self._calls.run(self._pool, self._runs.fetch, keys)
+
     async def send(self, key: bytes) -> AsyncIterator[bytes]:
-        """Yield all bytes of a run in parts; nothing if it is not here."""
+        """Yield all bytes of a run in parts; nothing if it is not here, or the shard has begun to end."""
         # Its file may have to be read.
-        found = await asyncio.get_running_loop().run_in_executor(None, self._runs.peek, key)
-        if found is None or self._format is None:
+        found = await self._calls.run(self._pool, self._runs.peek, key)
+        if found is None or isinstance(found, Refusal) or self._format is None:
             return
         run, state = found
-        header = await asyncio.get_running_loop().run_in_executor(None, self._format.header, run, state)
+        header = await self._calls.run(self._pool, self._format.header, run, state)
+        if isinstance(header, Refusal):
+            return
         for whole in (memoryview(header), state.data):
             for at in range(0, len(whole), _PART_BYTES):
                 yield bytes(whole[at : at + _PART_BYTES])
@@ -87,6 +100,13 @@ class RunExchange:
                 receiver.add(message.part)
         finally:
             call.cancel()
-        run, state = await asyncio.get_running_loop().run_in_executor(None, receiver.finish)
+        finished = await self._calls.run(self._pool, receiver.finish)
+        if isinstance(finished, Refusal):
+            return False
+        run, state = finished
         (result,) = await self._worker.submit(Adopt(run, state)).next() or (None,)
         return isinstance(result, Adopted) and result.kept
+
+    def close(self) -> None:
+        """End the threads, after what runs on them."""
+        self._pool.shutdown(wait=False)

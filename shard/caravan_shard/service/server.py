@@ -21,6 +21,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.service.health import HealthMonitor
 from caravan_shard.service.loaded_shard import LoadedShard
 from caravan_shard.service.phase import Phase
+from caravan_shard.service.ready import report_ready
 from caravan_shard.service.servicer import ShardServicer
 
 _log = logging.getLogger(__name__)
@@ -125,16 +126,21 @@ class ShardServer:
         """Wait until the worker fails, and raise its exception."""
         await self._shard.failed()
 
-    async def stop(self) -> None:
-        """End everything that runs and remove the socket file."""
+    async def stop(self) -> bool:
+        """Remove the socket file and end everything that runs. Return whether all of it has ended.
+
+        Calls are refused first. Those that use the model are answered and the model is freed, then the connections end.
+        If something still uses the model after `STOP_S`, the model stays, and the process must end without cleaning up.
+        """
         self._shard.phase.advance(Phase.ENDED)
         await self._acquired.aclose()
+        return self._shard.has_freed_model
 
 
-async def serve(config: ShardConfig) -> None:
+async def serve(config: ShardConfig) -> bool:
     """Run until a signal or a router has drained the shard, or a second signal ends it.
 
-    Raises StartupError, and what broke the worker.
+    Return whether everything has ended; see `ShardServer.stop`. Raises StartupError, and what broke the worker.
     """
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
@@ -159,6 +165,8 @@ async def serve(config: ShardConfig) -> None:
     gc.collect()
     gc.freeze()
     try:
+        if config.ready_fd >= 0:
+            report_ready(config.ready_fd)
         drain_asked = asyncio.ensure_future(server.drain_asked.wait())
         await _first_of(asked, drain_asked, asyncio.ensure_future(server.failed()))
         await _first_of(
@@ -167,8 +175,9 @@ async def serve(config: ShardConfig) -> None:
             asyncio.ensure_future(server.failed()),
         )
     finally:
-        await server.stop()
+        has_ended = await server.stop()
     _log.info("ended")
+    return has_ended
 
 
 async def _first_of(*tasks: asyncio.Future[Any]) -> None:

@@ -1,6 +1,5 @@
 """Tokenizes and detokenizes on a few threads of its own, so that calls are answered while a step runs."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -9,6 +8,7 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.model import TokenizedText
 from caravan_shard.backends.base import Vocabulary
 from caravan_shard.protocol.results import Refusal, bad_request
+from caravan_shard.service.model_calls import ModelCalls
 
 _THREADS = 2
 
@@ -19,10 +19,11 @@ R = TypeVar("R")
 class TextService:
     """Tokenizes texts of at most ``max_bytes``, off the event loop."""
 
-    def __init__(self, vocabulary: Vocabulary, vocabulary_size: int, max_bytes: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, vocabulary_size: int, max_bytes: int, calls: ModelCalls) -> None:
         self._vocabulary = vocabulary
         self._vocabulary_size = vocabulary_size
         self._max_bytes = max_bytes
+        self._calls = calls
         self._pool = ThreadPoolExecutor(_THREADS, "text")
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenizedText | Refusal:
@@ -87,18 +88,17 @@ class TextService:
                 ShardError.BAD_REQUEST, f"token ids must be < {self._vocabulary_size}. Given: {max(token_ids)}"
             )
 
-        def run() -> TokenizedText:
-            shown = token_ids
+        def detokenize(shown: Sequence[int]) -> TokenizedText:
             if skip_special:
-                shown = [token for token in token_ids if not self._vocabulary.piece(token).special]
+                shown = [token for token in shown if not self._vocabulary.piece(token).special]
             return self._with_pieces(shown)
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, run)
+        return await self.run(detokenize, token_ids)
 
-    async def run(self, work: Callable[[T], R], given: T) -> R:
-        """Return what ``work`` returns, on one of the threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, given)
+    async def run(self, work: Callable[[T], R], given: T) -> R | Refusal:
+        """Return what ``work`` returns, which may use the model, on one of the threads."""
+        return await self._calls.run(self._pool, work, given)
 
     def close(self) -> None:
-        """Wait for the running calls and end the threads."""
-        self._pool.shutdown()
+        """End the threads, after what runs on them. The model's users are waited for before it is freed."""
+        self._pool.shutdown(wait=False)

@@ -12,6 +12,8 @@ import pytest
 import caravan
 from caravan import LLM, AsyncLLM, SamplingParams
 from caravan_router.scheduling.scheduler import Scheduler
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_testing.waiting import DEADLINE_S, eventually, wait_until
 
 _GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -45,6 +47,44 @@ def test_a_timeout_keeps_what_is_there() -> None:
         (output,) = slow.generate("endless", SamplingParams(max_tokens=9000, ignore_eos=True, timeout=1.5))
         assert output.outputs[0].finish_reason == "length"
         assert 0 < len(output.outputs[0].token_ids) < 9000
+
+
+def test_closing_frees_the_model_after_the_text_that_a_cancelled_call_tokenizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    steps: list[str] = []
+    tokenize, close = ToyVocabulary.tokenize, ToyBackend.close
+
+    def held(vocabulary: ToyVocabulary, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        began.set()
+        assert go_on.wait(DEADLINE_S)
+        steps.append("tokenized")
+        return tokenize(vocabulary, text, add_special=add_special, parse_special=parse_special)
+
+    def noted(backend: ToyBackend) -> None:
+        close(backend)
+        steps.append("freed")
+
+    monkeypatch.setattr(ToyVocabulary, "tokenize", held)
+    monkeypatch.setattr(ToyBackend, "close", noted)
+    llm = LLM("toy.gguf", backend="fake")
+
+    def call() -> None:
+        with pytest.raises(caravan.ClosedError):
+            llm.generate("a text")
+
+    calling, closing = threading.Thread(target=call), threading.Thread(target=llm.close)
+    calling.start()
+    assert began.wait(DEADLINE_S)
+    closing.start()
+    # Its caller has gone; its thread goes on.
+    calling.join(DEADLINE_S)
+    assert closing.is_alive()
+    assert steps == []
+    go_on.set()
+    closing.join(DEADLINE_S)
+    assert steps == ["tokenized", "freed"]
 
 
 def test_a_closed_model_says_so() -> None:

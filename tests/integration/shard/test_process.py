@@ -1,6 +1,7 @@
 """The shard program: start, drain and end."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_builders import run_key
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk
 from caravan_testing.toy_oracle import expected_output
-from caravan_testing.waiting import in_time
+from caravan_testing.waiting import DEADLINE_S, in_time
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -100,6 +101,69 @@ async def test_a_shard_that_ends_in_c_code_says_where_its_threads_were(tmp_path:
         assert process.returncode == -signal.SIGSEGV
     assert b"Segmentation fault" in said
     assert b"caravan_shard/engine/worker.py" in said
+
+
+# Each of many threads ends the process as an exception in C++ does. The program prints what ggml is told first.
+TERMINATING = """
+import ctypes, os, sys, threading
+from caravan_shard.__main__ import main
+try:
+    main()
+except SystemExit:
+    print(os.environ["GGML_NO_BACKTRACE"], "llama_cpp" in sys.modules, flush=True)
+import llama_cpp
+terminate = ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev
+for _ in range(8):
+    threading.Thread(target=terminate).start()
+"""
+
+
+@pytest.mark.model
+async def test_threads_that_end_a_shard_at_a_time_do_not_wait_for_each_other() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", TERMINATING, "--help"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            told, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == -signal.SIGABRT
+    assert told.splitlines()[-1] == b"1 False"
+    assert b"Fatal Python error: Aborted" in said
+
+
+async def test_a_pipe_says_that_the_shard_listens(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    command = (*COMMAND, "--backend", "fake", "--address", f"unix:{tmp_path / 'shard'}", "--ready-fd", str(writing))
+    process = await asyncio.create_subprocess_exec(*command, pass_fds=(writing,))
+    os.close(writing)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            # A byte, and the end, since the shard keeps nothing open.
+            assert await asyncio.to_thread(os.read, reading, 2) == b"\n"
+            assert (tmp_path / "shard").exists()
+            assert await asyncio.to_thread(os.read, reading, 2) == b""
+            process.terminate()
+            assert await process.wait() == 0
+    finally:
+        os.close(reading)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_descriptor_that_is_not_open_is_a_failed_start(tmp_path: Path) -> None:
+    command = (*COMMAND, "--backend", "fake", "--address", f"unix:{tmp_path / 'shard'}", "--ready-fd", "77")
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(DEADLINE_S):
+        _, said = await process.communicate()
+    assert process.returncode == 2
+    assert b"caravan-shard: error: cannot write to --ready-fd 77: Bad file descriptor" in said
 
 
 def save_of(prompt: bytes) -> shard_pb2.SaveEntry:

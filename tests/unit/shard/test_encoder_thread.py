@@ -5,8 +5,16 @@ import threading
 
 import pytest
 
+from caravan_shard.backends.model_users import ModelUsers
+from caravan_shard.engine.worker import ENDING
 from caravan_shard.service.encoder_thread import EncoderThread
+from caravan_shard.service.model_calls import ModelCalls
 from caravan_testing.waiting import DEADLINE_S, eventually
+
+
+def _encoder() -> tuple[EncoderThread, ModelCalls]:
+    calls = ModelCalls(ModelUsers())
+    return EncoderThread(calls), calls
 
 
 def _threads() -> list[threading.Thread]:
@@ -14,7 +22,7 @@ def _threads() -> list[threading.Thread]:
 
 
 async def test_calls_share_a_thread_that_ends_after_the_last() -> None:
-    encoder, release = EncoderThread(), threading.Event()
+    (encoder, _calls), release = _encoder(), threading.Event()
     waits = asyncio.create_task(encoder.run(release.wait, 30))
     follows = asyncio.create_task(encoder.run(threading.current_thread))
     await asyncio.sleep(0)
@@ -29,14 +37,14 @@ async def test_calls_share_a_thread_that_ends_after_the_last() -> None:
 
 
 async def test_an_error_ends_the_thread_too() -> None:
-    encoder = EncoderThread()
+    encoder, _calls = _encoder()
     with pytest.raises(ZeroDivisionError):
         await encoder.run(divmod, 1, 0)
     await eventually(lambda: not _threads())
 
 
-async def test_closing_waits_for_the_call_that_runs_and_cancels_the_next() -> None:
-    encoder, began, release = EncoderThread(), threading.Event(), threading.Event()
+async def test_the_call_that_runs_is_answered_and_the_next_refused_when_the_shard_ends() -> None:
+    (encoder, calls), began, release = _encoder(), threading.Event(), threading.Event()
 
     def call() -> str:
         began.set()
@@ -46,9 +54,10 @@ async def test_closing_waits_for_the_call_that_runs_and_cancels_the_next() -> No
     running = asyncio.create_task(encoder.run(call))
     waiting = asyncio.create_task(encoder.run(call))
     await asyncio.to_thread(began.wait, 30)
-    threading.Timer(0.05, release.set).start()
-    await asyncio.to_thread(encoder.close)
+    calls.refuse()
+    assert await waiting == ENDING
+    assert not running.done()
+    encoder.close()
+    release.set()
     assert await running == "done"
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert not _threads()
+    await eventually(lambda: not _threads())

@@ -425,3 +425,26 @@ def test_sequences_that_cannot_be_restored_are_lost(driver: EngineDriver, monkey
     assert driver.checked_free_cells() == 1024 - 2 * len(PROMPT)
     driver.decode([0, 2])
     assert driver.output[0] == driver.output[2] == expected_output(PROMPT, 50, ignore_eos=True)
+
+
+class NoContext(ToyBackend):
+    """One that has no cache any more after a change of its layout."""
+
+    has_context = True
+
+    def set_layout(self, layout: KvLayout) -> bool:
+        self.has_context = False
+        raise RuntimeError("there is no context any more")
+
+    def trim(self, sequence_id: int, length: int) -> bool:
+        assert self.has_context, "the context is used after its end"
+        return super().trim(sequence_id, length)
+
+
+def test_an_engine_is_closed_without_its_context_when_no_layout_could_be_made() -> None:
+    driver = EngineDriver(NoContext(layout=KvLayout.SPLIT, other_layouts=[KvLayout.UNIFIED]))
+    driver.prefill(first_chunk(1, PROMPT))
+    with pytest.raises(RuntimeError, match="no context"):
+        driver.set_layout(KvLayout.UNIFIED)
+    assert driver.engine.sequence_count == 1
+    driver.engine.close()

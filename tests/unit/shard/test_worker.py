@@ -421,3 +421,29 @@ async def test_tokens_do_not_wait_for_a_text() -> None:
         gate.open()
         assert [type(result) for result in await all_of(text)] == [Embedded]
         assert len(await all_of(decoding)) == 2
+
+
+def test_a_step_that_outlives_the_loop_ends_and_frees_the_model() -> None:
+    """A program waits for the end of a model for a limited time, then closes its loop."""
+    entered, may_end = threading.Event(), threading.Event()
+    backend = ClosableBackend()
+
+    def hook(_batch: TokenBatch) -> None:
+        entered.set()
+        assert may_end.wait(DEADLINE_S)
+
+    backend.hook = hook
+
+    async def leave_in_a_step() -> Worker:
+        worker = Worker(lambda: backend, 1, make_runs)
+        await worker.start()
+        worker.submit(START)
+        assert await asyncio.to_thread(entered.wait, DEADLINE_S)
+        await worker.stop(0.0)
+        return worker
+
+    worker = asyncio.run(leave_in_a_step())
+    assert not backend.is_closed
+    may_end.set()
+    worker._thread.join(DEADLINE_S)
+    assert backend.is_closed

@@ -369,7 +369,8 @@ class LlamaCppBackend:
         return self._embedder.embed(texts, lane)
 
     def close(self) -> None:
-        """Free the draft model, the contexts, then the model."""
+        """Wait for the users of the model. Free the draft model, the contexts, then the model."""
+        self.vocabulary.users.end()
         if self.draft_model is not None:
             self.draft_model.close()
         if self._embedder is not None:

@@ -128,7 +128,8 @@ class LlamaEmbeddingBackend:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free the context, then the model."""
+        """Wait for the users of the model. Free the context, then the model."""
+        self._loaded.vocabulary.users.end()
         if self._embedder is not None:
             self._embedder.close()
         self._loaded.close()

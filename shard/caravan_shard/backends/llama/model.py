@@ -4,8 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +50,11 @@ _FILE_TYPES: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters.
-
-    ``readers``: work on other threads that reads the vocabulary.
-    """
+    """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters."""
 
     pointer: Any
     vocabulary: LlamaVocabulary
     facts: ModelFile
-    readers: list[Future[Any]] = field(default_factory=list)
 
     @property
     def only_embeds(self) -> bool:
@@ -67,8 +62,8 @@ class LoadedModel:
         return is_encoder(self.facts.architecture)
 
     def close(self) -> None:
-        """Free the model, whose contexts must be free, once nobody reads it."""
-        wait(self.readers)
+        """Free the model, whose contexts must be free, once nobody uses it."""
+        self.vocabulary.users.end()
         llama_cpp.llama_model_free(self.pointer)
 
 

@@ -1,4 +1,4 @@
-"""Tokenizes and detokenizes by llama.cpp. Its vocabulary is read-only, so any thread may use it."""
+"""Tokenizes and detokenizes by llama.cpp. Its vocabulary is read-only: any thread may use it while the model stays."""
 
 import ctypes
 import hashlib
@@ -9,6 +9,7 @@ import llama_cpp
 
 from caravan_proto.messages.model import FillTokens
 from caravan_shard.backends.base import Piece
+from caravan_shard.backends.model_users import ModelUsers
 
 # Bytes for a piece. A few pieces are longer.
 _ROOM = 64
@@ -24,6 +25,7 @@ class LlamaVocabulary:
     def __init__(self, vocab: Any, rank_template: bytes = b"") -> None:
         """``vocab``: a llama_vocab pointer, valid as long as its model. ``rank_template``: empty without one."""
         self._vocab = vocab
+        self.users = ModelUsers()
         self._rank_template = rank_template.decode(errors="replace")
         self.size = int(llama_cpp.llama_vocab_n_tokens(vocab))
         self.eog_ids = frozenset(token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(vocab, token))

@@ -241,7 +241,8 @@ class ToyBackend:
         return [toy_embedding(text, self.capacity.embedding_size) for text in texts]
 
     def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        """Wait for the users of the model. There is nothing to free."""
+        self.vocabulary.users.end()
 
 
 def _tokens(batch: TokenBatch) -> list[int]:

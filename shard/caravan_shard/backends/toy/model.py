@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from caravan_proto.messages.model import FillTokens, ModelFile
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Piece
+from caravan_shard.backends.model_users import ModelUsers
 
 BOS = 256
 EOS = 257
@@ -72,6 +73,7 @@ class ToyVocabulary:
     """A Vocabulary: a token per UTF-8 byte, and the control tokens."""
 
     def __init__(self) -> None:
+        self.users = ModelUsers()
         self._pieces = [Piece(bytes([byte]), special=False) for byte in range(256)]
         self._pieces += [Piece(SPECIAL_TEXTS[token].encode(), special=True) for token in sorted(SPECIAL_TEXTS)]
 
