@@ -29,7 +29,9 @@ _MAX_NAME = 200
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
 _PROJECTOR = re.compile(r"(^|[-_.])mmproj([-_.]|$)", re.IGNORECASE)
 # Those that the library itself passes to each shard.
-_OWN_FLAGS = ("-m", "--model", "-a", "--alias", "--address", "--shard-id", "--backend", "--exit-with-parent")
+_OWN_FLAGS = (
+    *("-m", "--model", "-a", "--alias", "--address", "--shard-id", "--backend", "--exit-with-parent", "--ready-fd"),
+)
 
 
 class CatalogueError(ValueError):
