@@ -126,15 +126,21 @@ class ShardQueries:
         return await self._ask_any(lambda client: client.detokenize(token_ids))
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:
-        """Compile ``constraint`` on every shard that is up, since its sequence may run on any; return what is wrong."""
+        """Compile ``constraint`` on every shard that is up, since its sequence may run on any; return what is wrong.
+
+        If all of them go away meanwhile, wait for others.
+        """
         began_s = time.monotonic()
-        while not (clients := self._clients()):
-            await self._pause(began_s, self._no_shard())
-        answers = await asyncio.gather(*(_compile(client, constraint) for client in clients))
-        problems = [answer.problem for answer in answers if isinstance(answer, _Compiled)]
-        if not problems:
-            raise self._no_shard(next(answer.reason for answer in answers if isinstance(answer, _Unanswered)))
-        return next((problem for problem in problems if problem is not None), None)
+        failure = self._no_shard()
+        while True:
+            answers = await asyncio.gather(*(_compile(client, constraint) for client in self._clients()))
+            problems = [answer.problem for answer in answers if isinstance(answer, _Compiled)]
+            if problems:
+                return next((problem for problem in problems if problem is not None), None)
+            for answer in answers:
+                if isinstance(answer, _Unanswered):
+                    failure = self._no_shard(answer.reason)
+            await self._pause(began_s, failure)
 
     async def embed(self, texts: Sequence[tuple[int, ...]], sender: TextSender = ANY_SENDER) -> list[tuple[float, ...]]:
         """Return a vector for each text, in calls of as many texts as a shard may compute in one forward pass.
@@ -235,4 +241,6 @@ async def _compile(client: ShardCalls, constraint: Constraint) -> _Compiled | _U
     try:
         return _Compiled(await client.compile_constraint(constraint))
     except ShardRpcError as error:
+        if error.error is not None and error.error is not ShardError.DRAINING:
+            raise GenerationError(str(error)) from None
         return _Unanswered(str(error))

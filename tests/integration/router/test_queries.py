@@ -9,8 +9,10 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from caravan_proto.errors import ShardError
+from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_proto.shard.v1 import shard_pb2
-from caravan_router.core.errors import TextTooLongError
+from caravan_router.core.errors import GenerationError, TextTooLongError
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_testing.cluster import ClusterConfig, cluster
@@ -120,3 +122,32 @@ async def test_texts_are_tokenized_together_in_as_few_calls_as_a_shard_takes(mon
         assert calls == [2, 1]
         with pytest.raises(TextTooLongError):
             await queries.tokenize_texts(["a", 2 * long])
+
+
+async def test_a_constraint_is_compiled_elsewhere_when_its_only_shard_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shard refuses the call, since it is ending, and is back a moment later."""
+    asked = 0
+    compile_constraint = ShardClient.compile_constraint
+
+    async def refuse_first(client: ShardClient, constraint: Constraint) -> str | None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise ShardRpcError(ShardError.DRAINING, "this shard is ending")
+        return await compile_constraint(client, constraint)
+
+    monkeypatch.setattr(ShardClient, "compile_constraint", refuse_first)
+    async with cluster(ClusterConfig(shards=1)) as running:
+        constraint = Constraint(ConstraintKind.REGEX, "[xyz]{5}")
+        assert await running.engine.queries.compile_constraint(constraint) is None
+    assert asked == 2
+
+
+async def test_a_shard_that_refuses_a_constraint_otherwise_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_client: ShardClient, _constraint: Constraint) -> str | None:
+        raise ShardRpcError(ShardError.BAD_REQUEST, "there is no constraint")
+
+    monkeypatch.setattr(ShardClient, "compile_constraint", refuse)
+    async with cluster(ClusterConfig(shards=1)) as running:
+        with pytest.raises(GenerationError, match="there is no constraint"):
+            await running.engine.queries.compile_constraint(Constraint(ConstraintKind.REGEX, "x"))
