@@ -30,6 +30,8 @@ GPU_LAYERS = int(os.environ.get("CARAVAN_TEST_GPU_LAYERS", "0"))
 WINDOW_MODEL = ROOT / ".cache/models/gemma-3-270m-q4_k_m.gguf"
 # Written when a test needs it, as all those below are.
 PLAIN_MODEL = ROOT / ".cache/models/tiny-llama.gguf"
+# As the one above, with the tokenizer and the template of the demo model.
+WORDS_MODEL = ROOT / ".cache/models/tiny-llama-words.gguf"
 # A step takes less than a millisecond. It has the tokenizer and the chat template of the demo model, and random
 # weights: for tests that compare texts with texts, or watch what a server does.
 QUICK_MODEL = ROOT / ".cache/models/quick.gguf"
@@ -50,6 +52,9 @@ RECURRENT_MODEL = ROOT / ".cache/models/tiny-mamba.gguf"
 TIE_LOGITS = {
     DEMO_MODEL: float(os.environ.get("CARAVAN_TEST_TIE_LOGITS", "0.25")),
     WINDOW_MODEL: 2.0,
+    PLAIN_MODEL: 0.01,
+    WORDS_MODEL: 0.01,
+    SMALL_WINDOW_MODEL: 0.01,
     POSITIONS_MODEL: 0.01,
     CONVOLUTION_MODEL: 0.01,
 }
@@ -57,6 +62,7 @@ _WRITERS: dict[Path, Callable[[Path], Path]] = {
     POSITIONS_MODEL: write_tiny_mrope,
     QUICK_MODEL: lambda path: write_tiny(path, TINY["tiny-49k-peaked"], DEMO_MODEL),
     PLAIN_MODEL: lambda path: write_tiny_llama(path, Shape(context=4096)),
+    WORDS_MODEL: lambda path: write_tiny_llama(path, Shape(context=4096), DEMO_MODEL),
     SMALL_WINDOW_MODEL: lambda path: write_tiny_window(path, DEMO_MODEL),
     HYBRID_MODEL: lambda path: write_tiny_hybrid(path, DEMO_MODEL),
     DELTA_MODEL: lambda path: write_tiny_qwen3next(path, DEMO_MODEL),

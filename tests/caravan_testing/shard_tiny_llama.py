@@ -17,6 +17,7 @@ import numpy as np
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
+from caravan_testing.copied_tokenizer import copy_tokenizer
 from caravan_testing.shard_tiny_mamba import TOKENS, TYPES
 
 CONTEXT, EPSILON = 512, 1e-5
@@ -38,8 +39,11 @@ _TINY = Shape()
 END_TOKEN_IDS = (2, *range(60, 84))
 
 
-def write_tiny_llama(path: Path, shape: Shape = _TINY) -> Path:
-    """Write a GGUF with a vocabulary of bytes, the same one every time. It has half a megabyte if nothing is given."""
+def write_tiny_llama(path: Path, shape: Shape = _TINY, tokenizer_of: Path | None = None) -> Path:
+    """Write a GGUF with a vocabulary of bytes, or with the tokenizer and template of another; always the same.
+
+    It has half a megabyte if nothing is given.
+    """
     writer = GGUFWriter(path, "llama")
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.embedding)
@@ -48,11 +52,15 @@ def write_tiny_llama(path: Path, shape: Shape = _TINY) -> Path:
     writer.add_block_count(shape.layers)
     writer.add_rope_dimension_count(shape.embedding // shape.heads)
     writer.add_layer_norm_rms_eps(EPSILON)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(TOKENS)
-    writer.add_token_scores([0.0] * len(TOKENS))
-    writer.add_token_types(TYPES)
-    for name, tensor in _tensors(shape).items():
+    if tokenizer_of is not None:
+        tokens = copy_tokenizer(tokenizer_of, writer)
+    else:
+        tokens = len(TOKENS)
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(TOKENS)
+        writer.add_token_scores([0.0] * tokens)
+        writer.add_token_types(TYPES)
+    for name, tensor in _tensors(shape, tokens).items():
         # llama.cpp rotates neighbours; transformers rotates the halves of a head.
         is_rotated = name.endswith(("attn_q.weight", "attn_k.weight"))
         writer.add_tensor(name, _interleaved(tensor, shape.heads) if is_rotated else tensor)
@@ -68,7 +76,7 @@ def _interleaved(tensor: NDArray[np.float32], heads: int) -> NDArray[np.float32]
     return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(tensor.shape))
 
 
-def _tensors(shape: Shape) -> dict[str, NDArray[np.float32]]:
+def _tensors(shape: Shape, tokens: int) -> dict[str, NDArray[np.float32]]:
     """Return the weights by their names in GGUF, as transformers has them."""
     embedding, inner = shape.embedding, shape.inner
     random = np.random.default_rng(7)
@@ -78,9 +86,9 @@ def _tensors(shape: Shape) -> dict[str, NDArray[np.float32]]:
         return drawn.astype(np.float32)
 
     tensors = {
-        "token_embd.weight": weights(len(TOKENS), embedding, scale=8.0),
+        "token_embd.weight": weights(tokens, embedding, scale=8.0),
         "output_norm.weight": np.ones(embedding, np.float32),
-        "output.weight": weights(len(TOKENS), embedding, scale=2.0),
+        "output.weight": weights(tokens, embedding, scale=2.0),
     }
     for layer in range(shape.layers):
         block = {
@@ -129,7 +137,7 @@ def _model() -> Any:
     )
     model = transformers.LlamaForCausalLM(config).eval()
     state = {}
-    for name, tensor in _tensors(_TINY).items():
+    for name, tensor in _tensors(_TINY, len(TOKENS)).items():
         parts = name.removesuffix(".weight").split(".")
         layer = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
         state[f"{layer}{_NAMES[parts[-1]]}.weight"] = torch.from_numpy(tensor)
