@@ -1,4 +1,8 @@
-"""The programs in examples/ run on the demo model, and print what they say they print."""
+"""The programs in examples/ run on the demo model, and print what they say they print.
+
+They take half a minute and are slow tests. With every commit, the first program of docs/python.md runs instead: see
+test_library.py.
+"""
 
 import json
 import re
@@ -14,6 +18,7 @@ from caravan_testing.shard_models import DEMO_MODEL, fetched
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 # One process runs all of them, since importing takes longer than most of them.
 _RUN_ALL = """
 import runpy, sys
@@ -36,7 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def printed(folder: Path) -> dict[str, list[str]]:
     """Return the lines that each program prints."""
     (folder / "in.txt").write_text("\n".join([QUESTIONS[0], "", *QUESTIONS[1:]]) + "\n")
-    programs = sorted(path.stem for path in EXAMPLES.glob("*.py"))
     model = fetched(DEMO_MODEL)
     with serve("--ctx-size", "2048", "--threads", "1", models=(model,)) as served:
         command = [
@@ -47,7 +51,7 @@ def printed(folder: Path) -> dict[str, list[str]]:
             str(model),
             str(folder),
             served.url,
-            *programs,
+            *PROGRAMS,
         ]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -55,11 +59,12 @@ def printed(folder: Path) -> dict[str, list[str]]:
     return dict(zip(parts[::2], [part.splitlines() for part in parts[1::2]], strict=True))
 
 
-def test_every_program_is_in_the_documentation(printed: dict[str, list[str]]) -> None:
+def test_every_program_is_in_the_documentation() -> None:
     page = (EXAMPLES.parent / "docs/python.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)\.py` \|", page, re.MULTILINE)) == set(printed)
+    assert sorted(re.findall(r"^\| `(\w+)\.py` \|", page, re.MULTILINE)) == PROGRAMS
 
 
+@pytest.mark.slow
 def test_quick_start(printed: dict[str, list[str]]) -> None:
     first, second, third = printed["quick_start"]
     assert first.startswith("The capital of France is|' Paris")
@@ -67,12 +72,14 @@ def test_quick_start(printed: dict[str, list[str]]) -> None:
     assert len(third) > len("Once upon a time|") + 20
 
 
+@pytest.mark.slow
 def test_together(printed: dict[str, list[str]]) -> None:
     apart, together, ratio = (float(re.findall(r": ([\d.]+)", line)[0]) for line in printed["together"])
     assert ratio == pytest.approx(apart / together, rel=0.05)
     assert [line.partition(":")[0] for line in printed["together"]] == ["one after the other", "together", "ratio"]
 
 
+@pytest.mark.slow
 def test_batch_file(printed: dict[str, list[str]], folder: Path) -> None:
     assert printed["batch_file"] == []
     rows = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
@@ -80,12 +87,14 @@ def test_batch_file(printed: dict[str, list[str]], folder: Path) -> None:
     assert all(len(row["answer"]) > 20 and 5 < row["tokens"] <= 24 for row in rows)
 
 
+@pytest.mark.slow
 def test_chat_tool(printed: dict[str, list[str]]) -> None:
     call, answer = printed["chat_tool"][:2]
     assert re.fullmatch(r"call: price\((apple|pear)\)", call)  # which of them is the small model's choice
     assert len(answer) > len("answer: ") + 5
 
 
+@pytest.mark.slow
 def test_json_schema(printed: dict[str, list[str]]) -> None:
     countries = [json.loads(line) for line in printed["json_schema"]]
     assert [(one["country"].lower(), one["continent"]) for one in countries] == [
@@ -95,6 +104,7 @@ def test_json_schema(printed: dict[str, list[str]]) -> None:
     assert {type(one["islands"]) for one in countries} == {bool}
 
 
+@pytest.mark.slow
 def test_fork_tones(printed: dict[str, list[str]]) -> None:
     head, *letters = printed["fork_tones"]
     shared, whole = map(int, re.findall(r"(\d+) of (\d+) tokens", head)[0])
@@ -104,24 +114,28 @@ def test_fork_tones(printed: dict[str, list[str]]) -> None:
         assert len(letter) > len(tone) + 20
 
 
+@pytest.mark.slow
 def test_retry(printed: dict[str, list[str]]) -> None:
     first, second, third = printed["retry"]
     assert first == third
     assert first.removeprefix("seed 1: ") != second.removeprefix("seed 2: ")
 
 
+@pytest.mark.slow
 def test_guidance(printed: dict[str, list[str]]) -> None:
     plain, guided = (line.partition(": ")[2] for line in printed["guidance"])
     assert plain != guided
     assert "sea" in guided
 
 
+@pytest.mark.slow
 def test_beams(printed: dict[str, list[str]]) -> None:
     scores = [float(line.partition(" ")[0]) for line in printed["beams"]]
     assert scores == sorted(scores, reverse=True)
     assert len({line.partition(" ")[2] for line in printed["beams"]}) == 3
 
 
+@pytest.mark.slow
 def test_save_and_load(printed: dict[str, list[str]]) -> None:
     sizes, *written, same = printed["save_and_load"]
     one, batch = map(int, re.findall(r"\d+", sizes))
@@ -132,6 +146,7 @@ def test_save_and_load(printed: dict[str, list[str]]) -> None:
     assert same == "True"
 
 
+@pytest.mark.slow
 def test_custom_sampler(printed: dict[str, list[str]]) -> None:
     text = "\n".join(printed["custom_sampler"])
     assert len(text) > 20
@@ -139,6 +154,7 @@ def test_custom_sampler(printed: dict[str, list[str]]) -> None:
     assert text.rstrip().endswith((".", "!", "?"))
 
 
+@pytest.mark.slow
 def test_yes_or_no(printed: dict[str, list[str]]) -> None:
     *answers, summary = printed["yes_or_no"]
     right = sum(f"? {word} (" in answer for answer, word in zip(answers, ("yes",) * 3 + ("no",) * 2, strict=True))
@@ -149,6 +165,7 @@ def test_yes_or_no(printed: dict[str, list[str]]) -> None:
     assert len(set(margins)) == 5
 
 
+@pytest.mark.slow
 def test_served_conversation(printed: dict[str, list[str]]) -> None:
     first, italy, river, people, kept, forked = printed["served_conversation"]
     assert "Paris" in first

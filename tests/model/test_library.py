@@ -1,4 +1,7 @@
-"""`import caravan` on a real model: what docs/python.md prints runs, and outputs equal those of the shard alone."""
+"""`import caravan` on a real model: what docs/python.md prints runs, and outputs equal those of the shard alone.
+
+Of the programs there, the first one runs with every commit. The others take half a minute and are slow tests.
+"""
 
 import re
 import subprocess
@@ -11,7 +14,7 @@ import pytest
 from caravan import LLM, SamplingParams
 from caravan_testing.serve_process import ON_ONE_CPU, serve
 from caravan_testing.shard_builders import first_chunk
-from caravan_testing.shard_models import DEMO_MODEL, ModelDriver, fetched
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -54,6 +57,7 @@ def _run(program: str, folder: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_documentation_run_as_printed(tmp_path: Path) -> None:
     """One process runs them one after another, since importing takes longer than most of them."""
     with serve("--ctx-size", "2048", "--threads", "1", models=(fetched(DEMO_MODEL),)) as served:
@@ -85,7 +89,7 @@ def test_the_next_turn_of_a_session_has_the_tokens_that_the_model_generated() ->
     with LLM(fetched(DEMO_MODEL), ctx_size=2048, parallel=2) as llm:
         session = llm.chat_session(system="Answer in one sentence.")
         letters = {llm.tokenize(letter, add_special=False)[0]: 100.0 for letter in "the"}
-        params = SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True, logit_bias=letters)
+        params = SamplingParams(temperature=1.0, seed=5, max_tokens=16, ignore_eos=True, logit_bias=letters)
         first = session.respond("Tell me a story.", params)
         assert llm.tokenize(first.text, add_special=False) != list(first.token_ids)
         exact = session._awaited._state.token_ids
@@ -97,10 +101,14 @@ def test_the_next_turn_of_a_session_has_the_tokens_that_the_model_generated() ->
         assert tuple(answer.prompt_token_ids[: len(exact)]) != exact
 
 
-def test_a_batch_equals_each_prompt_alone_on_the_shard() -> None:
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(WORDS_MODEL, id="words"), pytest.param(DEMO_MODEL, id="demo", marks=pytest.mark.slow)],
+)
+def test_a_batch_equals_each_prompt_alone_on_the_shard(model: Path) -> None:
     options = {"ctx_size": 2048, "kv_layout": "split", "parallel": 4, "threads": 1}
     prompts = ["The capital of France is", "def fibonacci(n):\n", "Once upon a time there was", "Water is made of"]
-    driver = ModelDriver(fetched(DEMO_MODEL), **options)
+    driver = ModelDriver(fetched(model), **options)
     alone = []
     for prompt in prompts:
         tokens = driver.backend.vocabulary.tokenize(prompt, add_special=True, parse_special=True)
@@ -109,6 +117,6 @@ def test_a_batch_equals_each_prompt_alone_on_the_shard() -> None:
         alone.append(driver.output[0])
         driver.keep()
     driver.engine.close()
-    with LLM(fetched(DEMO_MODEL), **options) as llm:  # type: ignore[arg-type]
+    with LLM(fetched(model), **options) as llm:  # type: ignore[arg-type]
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
     assert [output.outputs[0].token_ids for output in outputs] == alone

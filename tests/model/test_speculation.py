@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_testing.shard_builders import first_chunk, with_parameters
-from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
+from caravan_testing.shard_models import DEMO_MODEL, SMALL_WINDOW_MODEL, WINDOW_MODEL, WORDS_MODEL, ModelDriver, fetched
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -22,6 +23,11 @@ SAMPLINGS = (
     SamplingParams(temperature=1.0, repetition_penalty=1.2, frequency_penalty=0.3, seed=4),
 )
 NEW = 40
+# Of tests that run on one of them.
+MODELS = [
+    pytest.param(WORDS_MODEL, id="words"),
+    pytest.param(DEMO_MODEL, id="demo", marks=pytest.mark.slow),
+]
 
 
 def corrupted(output: Sequence[int], share: float) -> tuple[int, ...]:
@@ -45,10 +51,11 @@ def outputs(driver: ModelDriver, predictions: Sequence[Sequence[int]] | None) ->
     return found, steps
 
 
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("flags", [{"exact": True}, {"flash_attn": "on"}, {"flash_attn": "off"}], ids=str)
-def test_where_chunks_compute_the_same_bits_drafts_change_no_token(flags: dict[str, Any]) -> None:
+def test_where_chunks_compute_the_same_bits_drafts_change_no_token(model: Path, flags: dict[str, Any]) -> None:
     """Sequences have 256 cells, so that no more are compared at the start."""
-    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, kv_layout="split", **flags)
+    driver = ModelDriver(fetched(model), ctx_size=2048, kv_layout="split", **flags)
     assert driver.engine.free_cells == 2048
     assert driver.first_position(0) == -1
     same = driver.backend.numerics.same_in_chunks
@@ -63,8 +70,9 @@ def test_where_chunks_compute_the_same_bits_drafts_change_no_token(flags: dict[s
     driver.engine.close()
 
 
-def test_without_flash_attention_drafts_change_tokens_only_at_ties() -> None:
-    driver = ModelDriver(fetched(DEMO_MODEL), ctx_size=2048, kv_layout="split", flash_attn="off")
+@pytest.mark.parametrize("model", MODELS)
+def test_without_flash_attention_drafts_change_tokens_only_at_ties(model: Path) -> None:
+    driver = ModelDriver(fetched(model), ctx_size=2048, kv_layout="split", flash_attn="off")
     for prompt in PROMPTS:
         tokens = driver.tokens(prompt)
         plain = driver.alone(tokens, NEW)
@@ -76,12 +84,19 @@ def test_without_flash_attention_drafts_change_tokens_only_at_ties() -> None:
     driver.engine.close()
 
 
-@pytest.mark.parametrize("layout", [pytest.param("unified", marks=pytest.mark.slow), "split"])
-def test_drafts_across_the_border_of_a_window(layout: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "window"),
+    [
+        pytest.param(SMALL_WINDOW_MODEL, 64, id="small"),
+        pytest.param(WINDOW_MODEL, 512, id="gemma", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("layout", ["unified", "split"])
+def test_drafts_across_the_border_of_a_window(model: Path, window: int, layout: str) -> None:
     """What is cut off may have been guarded, and a sequence keeps all its cells."""
-    driver = ModelDriver(fetched(WINDOW_MODEL), ctx_size=4096, kv_layout=layout)
+    driver = ModelDriver(fetched(model), ctx_size=4096, kv_layout=layout)
     source = random.Random("window")
-    prompt = [source.randrange(100, 200_000) for _ in range(490)]
+    prompt = [source.randrange(100, 40_000) for _ in range(window - 22)]
     plain = driver.alone(prompt, NEW)
     chunk = first_chunk(1, prompt, max_new=NEW, ignore_eos=True)
     driver.prefill(with_parameters(chunk, max_draft_tokens=6, prediction=corrupted(plain, 0.3)))
