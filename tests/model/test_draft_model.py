@@ -11,7 +11,7 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.base import StartupError
 from caravan_testing.requantised import requantise
 from caravan_testing.shard_builders import first_chunk, with_parameters
-from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, ModelDriver, fetched
+from caravan_testing.shard_models import DEMO_MODEL, PLAIN_MODEL, WORDS_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_mamba import TOKENS, write_tiny_mamba
 from caravan_testing.shard_tiny_ranker import write_tiny_ranker
 
@@ -82,8 +82,8 @@ def test_the_facts_name_the_draft_model(driver: ModelDriver) -> None:
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"another vocabulary: it has 262144 tokens, the model 49152"):
-        ModelDriver(fetched(DEMO_MODEL), model_draft=str(fetched(WINDOW_MODEL)), ctx_size=512)
+    with pytest.raises(StartupError, match=r"another vocabulary: it has 259 tokens, the model 49152"):
+        ModelDriver(fetched(WORDS_MODEL), model_draft=str(fetched(PLAIN_MODEL)), ctx_size=512)
     model = write_tiny_ranker(tmp_path / "model.gguf")
     changed = write_tiny_ranker(tmp_path / "changed.gguf", tokens=[*TOKENS[:100], "yes", *TOKENS[101:]])
     with pytest.raises(StartupError, match=r"its token 100 is 'yes', that of the model '<0x61>'"):
@@ -140,4 +140,4 @@ def test_recurrent_models_neither_draft_nor_have_drafts(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_refused_before_the_model_is_loaded() -> None:
     with pytest.raises(StartupError, match=r"cannot read the draft model /nowhere\.gguf"):
-        ModelDriver(fetched(DEMO_MODEL), model_draft="/nowhere.gguf", ctx_size=512)
+        ModelDriver(fetched(PLAIN_MODEL), model_draft="/nowhere.gguf", ctx_size=512)

@@ -15,7 +15,7 @@ from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.backends.llama.embedding_backend import LlamaEmbeddingBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loading import backend_loader
-from caravan_testing.shard_models import DEMO_MODEL
+from caravan_testing.shard_models import DEMO_MODEL, PLAIN_MODEL, WORDS_MODEL, fetched
 from caravan_testing.shard_tiny_bert import CLS, CONTEXT, SEP, TinyBert
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
@@ -161,7 +161,7 @@ def test_a_file_that_cannot_tokenize_is_refused(token: int, name: str, tmp_path:
 
 def test_it_cannot_draft_for_another_model(tmp_path: Path) -> None:
     draft = BERT.write(tmp_path / "draft.gguf")
-    config = ShardConfig(model=str(DEMO_MODEL), model_draft=str(draft), ctx_size=512, threads=1)
+    config = ShardConfig(model=str(fetched(PLAIN_MODEL)), model_draft=str(draft), ctx_size=512, threads=1)
     with pytest.raises(StartupError, match=r"the draft model: draft.gguf embeds texts and cannot generate any"):
         LlamaCppBackend(config)
 
@@ -187,7 +187,7 @@ def test_a_text_without_a_vector_spoils_no_other(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["a decoder", "a recurrent model"])
 def test_models_that_generate_embed_several_texts_as_they_embed_one(name: str, tmp_path: Path) -> None:
-    path = DEMO_MODEL if name == "a decoder" else write_tiny_mamba(tmp_path / "mamba.gguf")
+    path = fetched(WORDS_MODEL) if name == "a decoder" else write_tiny_mamba(tmp_path / "mamba.gguf")
     backend = LlamaCppBackend(
         ShardConfig(model=str(path), ctx_size=512, parallel=2, embeddings=True, threads=1, flash_attn="on")
     )

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from caravan import LLM, Conversation, Executor, SamplingParams
-from caravan_testing.shard_models import DEMO_MODEL, HYBRID_MODEL, TIE_LOGITS, WINDOW_MODEL, fetched
+from caravan_testing.shard_models import (
+    DEMO_MODEL,
+    HYBRID_MODEL,
+    SMALL_WINDOW_MODEL,
+    TIE_LOGITS,
+    WINDOW_MODEL,
+    WORDS_MODEL,
+    fetched,
+)
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -21,6 +29,14 @@ _NEW = 12
 
 @pytest.fixture(scope="module")
 def executor() -> Iterator[Executor]:
+    """With random weights, and the tokenizer and template of the demo model."""
+    with Executor(fetched(WORDS_MODEL), **_OPTIONS) as made:  # type: ignore[arg-type]
+        yield made
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Executor]:
+    """With the demo model, for what takes texts that a model has learned."""
     with Executor(fetched(DEMO_MODEL), **_OPTIONS) as made:  # type: ignore[arg-type]
         yield made
 
@@ -40,7 +56,9 @@ def _check_same(executor: Executor, tokens: list[int], got: list[int]) -> None:
     _check_alike(executor, tokens, got, _from_the_start(executor, tokens))
 
 
-def _check_alike(executor: Executor, tokens: list[int], got: list[int], expected: list[int]) -> bool:
+def _check_alike(
+    executor: Executor, tokens: list[int], got: list[int], expected: list[int], tie: float = TIE_LOGITS[WORDS_MODEL]
+) -> bool:
     """Return whether ``got`` is ``expected`` after ``tokens``; if not, check that it first differs at a tie."""
     for place, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
         if ours != theirs:
@@ -48,7 +66,7 @@ def _check_alike(executor: Executor, tokens: list[int], got: list[int], expected
                 conversation.prompt(tokens + got[:place])
                 executor.infer()
                 logits = conversation.logits()
-            assert abs(logits[ours] - logits[theirs]) < TIE_LOGITS[DEMO_MODEL]
+            assert abs(logits[ours] - logits[theirs]) < tie
             return False
     return True
 
@@ -70,10 +88,10 @@ def test_a_fork_writes_on_as_its_tokens_would(executor: Executor) -> None:
         assert len(set(map(tuple, texts.values()))) == 3
 
 
-def test_turns_of_messages_have_the_tokens_of_a_chat_session(executor: Executor) -> None:
+def test_turns_of_messages_have_the_tokens_of_a_chat_session(demo: Executor) -> None:
     params = SamplingParams(temperature=0, max_tokens=_NEW)
     messages = [{"role": "system", "content": "Answer in one sentence."}]
-    with LLM(fetched(DEMO_MODEL), **_OPTIONS) as llm, executor.create() as conversation:  # type: ignore[arg-type]
+    with LLM(fetched(DEMO_MODEL), **_OPTIONS) as llm, demo.create() as conversation:  # type: ignore[arg-type]
         session = llm.chat_session(messages)
         for question in ("What is the capital of France?", "And of Italy?"):
             reply = session.respond(question, params)
@@ -82,7 +100,8 @@ def test_turns_of_messages_have_the_tokens_of_a_chat_session(executor: Executor)
             prompt = conversation.tokens
             assert tuple(prompt) == session._awaited._state.token_ids[: reply.prompt_tokens]
             written = list(conversation.generate(sampler=params))
-            if not _check_alike(executor, prompt, [token.id for token in written], list(reply.token_ids)):
+            ids = [token.id for token in written]
+            if not _check_alike(demo, prompt, ids, list(reply.token_ids), TIE_LOGITS[DEMO_MODEL]):
                 return
             messages.append({"role": "assistant", "content": "".join(token.text for token in written)})
             assert messages == session.messages
@@ -109,8 +128,8 @@ def test_a_reply_that_the_tokenizer_splits_otherwise_keeps_its_tokens(executor: 
         _check_same(executor, tokens, _written(conversation))
 
 
-def test_a_stop_string_spans_tokens(executor: Executor) -> None:
-    with executor.create() as conversation, executor.create() as other:
+def test_a_stop_string_spans_tokens(demo: Executor) -> None:
+    with demo.create() as conversation, demo.create() as other:
         conversation.prompt("The three most famous cities of France are")
         with conversation.fork() as whole:
             tokens = list(whole.generate(_NEW))
@@ -121,7 +140,7 @@ def test_a_stop_string_spans_tokens(executor: Executor) -> None:
         assert [token.id for token in stopped] == [token.id for token in tokens[: len(stopped)]]
         assert "".join(token.text for token in stopped) == text[: text.index(stop)]
         other.prompt(conversation.tokens)
-        executor.infer()
+        demo.infer()
         assert other.sample().id == stopped[-1].id
 
 
@@ -145,10 +164,10 @@ def test_logits_are_those_of_the_tokens_from_the_start(executor: Executor) -> No
         other.prompt(conversation.tokens[:-2])
         executor.infer()
         assert conversation.logits(2).dtype == np.float32
-        assert np.abs(conversation.logits(2) - other.logits()).max() < TIE_LOGITS[DEMO_MODEL]
+        assert np.abs(conversation.logits(2) - other.logits()).max() < TIE_LOGITS[WORDS_MODEL]
         conversation.modify(lambda tokens: tokens[:-2])
         executor.infer()
-        assert np.abs(conversation.logits() - other.logits()).max() < TIE_LOGITS[DEMO_MODEL]
+        assert np.abs(conversation.logits() - other.logits()).max() < TIE_LOGITS[WORDS_MODEL]
 
 
 _CONTINUE = """
@@ -187,8 +206,13 @@ def test_a_batch_of_eight_continues_in_a_new_process(executor: Executor, tmp_pat
 
 @pytest.mark.parametrize(
     ("model", "length", "layout", "cells"),
-    [(DEMO_MODEL, 200, "unified", 256), (DEMO_MODEL, 200, "split", 1024), (WINDOW_MODEL, 700, "unified", 1024)],
-    ids=["unified", "split", "window"],
+    [
+        pytest.param(WORDS_MODEL, 200, "unified", 256, id="unified"),
+        pytest.param(WORDS_MODEL, 200, "split", 1024, id="split"),
+        pytest.param(SMALL_WINDOW_MODEL, 200, "unified", 256, id="window"),
+        pytest.param(DEMO_MODEL, 200, "unified", 256, id="demo", marks=pytest.mark.slow),
+        pytest.param(WINDOW_MODEL, 700, "unified", 1024, id="gemma", marks=pytest.mark.slow),
+    ],
 )
 def test_forks_are_opened_with_the_cells_that_they_share(
     model: Path, length: int, layout: str, cells: int, tmp_path: Path

@@ -145,11 +145,11 @@ backend.close()
 @pytest.mark.parametrize(
     "flags",
     [
-        {"ctx_size": 8192, "parallel": 8, "batch_size": 512},
+        {"ctx_size": 8192, "parallel": 8, "batch_size": 128},
         {
             "ctx_size": 16_384,
             "parallel": 2,
-            "batch_size": 256,
+            "batch_size": 64,
             "kv_layout": "unified",
             "mmap": False,
             "cache_type_k": "q8_0",
