@@ -1,6 +1,7 @@
-"""LoRA adapters on the demo model, compared with llama-cpp-python's Llama(lora_path=...)."""
+"""LoRA adapters, compared with llama-cpp-python's Llama(lora_path=...)."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from caravan_proto.messages.commands import Chunk, PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_shard.backends.base import StartupError
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, with_parameters
-from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
-from caravan_testing.shard_tiny_lora import write_tiny_lora
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
+from caravan_testing.shard_tiny_lora import DEMO, Adapted, write_tiny_lora
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
 pytestmark = pytest.mark.model
@@ -21,24 +22,41 @@ NEW_TOKENS = 10
 ADAPTERS = {"one": 1.0, "half": 0.5, "other": 1.0}
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Adapter files by name; two names have the same file."""
+WORDS = Adapted(embedding=64, layers=2)
+
+
+@dataclass(frozen=True)
+class Files:
+    """A model, and adapter files by name; two names have the same file."""
+
+    model: Path
+    adapters: dict[str, Path]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((WORDS_MODEL, WORDS), id="words"),
+        pytest.param((DEMO_MODEL, DEMO), id="demo", marks=pytest.mark.slow),
+    ],
+)
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    model, size = request.param
     folder = tmp_path_factory.mktemp("adapters")
-    one = write_tiny_lora(folder / "one.gguf", seed=1)
-    return {"one": one, "half": one, "other": write_tiny_lora(folder / "other.gguf", seed=2)}
+    one, other = (write_tiny_lora(folder / f"{name}.gguf", seed, size) for seed, name in enumerate(("one", "other")))
+    return Files(fetched(model), {"one": one, "half": one, "other": other})
 
 
 @pytest.fixture(scope="module")
-def expected(files: dict[str, Path]) -> dict[str, list[int]]:
+def expected(files: Files) -> dict[str, list[int]]:
     """The outputs of Llama with each adapter and with none."""
     from llama_cpp import Llama
 
     outputs = {}
     for name, scale in {"": 0.0, **ADAPTERS}.items():
         llama = Llama(
-            str(DEMO_MODEL),
-            lora_path=str(files[name]) if name else None,
+            str(files.model),
+            lora_path=str(files.adapters[name]) if name else None,
             lora_scale=scale,
             n_ctx=256,
             n_threads=1,
@@ -54,10 +72,10 @@ def expected(files: dict[str, Path]) -> dict[str, list[int]]:
 
 
 @pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
-def loaded(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[ModelDriver]:
-    """A shard with the demo model and the adapters, in each layout."""
-    lora = tuple(f"{name}={files[name]}:{scale}" for name, scale in ADAPTERS.items())
-    driver = ModelDriver(DEMO_MODEL, ctx_size=1024, kv_layout=request.param.value, lora=lora)
+def loaded(request: pytest.FixtureRequest, files: Files) -> Iterator[ModelDriver]:
+    """A shard with the adapters, in each layout."""
+    lora = tuple(f"{name}={files.adapters[name]}:{scale}" for name, scale in ADAPTERS.items())
+    driver = ModelDriver(files.model, ctx_size=1024, kv_layout=request.param.value, lora=lora)
     yield driver
     driver.engine.close()
 
@@ -104,8 +122,8 @@ def test_copies_and_saved_runs_keep_their_adapter(driver: ModelDriver, expected:
     assert driver.output[0] == expected[""]
 
 
-def test_adapters_apply_in_every_layout(files: dict[str, Path]) -> None:
-    driver = ModelDriver(DEMO_MODEL, ctx_size=1024, lora=(str(files["one"]),))
+def test_adapters_apply_in_every_layout(files: Files) -> None:
+    driver = ModelDriver(files.model, ctx_size=1024, lora=(str(files.adapters["one"]),))
     tokens = driver.tokens(TEXT)
     for key, name in enumerate(["one", ""]):
         driver.prefill(chunk(key, tokens, name))
@@ -127,13 +145,13 @@ def test_adapters_apply_in_every_layout(files: dict[str, Path]) -> None:
     driver.engine.close()
 
 
-def test_embeddings_do_not_depend_on_adapters(files: dict[str, Path]) -> None:
+def test_embeddings_do_not_depend_on_adapters(files: Files) -> None:
     options = {"ctx_size": 512, "ubatch_size": 64, "embeddings": True}
-    plain = ModelDriver(DEMO_MODEL, **options)
+    plain = ModelDriver(files.model, **options)
     tokens = plain.tokens(TEXT)
     (vector,) = plain.backend.embed([tokens])
     plain.engine.close()
-    driver = ModelDriver(DEMO_MODEL, **options, lora=(str(files["one"]),))
+    driver = ModelDriver(files.model, **options, lora=(str(files.adapters["one"]),))
     driver.prefill(chunk(0, tokens, "one"))
     assert driver.backend.embed([tokens])[0].tolist() == pytest.approx(vector.tolist(), abs=1e-5)
     driver.engine.close()
@@ -143,17 +161,17 @@ def test_unsuitable_files_are_startup_errors(tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"garbage")
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(write_tiny_lora(tmp_path / "whole.gguf", seed=1).read_bytes()[:100_000])
+    broken.write_bytes(write_tiny_lora(tmp_path / "whole.gguf", 1, WORDS).read_bytes()[:4_000])
     cases = {
         str(tmp_path / "nowhere.gguf"): "cannot read the adapter .*nowhere.gguf: No such file",
         f"x={garbage}": "is no GGUF file; pass --lora",
         f"x={broken}": "cannot use .*broken.gguf as adapter 'x'",
         f"x={DEMO_MODEL}": "cannot use",
-        f"x={write_tiny_lora(tmp_path / 'a.gguf', 1, architecture='gemma3')}": "cannot use",
-        f"x={write_tiny_lora(tmp_path / 'b.gguf', 1, embedding=512)}": "cannot use",
-        f"x={write_tiny_lora(tmp_path / 'c.gguf', 1, kind='other')}": "cannot use",
+        f"x={write_tiny_lora(tmp_path / 'a.gguf', 1, replace(WORDS, architecture='gemma3'))}": "cannot use",
+        f"x={write_tiny_lora(tmp_path / 'b.gguf', 1, WORDS, inputs=512)}": "cannot use",
+        f"x={write_tiny_lora(tmp_path / 'c.gguf', 1, WORDS, kind='other')}": "cannot use",
         f"x={write_tiny_mamba(tmp_path / 'd.gguf')}": "cannot use",
     }
     for lora, message in cases.items():
         with pytest.raises(StartupError, match=message):
-            ModelDriver(DEMO_MODEL, ctx_size=512, lora=(lora,))
+            ModelDriver(fetched(WORDS_MODEL), ctx_size=512, lora=(lora,))

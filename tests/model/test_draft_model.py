@@ -29,14 +29,15 @@ SAMPLINGS = (
 NEW = 24
 
 
-@pytest.fixture(scope="module")
-def drafting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return requantise(fetched(DEMO_MODEL), tmp_path_factory.mktemp("draft") / "draft.gguf")
-
-
-@pytest.fixture(scope="module")
-def driver(drafting: Path) -> Iterator[ModelDriver]:
-    found = ModelDriver(fetched(DEMO_MODEL), model_draft=str(drafting), ctx_size=1024, kv_layout="split")
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(WORDS_MODEL, id="words"), pytest.param(DEMO_MODEL, id="demo", marks=pytest.mark.slow)],
+)
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelDriver]:
+    model = fetched(request.param)
+    weights = "Q8_0" if request.param == WORDS_MODEL else "Q4_0"
+    drafting = requantise(model, tmp_path_factory.mktemp("draft") / "draft.gguf", weights)
+    found = ModelDriver(model, model_draft=str(drafting), ctx_size=1024, kv_layout="split")
     yield found
     found.engine.close()
 

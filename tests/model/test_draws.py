@@ -1,4 +1,4 @@
-"""Sampling on the demo model with every sampler that depends on earlier tokens.
+"""Sampling with every sampler that depends on earlier tokens.
 
 Each token depends only on (seed, position) and the tokens before it: a different batch, a preemption, or a resumption
 from prompt and output changes nothing.
@@ -17,14 +17,14 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.sampling.choice import Choice, choose_token
 from caravan_shard.sampling.penalties import make_penalties
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, with_parameters
-from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
 
 pytestmark = pytest.mark.model
 
 TEXT = "a b c a b d a b c a b d. The cat sat on the mat, and the cat sat on the"
 NEW_TOKENS = 20
 SAMPLING = SamplingParams(
-    temperature=1.2,
+    temperature=0.5,
     min_p=0.02,
     repetition_penalty=1.1,
     frequency_penalty=0.2,
@@ -39,10 +39,17 @@ SAMPLING = SamplingParams(
 ROUNDING_LOGITS = 0.1
 
 
-@pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
+@pytest.fixture(
+    scope="module",
+    params=[
+        *[pytest.param((WORDS_MODEL, layout), id=f"words-{layout.value}") for layout in KvLayout],
+        *[pytest.param((DEMO_MODEL, layout), id=f"demo-{layout.value}", marks=pytest.mark.slow) for layout in KvLayout],
+    ],
+)
 def shard(request: pytest.FixtureRequest) -> Iterator[ModelDriver]:
     """A shard with a small context, in each layout."""
-    driver = ModelDriver(DEMO_MODEL, ctx_size=1024, batch_size=256, ubatch_size=64, kv_layout=request.param.value)
+    model, layout = request.param
+    driver = ModelDriver(fetched(model), ctx_size=1024, batch_size=256, ubatch_size=64, kv_layout=layout.value)
     yield driver
     driver.engine.close()
 
@@ -146,6 +153,7 @@ def test_the_check_detects_other_seeds_and_other_histories(driver: ModelDriver) 
             check(driver, prompt, output, other)
 
 
+@pytest.mark.parametrize("shard", [(DEMO_MODEL, KvLayout.UNIFIED)], indirect=True, ids=["demo-unified"])
 def test_stop_tokens_and_min_tokens_on_a_real_vocabulary(driver: ModelDriver) -> None:
     text = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     prompt = driver.tokens(text)

@@ -12,7 +12,7 @@ from caravan_shard.backends.llama.hidden_states import HiddenStates
 from caravan_shard.protocol.commands import EmbedText
 from caravan_shard.protocol.results import Embedded
 from caravan_testing.shard_builders import first_chunk
-from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 from caravan_testing.shard_tiny_ranker import classifier, write_tiny_ranker
 
@@ -29,14 +29,25 @@ def embed(driver: ModelDriver, text: str) -> Any:
     return result.values
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_embeddings_equal_llamas(pooling: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "pooling"),
+    [
+        *[pytest.param(WORDS_MODEL, pooling, id=f"words-{pooling}") for pooling in POOLINGS],
+        pytest.param(DEMO_MODEL, "mean", id="demo-mean"),
+        *[
+            pytest.param(DEMO_MODEL, pooling, id=f"demo-{pooling}", marks=pytest.mark.slow)
+            for pooling in POOLINGS
+            if pooling != "mean"
+        ],
+    ],
+)
+def test_embeddings_equal_llamas(model: Path, pooling: str) -> None:
     from llama_cpp import Llama
 
-    driver = ModelDriver(DEMO_MODEL, ctx_size=512, ubatch_size=64, embeddings=True, pooling=pooling)
+    driver = ModelDriver(fetched(model), ctx_size=512, ubatch_size=64, embeddings=True, pooling=pooling)
     assert driver.backend.capacity.max_embed_tokens == 64
     llama = Llama(
-        str(DEMO_MODEL),
+        str(model),
         embedding=True,
         pooling_type=POOLINGS[pooling],
         n_ctx=256,
@@ -55,7 +66,7 @@ def test_embeddings_equal_llamas(pooling: str) -> None:
 
 
 def test_sequences_continue_between_texts() -> None:
-    driver = ModelDriver(DEMO_MODEL, ctx_size=512, ubatch_size=64, embeddings=True)
+    driver = ModelDriver(fetched(WORDS_MODEL), ctx_size=512, ubatch_size=64, embeddings=True)
     tokens = driver.tokens("Once upon a time there was a small dog who")
     expected = driver.alone(tokens, 10)
     alone = embed(driver, TEXTS[0])
@@ -121,7 +132,7 @@ def contexts_made(monkeypatch: pytest.MonkeyPatch, *, but: int = 100) -> list[bo
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_vectors_are_made_of_states(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = contexts_made(monkeypatch)
-    driver = ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True, pooling=pooling)
+    driver = ModelDriver(fetched(WORDS_MODEL), ctx_size=512, embeddings=True, pooling=pooling)
     # That of sequences, that of texts, and one for a moment, with which its vectors are compared.
     assert contexts == [False, False, True]
     texts = [driver.tokens(text) for text in TEXTS]
@@ -132,13 +143,13 @@ def test_vectors_are_made_of_states(pooling: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_llama_pools_where_the_states_are_others(pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True, pooling=pooling)
+    driver = ModelDriver(fetched(WORDS_MODEL), ctx_size=512, embeddings=True, pooling=pooling)
     expected = [embed(driver, text) for text in TEXTS]
     driver.engine.close()
 
     monkeypatch.setattr(HiddenStates, "take", lambda self, rows: np.ones((rows, expected[0].size), np.float32))
     contexts = contexts_made(monkeypatch)
-    driver = ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True, pooling=pooling)
+    driver = ModelDriver(fetched(WORDS_MODEL), ctx_size=512, embeddings=True, pooling=pooling)
     assert contexts == [False, False, True, True]
     for text, vector in zip(TEXTS, expected, strict=True):
         assert np.dot(embed(driver, text), vector) > 0.999, text
@@ -148,7 +159,7 @@ def test_llama_pools_where_the_states_are_others(pooling: str, monkeypatch: pyte
 def test_a_graph_without_such_states_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HiddenStates, "give_to", lambda _self, _parameters: None)
     contexts = contexts_made(monkeypatch)
-    driver = ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True)
+    driver = ModelDriver(fetched(WORDS_MODEL), ctx_size=512, embeddings=True)
     assert contexts == [False, False, True, True]
     assert np.linalg.norm(embed(driver, TEXTS[0])) == pytest.approx(1, abs=1e-5)
     driver.engine.close()
@@ -157,5 +168,5 @@ def test_a_graph_without_such_states_has_none(monkeypatch: pytest.MonkeyPatch) -
 def test_a_context_without_memory_is_a_startup_error(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts = contexts_made(monkeypatch, but=1)
     with pytest.raises(StartupError, match="for embeddings"):
-        ModelDriver(DEMO_MODEL, ctx_size=512, embeddings=True)
+        ModelDriver(fetched(WORDS_MODEL), ctx_size=512, embeddings=True)
     assert contexts == [False, False]

@@ -10,6 +10,7 @@ import pytest
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.backends.llama.numerics import NumericsProbe
+from caravan_testing.requantised import requantise
 from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
@@ -62,13 +63,19 @@ def generate(
 
 
 @pytest.mark.parametrize(
-    "model",
-    [pytest.param(WORDS_MODEL, id="words"), pytest.param(DEMO_MODEL, id="demo", marks=pytest.mark.slow)],
+    ("model", "weights"),
+    [
+        pytest.param(WORDS_MODEL, "", id="words"),
+        pytest.param(WORDS_MODEL, "Q4_0", id="words, 4 bits in rearranged blocks"),
+        pytest.param(WORDS_MODEL, "Q4_1", id="words, 4 bits"),
+        pytest.param(DEMO_MODEL, "", id="demo", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("exact", [True, False])
-def test_company_and_chunks_change_no_bit(model: Path, exact: bool) -> None:
+def test_company_and_chunks_change_no_bit(model: Path, weights: str, exact: bool, tmp_path: Path) -> None:
     """Here no row of attention depends on others; whether those of products with the weights do, the CPU decides."""
-    driver = ModelDriver(fetched(model), ctx_size=2048, kv_layout="split", flash_attn="auto", exact=exact)
+    chosen = requantise(fetched(model), tmp_path / "model.gguf", weights) if weights else fetched(model)
+    driver = ModelDriver(chosen, ctx_size=2048, kv_layout="split", flash_attn="auto", exact=exact)
     backend = driver.backend
     probe = NumericsProbe(backend.decode, backend.logits, backend._memory, backend.vocabulary.size)
     found = probe.measure(longest=256, sequences=3, rows=512, thorough=True)

@@ -1,4 +1,4 @@
-"""llama.cpp on the demo model, compared with llama-cpp-python's single-sequence Llama."""
+"""llama.cpp on the demo model and one with random weights, compared with llama-cpp-python's single-sequence Llama."""
 
 import ctypes
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from caravan_shard.protocol.results import StepResult
 from caravan_shard.sampling.dry import SEQUENCE_BREAKERS, DryPenalty
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
-from caravan_testing.shard_models import DEMO_MODEL
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, fetched
 
 pytestmark = pytest.mark.model
 
@@ -30,20 +30,29 @@ TEXTS = (
 NEW_TOKENS = 12
 
 
-@pytest.fixture(scope="module", params=list(KvLayout), ids=lambda layout: layout.value)
+DEMO_CASES = [
+    pytest.param((DEMO_MODEL, KvLayout.UNIFIED), id="demo-unified"),
+    pytest.param((DEMO_MODEL, KvLayout.SPLIT), id="demo-split", marks=pytest.mark.slow),
+]
+UNIFIED = pytest.param((WORDS_MODEL, KvLayout.UNIFIED), id="words-unified")
+SPLIT = pytest.param((WORDS_MODEL, KvLayout.SPLIT), id="words-split")
+
+
+@pytest.fixture(scope="module", params=[UNIFIED, SPLIT])
 def shard(request: pytest.FixtureRequest) -> Iterator[EngineDriver]:
     """A shard with a small context, in each layout."""
     from caravan_shard.backends.llama.backend import LlamaCppBackend
 
+    model, layout = request.param
     config = ShardConfig(
-        model=str(DEMO_MODEL),
+        model=str(fetched(model)),
         ctx_size=1024,
         parallel=4,
         batch_size=256,
         ubatch_size=64,
         threads=1,
         flash_attn="on",
-        kv_layout=request.param.value,
+        kv_layout=layout.value,
     )
     driver = EngineDriver(LlamaCppBackend(config))
     yield driver
@@ -79,6 +88,7 @@ def alone(driver: EngineDriver, tokens: list[int], **fields: Any) -> list[int]:
     return driver.output.pop(0)
 
 
+@pytest.mark.parametrize("shard", DEMO_CASES, indirect=True)
 def test_the_output_of_a_single_sequence_equals_llamas(driver: EngineDriver, oracle: Any) -> None:
     for text in TEXTS:
         tokens = tokens_of(driver, text)
@@ -91,6 +101,7 @@ def test_the_output_of_a_single_sequence_equals_llamas(driver: EngineDriver, ora
         assert alone(driver, tokens) == expected
 
 
+@pytest.mark.parametrize("shard", [UNIFIED, SPLIT, *DEMO_CASES], indirect=True)
 def test_a_batch_has_the_outputs_that_its_sequences_have_alone(driver: EngineDriver) -> None:
     prompts = [tokens_of(driver, text) for text in TEXTS]
     expected = [alone(driver, prompt) for prompt in prompts]
@@ -118,6 +129,7 @@ def test_a_copied_prefix_continues_like_a_computed_one(driver: EngineDriver) -> 
     assert driver.output[1] == expected[1]
 
 
+@pytest.mark.parametrize("shard", DEMO_CASES, indirect=True)
 def test_eos_ends_a_sequence(driver: EngineDriver) -> None:
     text = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     driver.prefill(first_chunk(2, tokens_of(driver, text), max_new=40))
@@ -149,7 +161,7 @@ def test_a_seed_reproduces_its_draws(driver: EngineDriver) -> None:
 
 
 # A split cache cannot be full: each sequence has its own cells.
-@pytest.mark.parametrize("shard", [KvLayout.UNIFIED], indirect=True, ids=lambda layout: layout.value)
+@pytest.mark.parametrize("shard", [UNIFIED], indirect=True)
 def test_a_full_cache_is_a_result_and_the_others_continue(driver: EngineDriver) -> None:
     prompt = tokens_of(driver, TEXTS[0])
     expected = alone(driver, prompt)
@@ -210,6 +222,7 @@ def test_llama_cpp_filters_like_the_reference(parameters: SamplingParams) -> Non
         assert len(mine ^ reference) <= 1, seed
 
 
+@pytest.mark.parametrize("shard", [UNIFIED], indirect=True)
 def test_dry_gives_the_penalties_of_llama_cpp(driver: EngineDriver) -> None:
     """Random texts with repetitions, compared with llama.cpp's sampler and its default sequence breakers."""
     import llama_cpp
@@ -244,8 +257,11 @@ def applied(sampler: Any, tokens: list[int], size: int) -> Any:
 
     for token in tokens:
         llama_cpp.llama_sampler_accept(sampler, token)
-    data = (llama_cpp.llama_token_data * size)(*[(token, 0.0, 0.0) for token in range(size)])
-    candidates = llama_cpp.llama_token_data_array(data=data, size=size, selected=-1, sorted=False)
+    data = np.zeros(size, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+    data["id"] = np.arange(size)
+    pointer = ctypes.cast(data.ctypes.data, llama_cpp.llama_token_data_p)
+    candidates = llama_cpp.llama_token_data_array(data=pointer, size=size, selected=-1, sorted=False)
     llama_cpp.llama_sampler_apply(sampler, ctypes.byref(candidates))
     llama_cpp.llama_sampler_free(sampler)
-    return np.array([candidate.logit for candidate in data], np.float32)
+    assert (data["id"] == np.arange(size)).all()
+    return data["logit"]

@@ -11,7 +11,15 @@ import pytest
 from caravan_proto.messages.commands import PrefixCopy, RowOutputs
 from caravan_proto.messages.limits import KvLayout
 from caravan_testing.shard_builders import first_chunk, next_chunk, row, with_parameters
-from caravan_testing.shard_models import DEMO_MODEL, SMALL_WINDOW_MODEL, TIE_LOGITS, WINDOW_MODEL, ModelDriver, fetched
+from caravan_testing.shard_models import (
+    DEMO_MODEL,
+    SMALL_WINDOW_MODEL,
+    TIE_LOGITS,
+    WINDOW_MODEL,
+    WORDS_MODEL,
+    ModelDriver,
+    fetched,
+)
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
@@ -88,11 +96,15 @@ def test_prompt_logprobs_equal_llamas(model: Path, layout: KvLayout) -> None:
     driver.engine.close()
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [pytest.param(WORDS_MODEL, id="words"), pytest.param(DEMO_MODEL, id="demo", marks=pytest.mark.slow)],
+)
 @LAYOUTS
-def test_rows_behind_a_held_context_equal_llamas(layout: KvLayout) -> None:
-    driver = ModelDriver(DEMO_MODEL, ctx_size=1024, kv_layout=layout.value)
+def test_rows_behind_a_held_context_equal_llamas(chosen: Path, layout: KvLayout) -> None:
+    driver = ModelDriver(fetched(chosen), ctx_size=1024, kv_layout=layout.value)
     tokens = driver.tokens(TEXT)
-    exact = exact_logprobs(DEMO_MODEL, tuple(tokens))
+    exact = exact_logprobs(chosen, tuple(tokens))
     expected = exact[np.arange(len(tokens) - 1), tokens[1:]]
     driver.prefill(first_chunk(0, driver.tokens("A neighbour says"), ignore_eos=True))
     driver.evaluate(row(1, tokens[:10], outputs=RowOutputs.NONE))
@@ -104,13 +116,13 @@ def test_rows_behind_a_held_context_equal_llamas(layout: KvLayout) -> None:
         )
         assert found.counts == [len(tokens) - 10, 5]
         # Batches of different shapes round differently.
-        np.testing.assert_allclose(found.logprobs[: len(tokens) - 11], expected[10:], atol=TIE_LOGITS[DEMO_MODEL])
-        np.testing.assert_allclose(found.score_logprobs[-2:], exact[14, tokens[15:17]], atol=TIE_LOGITS[DEMO_MODEL])
+        np.testing.assert_allclose(found.logprobs[: len(tokens) - 11], expected[10:], atol=driver.tie_logits)
+        np.testing.assert_allclose(found.score_logprobs[-2:], exact[14, tokens[15:17]], atol=driver.tie_logits)
     driver.evaluate(row(3, tokens[10:15], copy=copy, outputs=RowOutputs.NONE))
     # The sequence grows by one token at a time, as a beam does, and is cut back.
     for place in (15, 16, 16):
         found = driver.evaluate(row(3, tokens[place : place + 1], place, score_token_ids=tokens[place + 1 : place + 2]))
-        np.testing.assert_allclose(found.score_logprobs, exact[place, tokens[place + 1]], atol=TIE_LOGITS[DEMO_MODEL])
+        np.testing.assert_allclose(found.score_logprobs, exact[place, tokens[place + 1]], atol=driver.tie_logits)
         driver.evaluate(row(3, tokens[5:9], place + 1, outputs=RowOutputs.NONE, keep_length=min(place + 1, 16)))
     driver.decode([0])
     assert len(driver.output[0]) == 50
