@@ -2,7 +2,9 @@
 
 import ctypes
 import subprocess
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from caravan_shard.backends.llama.joint_draw import LlamaJointDraw
 from caravan_shard.backends.llama.joint_logprobs import LlamaJointLogprobs
@@ -11,19 +13,21 @@ _SETUP = Path(__file__).parents[2] / "deploy" / "setup"
 _SOURCES = [str(_SETUP / name) for name in ("draw_rows.c", "draw_weighed.c", "logprob_rows.c")]
 
 
-def compile_row_functions(folder: Path, *flags: str) -> ctypes.CDLL:
-    """Compile into ``folder``, with these flags of the compiler, and load."""
-    library = folder / "librow_functions.so"
-    command = ["cc", "-O3", *flags, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *_SOURCES, "-o", str(library)]
-    subprocess.run([*command, "-lm"], check=True)
-    return ctypes.CDLL(str(library))
+@cache
+def compile_row_functions(*flags: str) -> ctypes.CDLL:
+    """Compile with these flags of the compiler, and load; once per process, since it takes a second."""
+    with TemporaryDirectory() as folder:
+        library = Path(folder) / "librow_functions.so"
+        command = ["cc", "-O3", *flags, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *_SOURCES]
+        subprocess.run([*command, "-o", str(library), "-lm"], check=True)
+        return ctypes.CDLL(str(library))
 
 
-def compile_joint_draw(folder: Path, *flags: str, threads: int = 1) -> LlamaJointDraw:
+def compile_joint_draw(*flags: str, threads: int = 1) -> LlamaJointDraw:
     """Compile and load what draws rows."""
-    return LlamaJointDraw(compile_row_functions(folder, *flags), threads)
+    return LlamaJointDraw(compile_row_functions(*flags), threads)
 
 
-def compile_joint_logprobs(folder: Path, *flags: str) -> LlamaJointLogprobs:
+def compile_joint_logprobs(*flags: str) -> LlamaJointLogprobs:
     """Compile and load what computes log probabilities of rows."""
-    return LlamaJointLogprobs(compile_row_functions(folder, *flags))
+    return LlamaJointLogprobs(compile_row_functions(*flags))

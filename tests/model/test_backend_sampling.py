@@ -102,13 +102,14 @@ def generate(driver: ModelDriver, chains: list[dict[str, Any]], max_new: int, se
     return dict(driver.output)
 
 
-def test_ten_thousand_tokens_are_equal(pair: tuple[Counted, Counted]) -> None:
+@pytest.mark.parametrize("seeds", [(1,), pytest.param((2, 3, 4), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_thousands_of_tokens_are_equal(pair: tuple[Counted, Counted], seeds: tuple[int, ...]) -> None:
     total = 0
-    for seed in (1, 2, 3):
+    for seed in seeds:
         outputs = [generate(driver, CHAINS, 430, seed) for driver in pair]
         assert outputs[0] == outputs[1]
         total += sum(map(len, outputs[0].values()))
-    assert total >= 10_000
+    assert total >= 3_000 * len(seeds)
     assert pair[0].rows > 0.95 * total - pair[0].missing
     assert pair[1].rows == 0
 

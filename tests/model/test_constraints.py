@@ -1,6 +1,7 @@
 """Constrained outputs of the real models: every output parses, matches and ends.
 
-The environment variable CARAVAN_TEST_SCHEMAS sets the number of random schemas (500 take some minutes).
+With every commit, the demo model has four random schemas. The environment variable CARAVAN_TEST_SCHEMAS sets the number
+of those that are slow tests (500 take some minutes).
 """
 
 import json
@@ -54,7 +55,13 @@ class ConstrainedModel:
         return run_jobs(self._engine, jobs, slots=SLOTS, max_new=MAX_NEW)
 
 
-@pytest.fixture(scope="module", params=[DEMO_MODEL, WINDOW_MODEL], ids=["demo", "large-vocabulary"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(DEMO_MODEL, id="demo"),
+        pytest.param(WINDOW_MODEL, id="large-vocabulary", marks=pytest.mark.slow),
+    ],
+)
 def model(request: pytest.FixtureRequest) -> Iterator[ConstrainedModel]:
     """The demo model, then Gemma, whose vocabulary has 262,144 tokens."""
     config = ShardConfig(model=str(fetched(request.param)), ctx_size=8192, parallel=SLOTS, threads=1, flash_attn="on")
@@ -65,8 +72,9 @@ def model(request: pytest.FixtureRequest) -> Iterator[ConstrainedModel]:
 
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("model", [DEMO_MODEL], indirect=True, ids=["demo"])
-def test_outputs_for_random_schemas_parse_and_validate(model: ConstrainedModel) -> None:
-    schemas = [random_schema(seed) for seed in range(SCHEMAS)]
+@pytest.mark.parametrize("count", [4, pytest.param(SCHEMAS, marks=pytest.mark.slow)], ids=["few", "many"])
+def test_outputs_for_random_schemas_parse_and_validate(model: ConstrainedModel, count: int) -> None:
+    schemas = [random_schema(seed) for seed in range(count)]
     constraints = [Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema)) for schema in schemas]
     outputs = model.answer(constraints)
     # A number may have any number of digits, and a small model may never end it: draw again.

@@ -56,9 +56,9 @@ CHAIN: dict[str, Any] = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
 @pytest.fixture(scope="module", params=[(), ("-march=native",)], ids=["any processor", "this processor"])
-def draw(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaJointDraw:
+def draw(request: pytest.FixtureRequest) -> LlamaJointDraw:
     """The function, with the vectors of any processor of this kind and with those of this one."""
-    return compile_joint_draw(tmp_path_factory.mktemp("draw"), *request.param)
+    return compile_joint_draw(*request.param)
 
 
 def alone(logits: Floats, choices: Sequence[Choice], chain: LlamaFilter) -> list[int]:
@@ -210,8 +210,8 @@ def test_greedy_takes_the_first_of_the_highest_that_the_mask_allows(draw: LlamaJ
     assert draw(logits, rows([Choice(SamplingParams(temperature=0.0), 0, allowed=allowed)])) == [310]
 
 
-def test_threads_share_the_rows(tmp_path: Path) -> None:
-    shared = compile_joint_draw(tmp_path, "-fopenmp", threads=3)
+def test_threads_share_the_rows() -> None:
+    shared = compile_joint_draw("-fopenmp", threads=3)
     logits = np.random.default_rng(3).normal(0.0, 3.0, (16, 40_000)).astype(np.float32)
 
     def started() -> int:
@@ -232,9 +232,9 @@ def test_threads_share_the_rows(tmp_path: Path) -> None:
         assert [tokens[place] for place in drawn] == [one_by_one[place] for place in drawn]
 
 
-def test_a_large_argmax_is_shared(tmp_path: Path) -> None:
+def test_a_large_argmax_is_shared() -> None:
     size = 130_000
-    shared = compile_joint_draw(tmp_path, "-fopenmp", threads=3)
+    shared = compile_joint_draw("-fopenmp", threads=3)
     logits = np.random.default_rng(4).normal(0.0, 3.0, (8, size)).astype(np.float32)
     logits[2, 5:9] = 40.0
     logits[3] = np.nan

@@ -20,9 +20,9 @@ EXACT, NUMPY = 2.0**-19, 2.0**-19 + 2.0**-17
 
 
 @pytest.fixture(scope="module", params=[(), ("-march=native",)], ids=["any processor", "this processor"])
-def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaJointLogprobs:
+def joint(request: pytest.FixtureRequest) -> LlamaJointLogprobs:
     """The function, with the vectors of any processor of this kind and with those of this one."""
-    return compile_joint_logprobs(tmp_path_factory.mktemp("logprobs"), *request.param)
+    return compile_joint_logprobs(*request.param)
 
 
 def check(logits: Floats, rows: list[LogprobRow], joint: LlamaJointLogprobs) -> int:
