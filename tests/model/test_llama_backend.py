@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,15 +31,22 @@ TEXTS = (
 NEW_TOKENS = 12
 
 
-DEMO_CASES = [
-    pytest.param((DEMO_MODEL, KvLayout.UNIFIED), id="demo-unified"),
-    pytest.param((DEMO_MODEL, KvLayout.SPLIT), id="demo-split", marks=pytest.mark.slow),
+def case(model: Path, layout: KvLayout, *, slow: bool = False) -> Any:
+    name = "words" if model == WORDS_MODEL else "demo"
+    return pytest.param((model, layout), id=f"{name}-{layout.value}", marks=[pytest.mark.slow] if slow else [])
+
+
+# Each of the tests that take no others runs on these. Texts that a model has learned take the demo model.
+CASES = [
+    *[case(WORDS_MODEL, layout) for layout in KvLayout],
+    *[case(DEMO_MODEL, layout, slow=True) for layout in KvLayout],
 ]
-UNIFIED = pytest.param((WORDS_MODEL, KvLayout.UNIFIED), id="words-unified")
-SPLIT = pytest.param((WORDS_MODEL, KvLayout.SPLIT), id="words-split")
+DEMO_CASES = [case(DEMO_MODEL, KvLayout.UNIFIED), case(DEMO_MODEL, KvLayout.SPLIT, slow=True)]
+# A split cache cannot be full: each sequence has its own cells.
+UNIFIED_CASES = [case(WORDS_MODEL, KvLayout.UNIFIED), case(DEMO_MODEL, KvLayout.UNIFIED, slow=True)]
 
 
-@pytest.fixture(scope="module", params=[UNIFIED, SPLIT])
+@pytest.fixture(scope="module", params=CASES)
 def shard(request: pytest.FixtureRequest) -> Iterator[EngineDriver]:
     """A shard with a small context, in each layout."""
     from caravan_shard.backends.llama.backend import LlamaCppBackend
@@ -101,7 +109,6 @@ def test_the_output_of_a_single_sequence_equals_llamas(driver: EngineDriver, ora
         assert alone(driver, tokens) == expected
 
 
-@pytest.mark.parametrize("shard", [UNIFIED, SPLIT, *DEMO_CASES], indirect=True)
 def test_a_batch_has_the_outputs_that_its_sequences_have_alone(driver: EngineDriver) -> None:
     prompts = [tokens_of(driver, text) for text in TEXTS]
     expected = [alone(driver, prompt) for prompt in prompts]
@@ -160,8 +167,7 @@ def test_a_seed_reproduces_its_draws(driver: EngineDriver) -> None:
     assert alone(driver, tokens, sampling=other) != first
 
 
-# A split cache cannot be full: each sequence has its own cells.
-@pytest.mark.parametrize("shard", [UNIFIED], indirect=True)
+@pytest.mark.parametrize("shard", UNIFIED_CASES, indirect=True)
 def test_a_full_cache_is_a_result_and_the_others_continue(driver: EngineDriver) -> None:
     prompt = tokens_of(driver, TEXTS[0])
     expected = alone(driver, prompt)
@@ -222,7 +228,7 @@ def test_llama_cpp_filters_like_the_reference(parameters: SamplingParams) -> Non
         assert len(mine ^ reference) <= 1, seed
 
 
-@pytest.mark.parametrize("shard", [UNIFIED], indirect=True)
+@pytest.mark.parametrize("shard", UNIFIED_CASES, indirect=True)
 def test_dry_gives_the_penalties_of_llama_cpp(driver: EngineDriver) -> None:
     """Random texts with repetitions, compared with llama.cpp's sampler and its default sequence breakers."""
     import llama_cpp
