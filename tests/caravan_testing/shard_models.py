@@ -9,7 +9,6 @@ from typing import Any
 
 import llama_cpp
 import pytest
-from bench.tiny_models import TINY, write_tiny
 
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
@@ -30,11 +29,9 @@ GPU_LAYERS = int(os.environ.get("CARAVAN_TEST_GPU_LAYERS", "0"))
 WINDOW_MODEL = ROOT / ".cache/models/gemma-3-270m-q4_k_m.gguf"
 # Written when a test needs it, as all those below are.
 PLAIN_MODEL = ROOT / ".cache/models/tiny-llama.gguf"
-# As the one above, with the tokenizer and the template of the demo model.
+# As the one above, with the tokenizer and the chat template of the demo model. A step takes less than a millisecond:
+# for tests that compare texts with texts, or watch what a server does.
 WORDS_MODEL = ROOT / ".cache/models/tiny-llama-words.gguf"
-# A step takes less than a millisecond. It has the tokenizer and the chat template of the demo model, and random
-# weights: for tests that compare texts with texts, or watch what a server does.
-QUICK_MODEL = ROOT / ".cache/models/quick.gguf"
 # Its positions have three dimensions.
 POSITIONS_MODEL = ROOT / ".cache/models/tiny-qwen2vl.gguf"
 # Half of the layers attend to a window of 64 tokens.
@@ -60,7 +57,6 @@ TIE_LOGITS = {
 }
 _WRITERS: dict[Path, Callable[[Path], Path]] = {
     POSITIONS_MODEL: write_tiny_mrope,
-    QUICK_MODEL: lambda path: write_tiny(path, TINY["tiny-49k-peaked"], DEMO_MODEL),
     PLAIN_MODEL: lambda path: write_tiny_llama(path, Shape(context=4096)),
     WORDS_MODEL: lambda path: write_tiny_llama(path, Shape(context=4096), DEMO_MODEL),
     SMALL_WINDOW_MODEL: lambda path: write_tiny_window(path, DEMO_MODEL),

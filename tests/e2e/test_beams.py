@@ -11,7 +11,7 @@ import pytest
 from caravan_router.core.generation import BeamSearch
 from caravan_testing.beam_oracle import beam_outputs
 from caravan_testing.serve_process import Served, serve
-from caravan_testing.shard_models import QUICK_MODEL, fetched
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.specs import spec
 from caravan_testing.waiting import DEADLINE_S
 
@@ -26,7 +26,7 @@ ALTERNATIVES = 2 * WIDTH
 def served() -> Iterator[Served]:
     """A server whose logprobs depend on the tokens before alone, so that no rounding takes part in the search."""
     flags = ("--exact", "-np", "4", "-c", "2048", "-t", "1", "--max-top-n-tokens", str(ALTERNATIVES))
-    with serve(*flags, models=(fetched(QUICK_MODEL),)) as running:
+    with serve(*flags, models=(fetched(WORDS_MODEL),)) as running:
         yield running
 
 

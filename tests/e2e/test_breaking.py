@@ -16,7 +16,7 @@ from aiohttp import ClientSession
 
 from caravan_testing.child_processes import command_line
 from caravan_testing.serve_process import Served, serve, start
-from caravan_testing.shard_models import QUICK_MODEL, fetched
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.waiting import DEADLINE_S, eventually, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
@@ -157,7 +157,7 @@ async def test_a_prompt_longer_than_the_context_is_refused_with_its_numbers(serv
 async def test_clients_that_leave_leave_nothing_behind() -> None:
     """A third of 32 clients disconnect at random moments. No error, no KV cell and no descriptor is left behind."""
     chance = random.Random(3)
-    with serve("-np", "8", "-c", "4096", "-t", "1", models=(fetched(QUICK_MODEL),)) as served:
+    with serve("-np", "8", "-c", "4096", "-t", "1", models=(fetched(WORDS_MODEL),)) as served:
         async with ClientSession() as session:
             await _generate(session, served.url, "warm up", 5)
 
@@ -194,7 +194,7 @@ async def _at_rest(served: Served) -> bool:
         r"^(?:caravan_kv_cells_used|caravan_sequences_running|tgi_queue_size)\S* (\S+)$", metrics, re.MULTILINE
     )
     assert len(used) == 3, metrics
-    assert f'tgi_request_failure{{err="generation",model="{QUICK_MODEL.name}"}} 0' in metrics
+    assert f'tgi_request_failure{{err="generation",model="{WORDS_MODEL.name}"}} 0' in metrics
     return all(float(value) == 0 for value in used)
 
 

@@ -11,7 +11,7 @@ from openai import OpenAI
 from openai.types import Completion
 
 from caravan_testing.serve_process import MODEL, Served, serve
-from caravan_testing.shard_models import QUICK_MODEL, fetched
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
 PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "1, 2, 3, 4, 5, 6, 7, 8,")
@@ -20,9 +20,9 @@ PROMPTS = ("The capital of France is", "def fibonacci(n):\n", "1, 2, 3, 4, 5, 6,
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     draft_model = tmp_path_factory.mktemp("draft") / "draft.gguf"
-    draft_model.symlink_to(fetched(QUICK_MODEL))
+    draft_model.symlink_to(fetched(WORDS_MODEL))
     flags = ("-md", str(draft_model), "-np", "4", "-c", "1024", "-t", "1", "--exact")
-    with serve(*flags, models=(QUICK_MODEL,)) as running:
+    with serve(*flags, models=(WORDS_MODEL,)) as running:
         yield running
 
 

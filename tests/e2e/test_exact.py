@@ -10,7 +10,7 @@ import pytest
 from caravan_router.bench.words import seeded, words
 from caravan_testing.requantised import requantise
 from caravan_testing.serve_process import serve
-from caravan_testing.shard_models import DEMO_MODEL, QUICK_MODEL, fetched
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, fetched
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -58,7 +58,7 @@ async def numerics(url: str) -> dict[str, Any]:
 async def test_company_chunks_drafts_and_a_new_start_change_no_token(
     attention: str, weights: str, tmp_path: Path
 ) -> None:
-    model = fetched(QUICK_MODEL if weights == "quick" else DEMO_MODEL)
+    model = fetched(WORDS_MODEL if weights == "quick" else DEMO_MODEL)
     if weights == "Q4_0":
         model = requantise(model, tmp_path / "q4_0.gguf")
     with serve(*FLAGS, "--flash-attn", attention, models=[model]) as server:

@@ -13,7 +13,7 @@ import pytest
 
 from caravan_testing.models_file import write_models
 from caravan_testing.serve_process import Served, serve, start
-from caravan_testing.shard_models import QUICK_MODEL, fetched
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.spelling_projector import write_spelling_projector
 from caravan_testing.waiting import DEADLINE_S, eventually, in_time
 
@@ -184,7 +184,7 @@ async def test_requests_load_nothing_where_only_operators_do(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.model
 async def test_what_a_model_had_cached_is_there_when_it_is_loaded_again(tmp_path: Path) -> None:
-    model = fetched(QUICK_MODEL)
+    model = fetched(WORDS_MODEL)
     (tmp_path / "one.gguf").symlink_to(model)
     (tmp_path / "two.gguf").write_bytes(model.read_bytes())
     write_spelling_projector(tmp_path / "mmproj-one.gguf", model, range(4))

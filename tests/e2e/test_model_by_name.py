@@ -18,7 +18,7 @@ from caravan_router.core.library import LibraryError
 from caravan_router.serve.library.hub import pulled, reference_of
 from caravan_testing.programs import address_of, program
 from caravan_testing.serve_process import MODEL, serve
-from caravan_testing.shard_models import QUICK_MODEL, fetched
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.shard_tiny_llama import write_tiny_llama
 from caravan_testing.small_gguf import small_gguf
 from caravan_testing.spelling_projector import write_spelling_projector
@@ -37,7 +37,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInHub]:
     """A hub to which all programs of these tests go, with an empty cache."""
     folder = tmp_path_factory.mktemp("hub")
     with stand_in_hub() as running, pytest.MonkeyPatch.context() as patch:
-        model = fetched(QUICK_MODEL)
+        model = fetched(WORDS_MODEL)
         write_spelling_projector(folder / "projector.gguf", model, range(4))
         projector = (folder / "projector.gguf").read_bytes()
         running.add("demo/smollm2", {FILE: model.read_bytes(), "mmproj-F16.gguf": projector})

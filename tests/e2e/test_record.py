@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from caravan_testing.serve_process import generate, serve
-from caravan_testing.shard_models import QUICK_MODEL, fetched
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 
 COMMAND = [sys.executable, "-c", "from caravan_router.commands import main; raise SystemExit(main())", "replay"]
 
@@ -16,7 +16,7 @@ def test_what_a_server_records_is_played_again_by_the_command(tmp_path: Path) ->
     recording = tmp_path / "recording"
     flags = ("--shards", "2", "--parallel", "4", "--ctx-size", "2048", "--threads", "1")
     with (
-        serve(*flags, "--record", str(recording), models=(fetched(QUICK_MODEL),)) as served,
+        serve(*flags, "--record", str(recording), models=(fetched(WORDS_MODEL),)) as served,
         concurrent.futures.ThreadPoolExecutor(6) as clients,
     ):
         prompts = [f"Of all the rivers of the world, number {number} is" for number in range(6)]
