@@ -1,9 +1,11 @@
 """What holds for all tests."""
 
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,3 +23,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the files with slow tests go first, so that no process begins with minutes of work when the others end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+# Files that share the server of `tests/e2e/conftest.py`, whose start costs more than most of them.
+_SHARING = {
+    f"tests/e2e/test_{name}.py"
+    for name in ("breaking", "clients", "conversations", "greedy_equality", "http_fields", "responses")
+}
+
+
+class OneServer(LoadFileScheduling):  # type: ignore[misc]
+    """Has one process run each file, and one all files that share a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "files that share a server" if file in _SHARING else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Return the scheduler of `--dist loadfile`."""
+    return OneServer(config, log) if config.getoption("dist") == "loadfile" else None

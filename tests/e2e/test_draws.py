@@ -1,4 +1,7 @@
-"""A preempted sequence continues its draws: every token is the one that its seed and position select."""
+"""A preempted sequence continues its draws: every token is the one that its seed and position select.
+
+`tests/integration/router/test_preemption.py` shows it with the toy model.
+"""
 
 import asyncio
 import json
@@ -11,7 +14,7 @@ from caravan_testing.oracle import Oracle, check_draws
 from caravan_testing.serve_process import Served, serve
 from caravan_testing.waiting import eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model]
 
 LOW = {11: "Once upon a time there was a small dog who", 12: "My favorite book is"}
 # New tokens between two interruptions, and many more that the requests may have, in case the test is late.
@@ -59,15 +62,8 @@ async def interrupted(served: Served) -> tuple[dict[int, list[int]], dict[str, f
     return outputs, {how: float(count) for how, count in counts}
 
 
-@pytest.mark.parametrize(
-    ("layout", "cache_ram"),
-    [
-        ("split", "64"),
-        pytest.param("split", "0", marks=pytest.mark.slow),
-        pytest.param("unified", "64", marks=pytest.mark.slow),
-        pytest.param("unified", "0", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("cache_ram", ["64", "0"], ids=["64-swap", "0-recompute"])
+@pytest.mark.parametrize("layout", ["unified", "split"])
 def test_a_preempted_sequence_draws_the_same_tokens(oracle: Oracle, layout: str, cache_ram: str) -> None:
     flags = ("-np", "2", "-c", "512", "-t", "1", "--kv-layout", layout, "--cache-ram", cache_ram)
     with serve(*flags) as served:

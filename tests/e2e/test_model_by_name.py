@@ -228,6 +228,7 @@ async def test_clients_see_how_far_downloads_are(
             assert listed == {"mine": {"value": "loaded"}, "demo/other:Q8_0": {"value": "unloaded"}}
 
 
+@pytest.mark.slow
 def test_models_are_made_of_others_and_a_restart_knows_them(
     hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

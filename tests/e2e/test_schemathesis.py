@@ -14,7 +14,7 @@ from caravan_testing.serve_process import serve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-EXAMPLES = int(os.environ.get("CARAVAN_SCHEMATHESIS_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("CARAVAN_SCHEMATHESIS_EXAMPLES", "3"))
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 COMMAND = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run"]
 TOY = ("--backend", "fake", "-np", "16", "-c", "4096", "--max-total-tokens", "128")

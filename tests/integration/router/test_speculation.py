@@ -81,9 +81,9 @@ async def check(running: Cluster, wanted: list[tuple[GenerationSpec, list[int]]]
 @pytest.mark.parametrize(
     ("layout", "seeded"),
     [
-        (KvLayout.SPLIT, False),
-        (KvLayout.UNIFIED, True),
-        pytest.param(KvLayout.SPLIT, True, marks=pytest.mark.slow),
+        (KvLayout.SPLIT, True),
+        pytest.param(KvLayout.SPLIT, False, marks=pytest.mark.slow),
+        pytest.param(KvLayout.UNIFIED, True, marks=pytest.mark.slow),
         pytest.param(KvLayout.UNIFIED, False, marks=pytest.mark.slow),
     ],
 )

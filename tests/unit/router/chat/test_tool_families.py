@@ -50,6 +50,8 @@ CASES: dict[str, list[Call]] = {
     "code": [("f", {"city": CODE})],
     "empty text": [("f", {"city": ""})],
 }
+# `make test-more` has the others.
+USUAL_CASES = ("one", "parallel", "nested", "code")
 
 
 async def _render(source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
@@ -82,7 +84,9 @@ def read(tool_format: ToolFormat, texts: Sequence[str]) -> tuple[str, list[Call]
 
 def cases() -> list[Any]:
     return [
-        pytest.param(family, calls, id=f"{family.name}: {name}")
+        pytest.param(
+            family, calls, id=f"{family.name}: {name}", marks=[] if name in USUAL_CASES else [pytest.mark.slow]
+        )
         for family in FAMILIES
         for name, calls in CASES.items()
         if len(calls) <= family.most_calls
