@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import cast
 
 from aiohttp import web
 
@@ -22,6 +23,8 @@ _MOST_BETWEEN_CHECKS_S = 1.0
 # How long requests are taken on open connections when no more connections are.
 _LAST_REQUESTS_S = 2.0
 _POLL_S = 0.05
+# How long the client of a refused connection has for reading why.
+_REFUSAL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,14 +143,15 @@ class _Acceptor:
 
 
 class _Refused(asyncio.Protocol):
-    """Sends a 503 without reading the request, and closes the connection."""
+    """Sends a 503 and closes the connection, without looking at the request."""
 
     def __init__(self, error: TooManyConnectionsError, dialect: Dialect) -> None:
         self._error = error
         self._dialect = dialect
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
+    def connection_made(self, made: asyncio.BaseTransport) -> None:
+        # The transports of uvloop, on which the router runs, have the methods of this class without inheriting from it.
+        transport = cast("asyncio.WriteTransport", made)
         body = self._dialect.body(self._error, "")
         headers = {
             "Content-Type": "application/json",
@@ -159,4 +163,10 @@ class _Refused(asyncio.Protocol):
         lines = [f"HTTP/1.1 {status} Service Unavailable", *(f"{name}: {value}" for name, value in headers.items())]
         head = "\r\n".join(lines) + "\r\n\r\n"
         transport.write(head.encode() + body)
-        transport.close()
+        if not transport.can_write_eof():
+            transport.close()
+            return
+        # Closing a connection whose bytes were not read resets it, and the client might lose the reply. So the client
+        # closes it once it has read that, or it is closed later.
+        transport.write_eof()
+        asyncio.get_running_loop().call_later(_REFUSAL_S, transport.close)
