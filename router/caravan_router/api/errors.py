@@ -75,6 +75,15 @@ class MalformedBodyError(RequestError):
         super().__init__(f"The request body is not valid JSON: {reason}")
 
 
+class BrokenBodyError(RequestError):
+    """The body cannot be decompressed, or ends early."""
+
+    kind = ErrorKind(400, "validation", _CLIENT)
+
+    def __init__(self) -> None:
+        super().__init__("The request body could not be decompressed or ended early")
+
+
 class MalformedFormError(RequestError):
     """The body is not a valid form."""
 
@@ -474,5 +483,5 @@ def headers_of(error: Exception) -> dict[str, str]:
 
 
 def ends_connection(error: Exception) -> bool:
-    """Return whether the rest of the connection's bytes cannot be read as a request."""
-    return isinstance(error, MalformedRequestError | BodyTimeoutError)
+    """Return whether the rest of the connection's bytes cannot be read as a request, or are those of this one."""
+    return isinstance(error, MalformedRequestError | BrokenBodyError | BodyTimeoutError)

@@ -10,7 +10,7 @@ from caravan_router.api.body import decode
 from caravan_router.api.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
-    MalformedBodyError,
+    BrokenBodyError,
     UnsupportedCodingError,
     UnsupportedMediaError,
 )
@@ -40,7 +40,7 @@ def payload_limit(state: AppState) -> int:
 async def read_json(request: web.Request) -> bytes:
     """Read and decompress the body; the size limit counts decompressed bytes.
 
-    Raises UnsupportedMediaError, UnsupportedCodingError, BodyTimeoutError, BodyTooLargeError, MalformedBodyError.
+    Raises UnsupportedMediaError, UnsupportedCodingError, BodyTimeoutError, BodyTooLargeError, BrokenBodyError.
     """
     if "Content-Type" in request.headers and not _is_json(request.content_type):
         raise UnsupportedMediaError(request.content_type)
@@ -54,7 +54,7 @@ async def read_json(request: web.Request) -> bytes:
     except TimeoutError as error:
         raise BodyTimeoutError(limit_s) from error
     except web.RequestPayloadError as error:
-        raise MalformedBodyError("it could not be decompressed or ended early") from error
+        raise BrokenBodyError from error
 
 
 async def read_bytes(request: web.Request) -> bytes:

@@ -10,6 +10,7 @@ from caravan_router.api.body import mismatch
 from caravan_router.api.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
+    BrokenBodyError,
     MalformedFormError,
     UnsupportedMediaError,
 )
@@ -26,7 +27,8 @@ _MAX_TEXT_BYTES, _MAX_FIELDS = 64 << 10, 64
 async def read_form(request: web.Request, kind: type[T]) -> T:
     """Read a form; a field of bytes is a file.
 
-    Raises UnsupportedMediaError, BodyTimeoutError, BodyTooLargeError, MalformedFormError, BodyMismatchError.
+    Raises UnsupportedMediaError, BodyTimeoutError, BodyTooLargeError, BrokenBodyError, MalformedFormError,
+    BodyMismatchError.
     """
     if request.content_type != FORM:
         raise UnsupportedMediaError(request.content_type, FORM)
@@ -65,5 +67,5 @@ async def _fields(request: web.Request, limit: int) -> dict[str, str | bytes]:
     except (ValueError, AssertionError, RuntimeError) as error:
         raise MalformedFormError(str(error)[:200] or "it ends early") from error
     except web.RequestPayloadError as error:
-        raise MalformedFormError("it could not be decompressed or ended early") from error
+        raise BrokenBodyError from error
     return fields

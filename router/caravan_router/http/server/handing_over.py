@@ -7,6 +7,8 @@ import msgspec
 from aiohttp import ClientConnectionError, ClientResponse, ClientSession, ClientTimeout, web
 from multidict import CIMultiDict
 
+from caravan_router.api.body import decode
+from caravan_router.api.errors import BodyMismatchError, MalformedBodyError
 from caravan_router.http.server.body import read_bytes, read_json
 from caravan_router.http.server.event_stream import STREAM_BEGUN
 from caravan_router.http.server.form import FORM
@@ -72,8 +74,8 @@ class HandingOver:
         if all(engine.healthy for engine in fleet.engines):
             return None
         try:
-            named = self._decoder.decode(await read_json(request))
-        except msgspec.MsgspecError:
+            named = decode(await read_json(request), self._decoder)
+        except (MalformedBodyError, BodyMismatchError):
             return None
         for name in (named.model or "",) if fleet.names.strict else (named.model or "", ""):
             if (url := fleet.neighbour(name)) is not None and (engine := fleet.engine(name)) is not None:

@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
+from caravan_router.api.body import decode
 from caravan_router.http.server.body import read_body, read_bytes
 from caravan_router.http.server.dialect import path_of
 
@@ -39,7 +40,7 @@ async def read_tolerant_body(request: web.Request, decoder: msgspec.json.Decoder
     """Read a body whose type allows unknown fields, and log their names. Raises what `read_body` raises."""
     read = await read_body(request, decoder)
     known = {field.encode_name for field in msgspec.structs.fields(decoder.type)}
-    for name in _FIELDS.decode(await read_bytes(request)):
+    for name in decode(await read_bytes(request), _FIELDS):
         if name not in known:
             request.app[IGNORED].note(path_of(request), name)
     return read

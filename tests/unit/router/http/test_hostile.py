@@ -2,16 +2,20 @@
 
 import gzip
 import io
+import re
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from caravan_router.api.limits import Limits
+from caravan_router.http.ops.routes import openapi_document
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 
 JSON = {"Content-Type": "application/json"}
+ONE_TOKEN = b'{"inputs":"a","parameters":{"max_new_tokens":1}}'
 DEEP = b"[" * 500_000
 
 
@@ -159,6 +163,42 @@ async def test_bad_bodies_of_other_routes(service: Service, path: str, body: byt
     assert len(text) < 600
     assert time.thread_time() - began < 2
     assert not service.engine.streams
+
+
+def routes_of_bodies() -> list[str]:
+    """Return the paths that take JSON, with an id of nothing where one is needed."""
+    described = msgspec.json.decode(openapi_document())["paths"]
+    return sorted(
+        re.sub(r"\{\w+\}", "nothing", path)
+        for path, methods in described.items()
+        if "application/json" in methods.get("post", {}).get("requestBody", {}).get("content", {})
+    )
+
+
+@pytest.mark.parametrize("path", routes_of_bodies())
+async def test_a_name_that_is_not_utf8_is_an_error_of_the_client(service: Service, path: str) -> None:
+    response = await service.client.post(path, data=b'{"m\xff":1}', headers=JSON)
+    assert 400 <= response.status < 500, await response.text()
+    assert not service.engine.streams
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"not gzip", gzip.compress(ONE_TOKEN)[:-9], gzip.compress(ONE_TOKEN) + b"more"],
+    ids=["none", "cut", "more"],
+)
+async def test_a_body_that_cannot_be_decompressed_does_not_spoil_the_next_request(
+    service: Service, body: bytes
+) -> None:
+    for _ in range(5):
+        response = await service.client.post("/generate", data=body, headers=JSON | {"Content-Encoding": "gzip"})
+        if "could not be decompressed" in await response.text():
+            assert (response.status, response.headers["Connection"]) == (400, "close")
+        else:
+            # Without its end it is no JSON; what follows the end may come later than the reply.
+            assert response.status == (200 if body.endswith(b"more") else 400)
+            assert body != b"not gzip"
+        assert (await service.client.post("/generate", data=ONE_TOKEN, headers=JSON)).status == 200
 
 
 async def test_a_zero_byte_is_an_ordinary_character(service: Service) -> None:
