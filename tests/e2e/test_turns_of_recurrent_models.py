@@ -84,8 +84,9 @@ async def converse(answers: Answers) -> None:
         before = answers.prompt_tokens
     assert before > 3000
     # The template has no place for the thoughts of earlier turns, so what the model computed of them is of no use.
-    # Without a checkpoint, all turns together compute five times as much.
-    assert new < computed <= 1.5 * new
+    # Without a checkpoint, all turns together compute five times as much. How many are loaded, and which short ones are
+    # computed from an earlier one instead, depends on what both cost on this host.
+    assert new < computed <= 2.5 * new
 
 
 async def change(answers: Answers) -> None:

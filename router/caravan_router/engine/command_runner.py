@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
+from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Command, Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_proto.messages.results import StepOutcome
 from caravan_router.engine.observer import EngineObserver, Method
@@ -109,7 +110,9 @@ class CommandRunner:
             try:
                 seconds = (await session.client.encode_media(encode.media)).seconds
             except ShardRpcError as error:
-                outcome = EncodeOutcome.FAILED if error.error is None else EncodeOutcome.REFUSED
+                # A shard that ends refuses all media, which others may encode.
+                passes = error.error in (None, ShardError.DRAINING)
+                outcome = EncodeOutcome.FAILED if passes else EncodeOutcome.REFUSED
                 _log.warning("a medium was not encoded", extra={"shard": session.address, "reason": str(error)})
             session.sink.observer.encoded(seconds, done=outcome is EncodeOutcome.DONE)
             session.sink.post(Encoded(encode_id=encode.encode_id, outcome=outcome, seconds=seconds))
