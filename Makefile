@@ -67,7 +67,8 @@ images: ## build the container images with buildah; ARGS: more of its flags, suc
 	deploy/images/build.sh $(ARGS)
 
 test-cluster: $(INSTALLED) $(DEPLOY_TOOLS) ## test the chart on the cluster of KUBECONFIG, with the images of CARAVAN_CLUSTER_IMAGES; ARGS: more pytest flags
-	$(BIN)/pytest tests/deploy/cluster -m cluster $(ARGS) || [ $$? -eq 5 ]  # skipped as a whole
+	@test -n "$(KUBECONFIG)" || { echo "make test-cluster: set KUBECONFIG to the file that names the cluster" >&2; exit 2; }
+	$(BIN)/pytest tests/deploy/cluster -m cluster $(ARGS)
 
 test-images: $(INSTALLED) $(DEMO_MODEL) ## run the images under runc as root (apt-get install buildah runc), after make images
 	$(BIN)/pytest tests/deploy/images -m images $(ARGS)

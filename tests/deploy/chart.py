@@ -1,5 +1,6 @@
 """The Helm chart, and what it renders."""
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,8 @@ MANIFESTS = ROOT / "deploy/kubernetes"
 VALUE_SETS = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 # Rendered into deploy/kubernetes.
 RENDERED = ("cpu-minimal", "gpu-pool", "mtls")
+# Of Kubernetes, whose schemas its objects must meet.
+VERSIONS = tuple(f"1.{minor}" for minor in range(31, 38))
 _HEADER = """\
 # Caravan without Helm, rendered from deploy/helm/caravan/ci/{name}.yaml by `make manifests`.
 # Change the names of images, claims and Secrets before use.
@@ -67,3 +70,10 @@ def flags_of(name: str, workload: str) -> list[str]:
         if container["name"] in ("router", "shard")
     )
     return list(flags)
+
+
+def complaints_about(objects: list[dict[str, Any]]) -> list[str]:
+    """Validate Kubernetes' own kinds strictly against the schemas of all VERSIONS."""
+    program = Path(__file__).parent / "validate_builtin.py"
+    found: list[str] = json.loads(run_tool("python", program, *VERSIONS, stdin=json.dumps(objects)))
+    return found

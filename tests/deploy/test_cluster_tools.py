@@ -73,6 +73,20 @@ def test_the_api_server_judges_the_kinds_that_it_knows(fake: FakeKubectl) -> Non
     assert list(yaml.safe_load_all(stdin)) == [objects[0], objects[2]]
 
 
+SERVICES = "services        svc     v1                  true    Service\n"
+
+
+def test_a_cluster_without_ipv6_is_known_by_what_it_refuses(fake: FakeKubectl) -> None:
+    fake.answer(apply="", api_resources=SERVICES)
+    assert fake.kubectl.has_family("IPv6")
+    refused = 'Service "family" is invalid: spec.ipFamilies[0]: Invalid value: "IPv6": not configured on this cluster'
+    fake.answer(apply=(1, refused), api_resources=SERVICES)
+    assert not fake.kubectl.has_family("IPv6")
+    fake.answer(apply=(1, "error: connection refused"), api_resources=SERVICES)
+    with pytest.raises(KubectlError, match="connection refused"):
+        fake.kubectl.has_family("IPv6")
+
+
 def test_what_kubectl_complains_about_is_told(fake: FakeKubectl) -> None:
     fake.answer(apply=(1, "error: unknown field spec.replica"), api_resources=API_RESOURCES)
     with pytest.raises(KubectlError, match=r"(?s)kubectl --namespace ns apply .*error: unknown field spec.replica"):

@@ -269,6 +269,8 @@ def test_without_token_or_authority_the_download_fails(
     refused = run_container(hub, tmp_path / "models", without=variable)
     assert refused.returncode == 1
     assert message in refused.stderr
+    # Of several files, it says which one.
+    assert refused.stderr.startswith("fetch_model: https://")
 
 
 def test_shards_that_share_a_folder_download_each_file_once(server: Server, tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 """Values that the chart refuses, by its schema or by its own checks, and what it says."""
 
+import json
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
-from deploy.chart import CHART
+import yaml
+from deploy.chart import CHART, SCHEMA
 from deploy.tools import try_tool
 
 
@@ -54,6 +59,26 @@ from deploy.tools import try_tool
         ("router.env[0].name=A,router.env[1].name=A", "router.env has A twice"),
         ("router.extraVolumes[0].name=tmp", "router.extraVolumes: the chart sets tmp itself"),
         ("shard.extraContainers[0].name=shard", "initContainers or extraContainers: the chart sets shard itself"),
+        ("router.extraVolumes[0].name=api-token", "router.extraVolumes: the chart sets api-token itself"),
+        (
+            "router.extraVolumeMounts[0].name=x,router.extraVolumeMounts[0].mountPath=/x",
+            "there is no volume x",
+        ),
+        (
+            "router.extraVolumeMounts[0].name=tmp,router.extraVolumeMounts[0].mountPath=/tmp/",
+            "router.extraVolumeMounts: the chart sets /tmp itself",
+        ),
+        ("commonLabels.app=has space", "at '/commonLabels/app': 'has space' does not match pattern"),
+        ("shard.podLabels.a/b/c=x", "invalid propertyName 'a/b/c'"),
+        (
+            "shard.cache.type=emptyDir,shard.cache.gibibytes=20,shard.resources.limits.ephemeral-storage=20Gi",
+            "limits.ephemeral-storage 20Gi is less than the 23552Mi of the pod's emptyDirs",
+        ),
+        (
+            "inferencePool.enabled=true,inferencePool.endpointPicker.name=x,tls.secretName=x",
+            "Gateways speak plain HTTP to the members of an InferencePool",
+        ),
+        ("service.loadBalancerSourceRanges[0]=10.0.0.1", "at '/service/loadBalancerSourceRanges/0'"),
         ("router.podLabels.app\\.kubernetes\\.io/name=x", "router.podLabels: the chart sets app.kubernetes.io/name"),
         ("commonLabels.caravan/pool=x", "commonLabels: the chart sets caravan/pool itself"),
         (
@@ -118,3 +143,33 @@ def test_wrong_downloads_by_name_are_refused_with_a_readable_message(change: str
 
 def test_a_chart_without_models_says_that_it_needs_some() -> None:
     assert "at '/models': minProperties: got 0, want 1" in try_tool("helm", "template", "caravan", CHART).stderr
+
+
+def _nulls(values: dict[str, Any], schema: dict[str, Any], known: dict[str, Any]) -> Iterator[str]:
+    """Yield the paths of all values that the schema does not require, as helm's --set takes them."""
+    pool = known["pool"] if schema.get("$ref") == "#/$defs/pool" else {}
+    own = schema.get("properties", {})
+    properties = own | {name: part | own.get(name, {}) for name, part in pool.get("properties", {}).items()}
+    for name, value in values.items():
+        key = name.replace(".", "\\.")
+        if name not in schema.get("required", []):
+            yield f"{key}=null"
+        elif isinstance(value, dict):
+            yield from (f"{key}.{path}" for path in _nulls(value, properties.get(name, {}), known))
+
+
+def test_null_removes_whatever_the_templates_do_not_need() -> None:
+    """A values file may take defaults away; what the templates cannot do without, the schema requires by name."""
+    values, schema = yaml.safe_load((CHART / "values.yaml").read_text()), json.loads(SCHEMA.read_text())
+    changes = [f"--set={path}" for path in _nulls(values, schema, schema["$defs"])]
+    assert {"--set=shard.resources=null", "--set=router.nodeSelector=null", "--set=ingress.host=null"} <= set(changes)
+    run = try_tool("helm", "template", "caravan", CHART, "--values", CHART / "ci/cpu-minimal.yaml", *changes)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("path", ["router.state", "shard.replicas", "shard.cache.type", "tls", "service.port"])
+def test_null_is_refused_by_name_where_the_templates_need_a_value(path: str) -> None:
+    values = CHART / "ci/cpu-minimal.yaml"
+    run = try_tool("helm", "template", "caravan", CHART, "--values", values, "--set", f"{path}=null")
+    above, _, name = f"/{path.replace('.', '/')}".rpartition("/")
+    assert f"at '{above}': missing property '{name}'" in run.stderr

@@ -2,10 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
-from deploy.chart import CHART, VALUE_SETS, containers, flags_of, pod_of, render, rendered
-from deploy.tools import ROOT
+import yaml
+from deploy.chart import CHART, VALUE_SETS, complaints_about, containers, flags_of, pod_of, render, rendered
+from deploy.tools import ROOT, run_tool
 
 from caravan_router.kubernetes.api_server import ServiceAccount
 
@@ -166,3 +168,64 @@ def test_only_a_router_that_watches_endpoint_slices_has_a_token_and_a_role() -> 
         if document["kind"] == "NetworkPolicy" and document["metadata"]["name"] == "caravan-router"
     )
     assert {"ports": [{"port": port, "protocol": "TCP"} for port in (443, 6443)]} in policy["spec"]["egress"]
+
+
+def test_names_that_yaml_reads_as_something_else_stay_texts(tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text("""
+models:
+  "7":
+    {file: "x #1: y.gguf", alias: "1e3", source: {claim: {name: "8"}}, pools: {"y": {}, "on": {}, "8": {}}}
+serviceAccount: {name: "1e3"}
+ingress: {enabled: true, host: "*.example.com", tlsSecretName: "no", className: "1"}
+apiKeys: {secretName: "12"}
+shard: {cache: {type: claim, storageClassName: "1"}}
+image: {pullSecrets: ["1"]}
+""")
+    text = run_tool("helm", "template", "7", CHART, "--namespace", "8", "--values", path)
+    objects = list(yaml.safe_load_all(text))
+    assert complaints_about([found for found in objects if found]) == []
+    sets = [found["spec"] for found in objects if found and found["kind"] == "StatefulSet"]
+    labels = [found["selector"]["matchLabels"] for found in sets]
+    assert {(found["caravan/model"], found["caravan/pool"]) for found in labels} == {
+        ("7", "y"),
+        ("7", "on"),
+        ("7", "8"),
+    }
+    assert "--model=/models/x #1: y.gguf" in sets[0]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_a_service_takes_what_clouds_ask_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text("""
+service:
+  type: LoadBalancer
+  labels: {team: ml}
+  nodePort: 30080
+  externalTrafficPolicy: Local
+  loadBalancerClass: service.k8s.aws/nlb
+  loadBalancerSourceRanges: [10.0.0.0/8]
+apiKeys: {secretName: keys}
+""")
+    text = run_tool("helm", "template", "caravan", CHART, "--values", CHART / "ci/cpu-minimal.yaml", "--values", path)
+    services = [found for found in yaml.safe_load_all(text) if found and found["kind"] == "Service"]
+    assert complaints_about(services) == []
+    (router,) = (found for found in services if found["metadata"]["name"] == "caravan-router")
+    assert router["metadata"]["labels"]["team"] == "ml"
+    asked = {"externalTrafficPolicy": "Local", "loadBalancerClass": "service.k8s.aws/nlb"}
+    assert router["spec"].items() >= (asked | {"loadBalancerSourceRanges": ["10.0.0.0/8"]}).items()
+    assert router["spec"]["ports"][0]["nodePort"] == 30080
+
+
+def test_the_test_pod_may_ask_the_router_where_a_namespace_denies_by_default() -> None:
+    (policy,) = (one for one in rendered("cpu-minimal") if one["metadata"]["name"] == "caravan-test")
+    assert policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
+    dns, router = policy["spec"]["egress"]
+    assert [port["port"] for port in dns["ports"]] == [53, 53]
+    assert router["to"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "router"
+
+
+def test_the_values_of_the_readme_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "values.yaml"
+    path.write_text((CHART / "README.md").read_text().split("```yaml\n")[1].split("```")[0])
+    assert "caravan-router" in run_tool("helm", "template", "caravan", CHART, "--values", path)

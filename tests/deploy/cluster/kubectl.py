@@ -50,6 +50,18 @@ class Kubectl:
         self.run("apply", *flags, "--filename", "-", stdin=yaml.safe_dump_all(known))
         return sorted({one["kind"] for one in objects} - {one["kind"] for one in known})
 
+    def has_family(self, family: str) -> bool:
+        """Whether Services of the cluster can have addresses of this family, IPv4 or IPv6. Raises KubectlError."""
+        spec = {"ports": [{"port": 80}], "ipFamilyPolicy": "SingleStack", "ipFamilies": [family]}
+        service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "family"}, "spec": spec}
+        try:
+            self.dry_run([service])
+        except KubectlError as error:
+            if "not configured on this cluster" in str(error):
+                return False
+            raise
+        return True
+
     def pods(self, selector: str) -> list[str]:
         """Return the names of the pods that ``selector`` chooses and that are not ending, in order."""
         items = json.loads(self.run("get", "pods", "--selector", selector, "--output", "json"))["items"]

@@ -144,6 +144,13 @@ def _state(path: Path, sha256: str) -> str:
     return f"{sha256} {status.st_size} {status.st_mtime_ns}"
 
 
+def _refused_by(error: Exception, url: str) -> str:
+    """Return where a redirect had led, without its query, which may hold a signature; empty if there was none."""
+    if not isinstance(error, urllib.error.HTTPError) or not error.url or error.url == url:
+        return ""
+    return f", which redirects to {error.url.partition('?')[0]}"
+
+
 def main() -> None:
     """Fetch what the command line names."""
     words = iter(sys.argv[1:])
@@ -151,11 +158,11 @@ def main() -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with _alone(target.parent):
-            fetch(url, sha256, target)
+            try:
+                fetch(url, sha256, target)
+            except (OSError, ValueError) as error:
+                sys.exit(f"fetch_model: {url}{_refused_by(error, url)}: {error}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OSError, ValueError) as error:
-        sys.exit(f"fetch_model: {error}")
+    main()

@@ -12,14 +12,23 @@
 {{- fail "router.readiness serving needs /readyz, which the kubelet cannot ask without a certificate of tls.clientCaSecretName: set auto" -}}
 {{- end -}}
 {{- $own := dict "root" . "component" "router" "path" "router" "container" "router" "settings" $values.router -}}
-{{- $volumes := list "tmp" "mtls" "tls" "client-ca" "keys" "state" -}}
-{{- include "caravan.checkPod" (merge $own (dict "volumes" $volumes "env" (list "POD_IP"))) -}}
+{{- $volumes := list "tmp" "mtls" "tls" "client-ca" "keys" "state" "api-token" -}}
+{{- $mounts := list "/tmp" "/etc/caravan/mtls" "/etc/caravan/tls" "/etc/caravan/client-ca" "/etc/caravan/keys" "/var/lib/caravan" -}}
+{{- $mounts = append $mounts "/var/run/secrets/kubernetes.io/serviceaccount" -}}
+{{- include "caravan.checkPod" (merge $own (dict "volumes" $volumes "mounts" $mounts "env" (list "POD_IP"))) -}}
 {{- range $pools -}}
 {{- $path := printf "models.%s.pools.%s" .model .pool -}}
 {{- include "caravan.checkScaling" (dict "root" $ "path" $path "settings" .settings) -}}
 {{- $own := dict "root" $ "component" "shard" "path" $path "container" "shard" "settings" .settings -}}
 {{- $volumes := list "tmp" "model" "fetch" "download-ca" "cache" "mtls" -}}
-{{- include "caravan.checkPod" (merge $own (dict "volumes" $volumes "env" (list "POD_NAME"))) -}}
+{{- $mounts := list "/tmp" "/models" "/var/cache/caravan" "/etc/caravan/mtls" -}}
+{{- include "caravan.checkPod" (merge $own (dict "volumes" $volumes "mounts" $mounts "env" (list "POD_NAME"))) -}}
+{{- $space := include "caravan.emptyDirBytes" (dict "settings" .settings "download" .source.download) | float64 -}}
+{{- with get ((.settings.resources | default dict).limits | default dict) "ephemeral-storage" -}}
+{{- if lt (include "caravan.number" . | float64) $space -}}
+{{- fail (printf "%s.resources: limits.ephemeral-storage %v is less than the %dMi of the pod's emptyDirs: the node would evict it" $path . (divf $space 1048576 | ceil | int)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -95,6 +104,9 @@
 {{- if and $values.inferencePool.enabled (not $values.inferencePool.endpointPicker.name) -}}
 {{- fail "inferencePool needs endpointPicker.name" -}}
 {{- end -}}
+{{- if and $values.inferencePool.enabled $values.tls.secretName -}}
+{{- fail "inferencePool: Gateways speak plain HTTP to the members of an InferencePool: leave tls.secretName empty, and let the Gateway speak HTTPS" -}}
+{{- end -}}
 {{- if and $values.gateway.enabled (not $values.gateway.parentRefs) -}}
 {{- fail "gateway needs parentRefs" -}}
 {{- end -}}
@@ -153,11 +165,12 @@
 {{- end -}}
 
 {{/* What the API server would refuse after it has made other objects: dict root, path, component, container, settings, and
-     the names of the chart's own volumes and env. */}}
+     the names of the chart's own volumes and env, and the paths of its mounts. */}}
 {{- define "caravan.checkPod" -}}
 {{- $path := .path -}}
-{{- range $name, $limit := .settings.resources.limits -}}
-{{- $request := get ($.settings.resources.requests | default dict) $name | default 0 -}}
+{{- $resources := .settings.resources | default dict -}}
+{{- range $name, $limit := $resources.limits -}}
+{{- $request := get ($resources.requests | default dict) $name | default 0 -}}
 {{- if gt (include "caravan.number" $request | float64) (include "caravan.number" $limit | float64) -}}
 {{- fail (printf "%s.resources: limits.%s %v is below requests.%s %v" $path $name $limit $name $request) -}}
 {{- end -}}
@@ -174,6 +187,16 @@
 {{- range index $taken 0 }}{{ $names = append $names .name }}{{ end -}}
 {{- include "caravan.refuseTwice" (dict "path" (printf "%s.%s" $path $key) "names" $names "own" (index $taken 1)) -}}
 {{- end -}}
+{{- $paths := list -}}
+{{- $known := .volumes -}}
+{{- range .settings.extraVolumes }}{{ $known = append $known .name }}{{ end -}}
+{{- range .settings.extraVolumeMounts -}}
+{{- $paths = append $paths (trimSuffix "/" .mountPath) -}}
+{{- if not (has .name $known) -}}
+{{- fail (printf "%s.extraVolumeMounts: there is no volume %s: name it in extraVolumes" $path .name) -}}
+{{- end -}}
+{{- end -}}
+{{- include "caravan.refuseTwice" (dict "path" (printf "%s.extraVolumeMounts" $path) "names" $paths "own" .mounts) -}}
 {{- end -}}
 
 {{/* Dict path, names, and own, names that the chart uses itself. */}}

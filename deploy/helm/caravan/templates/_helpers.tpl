@@ -10,14 +10,14 @@
 
 {{/* Labels that select the pods of a component: dict root, component, and for shards model and pool. */}}
 {{- define "caravan.selector" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- with .model }}
-caravan/model: {{ . }}
+caravan/model: {{ . | quote }}
 {{- end }}
 {{- with .pool }}
-caravan/pool: {{ . }}
+caravan/pool: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -49,7 +49,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{/* Metadata of a Deployment or StatefulSet: dict root, component, settings, name, and for shards model and pool. */}}
 {{- define "caravan.workloadMetadata" -}}
 name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "caravan.labels" . | nindent 2 }}
   {{- with .settings.labels }}

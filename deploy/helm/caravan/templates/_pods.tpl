@@ -14,14 +14,14 @@
 {{/* What the pods of both components have in common: dict root, component, settings, and for shards model and pool. */}}
 {{- define "caravan.podCommon" -}}
 {{- $settings := .settings -}}
-serviceAccountName: {{ include "caravan.serviceAccount" .root }}
+serviceAccountName: {{ include "caravan.serviceAccount" .root | quote }}
 automountServiceAccountToken: false
 # A Service called caravan would set CARAVAN_PORT, which is a flag.
 enableServiceLinks: false
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- range $name := list "priorityClassName" "schedulerName" "runtimeClassName" "dnsPolicy" "dnsConfig" "nodeSelector" "tolerations" "affinity" "resourceClaims" }}

@@ -3,8 +3,8 @@
 {{- $text := ternary (printf "%f" .) (toString .) (kindIs "float64" .) -}}
 {{- $unit := regexFind "[a-zA-Z]+$" $text -}}
 {{- $number := trimSuffix $unit $text | float64 -}}
-{{- if eq $unit "m" -}}
-{{- divf $number 1000 -}}
+{{- if has $unit (list "n" "u" "m") -}}
+{{- divf $number (get (dict "n" 1000000000 "u" 1000000 "m" 1000) $unit) -}}
 {{- else -}}
 {{- range until (index (dict "" 0 "k" 1 "M" 2 "G" 3 "T" 4 "P" 5 "E" 6) (trimSuffix "i" $unit | replace "K" "k")) -}}
 {{- $number = mulf $number (ternary 1024 1000 (hasSuffix "i" $unit)) -}}
@@ -16,8 +16,9 @@
 {{/* The threads of a shard: the whole CPUs of its limit, or else of its request. It would otherwise start one for each
      core of the node. Empty without either. */}}
 {{- define "caravan.threads" -}}
-{{- $limits := .resources.limits | default dict -}}
-{{- $requests := .resources.requests | default dict -}}
+{{- $resources := .resources | default dict -}}
+{{- $limits := $resources.limits | default dict -}}
+{{- $requests := $resources.requests | default dict -}}
 {{- with coalesce $limits.cpu $requests.cpu -}}
 {{- max 1 (include "caravan.number" . | float64 | floor | int) -}}
 {{- end -}}
@@ -27,21 +28,13 @@
      without which a full node evicts it first. Dict settings, download. */}}
 {{- define "caravan.shardResources" -}}
 {{- $settings := .settings -}}
-{{- $resources := deepCopy $settings.resources -}}
+{{- $resources := $settings.resources | default dict | deepCopy -}}
 {{- $limits := $resources.limits | default dict -}}
 {{- $requests := $resources.requests | default dict -}}
 {{- if $settings.gpus -}}
 {{- $limits = merge (dict $settings.gpuResource $settings.gpus) $limits -}}
 {{- end -}}
-{{- $bytes := 0.0 -}}
-{{- if eq $settings.cache.type "emptyDir" -}}
-{{- $bytes = include "caravan.cacheSize" $settings.cache | include "caravan.number" | float64 -}}
-{{- end -}}
-{{- with .download -}}
-{{- if not (or .storageClassName .claimName) -}}
-{{- $bytes = addf $bytes (include "caravan.number" .size | float64) -}}
-{{- end -}}
-{{- end -}}
+{{- $bytes := include "caravan.emptyDirBytes" . | float64 -}}
 {{- if and $bytes (not (hasKey $requests "ephemeral-storage")) (not (hasKey $limits "ephemeral-storage")) -}}
 {{- $requests = merge (dict "ephemeral-storage" (printf "%dMi" (divf $bytes 1048576 | ceil | int))) $requests -}}
 {{- end -}}
@@ -54,6 +47,20 @@
 {{- $_ := set $whole "claims" $claims -}}
 {{- end -}}
 {{- toYaml $whole -}}
+{{- end -}}
+
+{{/* The bytes that a shard's cache and download may take of its node: dict settings, download. */}}
+{{- define "caravan.emptyDirBytes" -}}
+{{- $bytes := 0.0 -}}
+{{- if eq .settings.cache.type "emptyDir" -}}
+{{- $bytes = include "caravan.cacheSize" .settings.cache | include "caravan.number" | float64 -}}
+{{- end -}}
+{{- with .download -}}
+{{- if not (or .storageClassName .claimName) -}}
+{{- $bytes = addf $bytes (include "caravan.number" .size | float64) -}}
+{{- end -}}
+{{- end -}}
+{{- printf "%f" $bytes -}}
 {{- end -}}
 
 {{/* The size of a volume for saved prefixes, with room beside the files that the shard counts. */}}
