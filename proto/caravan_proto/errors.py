@@ -33,11 +33,16 @@ class ShardError(Enum):
         self.status = status
 
 
+# gRPC refuses metadata above 8 KiB, where bytes beyond ASCII take three each. A sentence may quote what it was given.
+_LONGEST_SENTENCE = 600
+
 _BY_CODE = {error.code: error for error in ShardError}
 
 
 def format_error(error: ShardError, sentence: str) -> str:
-    """Return the status message for ``error``."""
+    """Return the status message for ``error``. Of a sentence that is too long for it, the end is left out."""
+    if len(sentence) > _LONGEST_SENTENCE:
+        sentence = f"{sentence[:_LONGEST_SENTENCE]}..."
     return f"{error.code}: {sentence}"
 
 

@@ -1,5 +1,7 @@
 """A whole shard in this process, with the toy backend and gRPC over a Unix socket."""
 
+import asyncio
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +18,9 @@ from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer
+from caravan_testing.waiting import in_time
 
+COMMAND = (sys.executable, "-m", "caravan_shard")
 NEUTRAL_SAMPLING = {"top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0}
 
 
@@ -155,6 +159,27 @@ async def refused(call: Awaitable[Any]) -> ShardError | None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return error_code(caught.value)
+
+
+@asynccontextmanager
+async def shard_process(
+    folder: Path, *flags: str, stderr: int | None = None
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, RunningShard]]:
+    """Start the shard program on the toy backend, with a client; kill it at the end if it still runs."""
+    address = f"unix:{folder / 'shard'}"
+    command = (*COMMAND, "--backend", "fake", "--address", address, *flags)
+    process = await asyncio.create_subprocess_exec(*command, stderr=stderr)
+    try:
+        async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
+            async with in_time("the shard listens"):
+                await channel.channel_ready()
+            server = ShardServer(ShardConfig(backend="fake", address=address))
+            stub = shard_pb2_grpc.ShardServiceStub(channel)
+            yield process, RunningShard(server, ToyBackend(), address, channel, stub)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 @asynccontextmanager

@@ -4,47 +4,19 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc.aio
 import pytest
 
-from caravan_proto.channel import client_options
 from caravan_proto.errors import ShardError
-from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
-from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.config import ShardConfig
-from caravan_shard.service.server import ShardServer
+from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_testing.shard_builders import run_key
-from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk
+from caravan_testing.shard_harness import COMMAND, error_code, prompt_chunk, shard_process
 from caravan_testing.toy_oracle import expected_output
 from caravan_testing.waiting import DEADLINE_S, in_time
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-COMMAND = (sys.executable, "-m", "caravan_shard")
-
-
-@asynccontextmanager
-async def shard_process(
-    folder: Path, *flags: str, stderr: int | None = None
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, RunningShard]]:
-    address = f"unix:{folder / 'shard'}"
-    command = (*COMMAND, "--backend", "fake", "--address", address, *flags)
-    process = await asyncio.create_subprocess_exec(*command, stderr=stderr)
-    try:
-        async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
-            async with in_time("the shard listens"):
-                await channel.channel_ready()
-            server = ShardServer(ShardConfig(backend="fake", address=address))
-            stub = shard_pb2_grpc.ShardServiceStub(channel)
-            yield process, RunningShard(server, ToyBackend(), address, channel, stub)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def test_sigterm_drains_what_runs_and_refuses_what_is_new(tmp_path: Path) -> None:

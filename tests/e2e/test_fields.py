@@ -1,0 +1,157 @@
+"""Odd values in every field of every body in openapi.json: no 5xx, no traceback, no growth, no stream disturbed."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+from caravan_testing.openapi_bodies import Schemas, odd_bodies
+from caravan_testing.serve_process import Served, serve
+from caravan_testing.undisturbed import undisturbed
+from caravan_testing.waiting import DEADLINE_S, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+AT_ONCE = 16
+# Of the odd values of each field, a run tries so many, others each time: all of them take eight minutes.
+TRIED = 8
+_DEADLINE = 504
+FLAGS = ("--backend", "fake", "-np", "16", "-c", "4096", "--max-total-tokens", "128", "--embeddings")
+# What a body needs beyond the least that its schema asks for, so that it is a short request that succeeds.
+_PROMPTS: dict[str, Any] = {"prompt": "a", "max_tokens": 2}
+_MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+BASES: dict[str, dict[str, Any]] = {
+    "/generate": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
+    "/generate_stream": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
+    "/": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
+    "/invocations": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
+    "/completion": {"prompt": "a", "n_predict": 2},
+    "/completions": {"prompt": "a", "n_predict": 2},
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "n_predict": 2},
+    "/api/chat": {"model": "x", "messages": [{"role": "user", "content": "a"}], "options": {"num_predict": 2}},
+    "/api/generate": {"model": "x", "prompt": "a", "options": {"num_predict": 2}},
+    "/v1/completions": _PROMPTS,
+    "/v1/chat/completions": _MESSAGES,
+    "/chat_tokenize": _MESSAGES,
+    "/v1/messages": _MESSAGES | {"model": "x"},
+    "/v1/messages/count_tokens": {"model": "x", "messages": [{"role": "user", "content": "a"}]},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/v1/responses/input_tokens": {"input": "a"},
+}
+_ODD_IDS = ("x", "..", "%00", "a/b", "x" * 3_000, "é", "-1", "resp_x", "conv_x", "?", "\u202e")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request: what is odd about it, and what is sent. ``body``: JSON; None for none."""
+
+    name: str
+    method: str
+    path: str
+    body: bytes | None = None
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serve(*FLAGS) as running:
+        yield running
+
+
+async def _description(url: str) -> dict[str, Any]:
+    async with ClientSession() as session, session.get(f"{url}/openapi.json") as reply:
+        found: dict[str, Any] = await reply.json()
+        return found
+
+
+def _cases(description: dict[str, Any], known: dict[str, str], chance: random.Random) -> Iterator[Case]:
+    """Yield the cases of a run. ``known``: ids by the names of the parameters of paths, where there are any."""
+    schemas = Schemas(description)
+    for path, operations in description["paths"].items():
+        filled = path
+        for name, value in known.items():
+            filled = filled.replace(f"{{{name}}}", value)
+        for method, operation in operations.items():
+            if method == "parameters":
+                continue
+            content = operation.get("requestBody", {}).get("content", {})
+            if "application/json" in content and "{" not in filled:
+                schema = content["application/json"]["schema"]
+                base = schemas.least(schema) | BASES.get(path, {})
+                for field in schemas.fields(schema):
+                    odd = list(odd_bodies(schemas, schema, base, field))
+                    for name, body in chance.sample(odd, min(TRIED, len(odd))):
+                        yield Case(f"{method} {path} {name}", method, filled, body)
+            elif "{" in path:
+                for one in _ODD_IDS:
+                    yield Case(f"{method} {path} {one[:20]!r}", method, re.sub(r"\{.*?\}", quote(one, safe=""), path))
+
+
+class _Usage:
+    """What the server's processes hold, after all of it has been used once."""
+
+    def __init__(self, served: Served) -> None:
+        statuses = [Path(f"/proc/{pid}/status").read_text() for pid in (served.process.pid, *served.shard_pids())]
+        self.mebibytes = sum(int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) for status in statuses) / 1024
+        self.threads = sum(int(re.findall(r"Threads:\s+(\d+)", status)[0]) for status in statuses)
+        self.descriptors = served.descriptors()
+
+
+async def _send(session: ClientSession, url: str, case: Case, wrong: list[str]) -> None:
+    headers = {"Content-Type": "application/json"} if case.body is not None else {}
+    async with session.request(case.method, f"{url}{case.path}", data=case.body, headers=headers) as reply:
+        text = await reply.text()
+    # A stream has its errors in events, after status 200. A request may ask for a deadline that it does not meet.
+    if (
+        (reply.status >= 500 and reply.status != _DEADLINE)
+        or '"error_type":"generation"' in text
+        or "Internal server error" in text
+    ):
+        wrong.append(f"{case.name}: {reply.status} {text[:300]}")
+
+
+async def _send_all(served: Served, cases: list[Case]) -> list[str]:
+    wrong: list[str] = []
+    gate = asyncio.Semaphore(AT_ONCE)
+    limits = ClientTimeout(total=DEADLINE_S)
+    async with ClientSession(connector=TCPConnector(limit=AT_ONCE), timeout=limits) as session:
+
+        async def send(case: Case) -> None:
+            async with gate:
+                await _send(session, served.url, case, wrong)
+
+        await asyncio.gather(*(send(case) for case in cases))
+    return wrong
+
+
+async def test_odd_fields_are_answered_and_leave_nothing_behind(served: Served) -> None:
+    description = await _description(served.url)
+    async with ClientSession() as session, session.post(f"{served.url}/v1/conversations", json={}) as reply:
+        known = {"conversation_id": (await reply.json())["id"]}
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # pytest shows it beside a failure
+    cases = list(_cases(description, known, random.Random(seed)))
+    covered = {case.path for case in cases}
+    assert all(path in covered for path in BASES)
+    assert len(cases) > 5_000
+    async with undisturbed(served.url):
+        # What is loaded at first use, and caches of limited sizes, are filled by the first half.
+        wrong = await _send_all(served, cases[::2])
+        before = await asyncio.to_thread(_Usage, served)
+        wrong += await _send_all(served, cases[1::2])
+    assert not wrong, f"{len(wrong)} of {len(cases)}:\n" + "\n".join(wrong[:100])
+    assert served.healthy()
+    assert not [line for line in served.log if line.startswith("Traceback")]
+    after = await eventually(
+        lambda: _Usage(served),
+        f"at most {before.threads} threads and {before.descriptors} descriptors are left",
+        lambda found: found.threads <= before.threads and found.descriptors <= before.descriptors,
+    )
+    assert after.mebibytes < before.mebibytes + 64, json.dumps([before.mebibytes, after.mebibytes])
