@@ -195,6 +195,36 @@ async def test_items_add_tools_for_all_turns_after_them(service: Service, engine
     assert (call["namespace"], call["name"]) == ("mcp__demo", "time")
 
 
+async def test_the_model_may_ask_the_client_for_tools(service: Service, engine: ScriptedEngine) -> None:
+    search = {"type": "tool_search", "execution": "client", "description": "Finds tools"}
+    tools = [search, function("weather")]
+    calls(engine, "tool_search", query="time")
+    response = await service.post(RESPONSES, {"input": "Hi", "tools": tools, "stream": True})
+    events = named_events(await response.text())
+    assert offered(engine) == ["tool_search", "weather"]
+    kinds = [event["type"].removeprefix("response.") for event in events[2:]]
+    assert kinds == ["output_item.added", "output_item.done", "completed"]
+    [call] = events[-1]["response"]["output"]
+    assert (call["type"], call["execution"], call["arguments"]) == ("tool_search_call", "client", {"query": "time"})
+    assert events[2]["item"] == call | {"status": "in_progress", "arguments": {}}
+    found = {"type": "tool_search_output", "call_id": call["call_id"], "execution": "client", "tools": [MCP]}
+    calls(engine, "mcp__demo__time")
+    previous = events[-1]["response"]["id"]
+    [called] = (await reply(service, input=[found], previous_response_id=previous, tools=tools))["output"]
+    assert (called["namespace"], called["name"]) == ("mcp__demo", "time")
+    asked = 'tool_search({"query": "time"})[tool]Found tools: mcp__demo__weather, mcp__demo__time'
+    assert asked in text_of(engine)
+    deep = "[" * 80 + "]" * 80
+    says(engine, f'<tool_call>\n{{"name": "tool_search", "arguments": {{"a": {deep}}}}}\n</tool_call>')
+    [call] = (await reply(service, tools=tools))["output"]
+    assert call["arguments"] == {"query": f'{{"a": {deep}}}'}, "what a client cannot send again"
+    # A function of this name is a function, and a search of the server is left out.
+    calls(engine, "tool_search", query="time")
+    for others in ([function("tool_search"), search], [function("tool_search"), {"type": "tool_search"}]):
+        [call] = (await reply(service, tools=others))["output"]
+        assert call["type"] == "function_call"
+
+
 async def test_what_is_left_out_is_logged_once(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     tools = [{"type": "web_search"}, {"type": "code_interpreter"}, namespace("n", {"type": "mcp"}, function("f"))]

@@ -144,6 +144,12 @@ def custom_call_item(item_id: str, call_id: str, tool: ToolName, given: str, sta
     return {"id": item_id, "type": "custom_tool_call", "status": status, **call}
 
 
+def tool_search_item(item_id: str, call_id: str, arguments: Json, status: str = "completed") -> Json:
+    """Return a call of the client's search for tools."""
+    call = {"call_id": call_id, "execution": "client", "arguments": arguments}
+    return {"id": item_id, "type": "tool_search_call", "status": status, **call}
+
+
 def _named(tool: ToolName) -> Json:
     """Return how a call names its tool: by its own name, beside that of its namespace."""
     return {"name": tool.name} if tool.namespace is None else {"namespace": tool.namespace, "name": tool.name}

@@ -10,10 +10,11 @@ from caravan_router.api.openai.responses.items import (
     function_call_item,
     message_item,
     reasoning_item,
+    tool_search_item,
 )
 from caravan_router.api.openai.responses.parts import text_part
 from caravan_router.api.openai.responses.tool_names import ToolName
-from caravan_router.api.openai.responses.tools import custom_input
+from caravan_router.api.openai.responses.tools import custom_input, search_arguments
 from caravan_router.conversations.ids import new_id
 from caravan_router.conversations.nodes import Json
 
@@ -124,6 +125,20 @@ class OpenCall(OpenItem):
     def end(self, status: str) -> Json:
         self._tell("response.function_call_arguments.done", name=self._tool.name, arguments=self.text)
         return super().end(status)
+
+
+class OpenSearch(OpenItem):
+    """Its arguments are an object, so that they are known only when the call is whole."""
+
+    prefix = "tsc"
+
+    def __init__(self, emit: Emit, index: int) -> None:
+        super().__init__(emit, index)
+        self._call_id = new_call_id()
+
+    def item(self, status: str) -> Json:
+        given = {} if status == "in_progress" else search_arguments(self.text)
+        return tool_search_item(self.id, self._call_id, given, status)
 
 
 class OpenCustomCall(OpenItem):

@@ -10,6 +10,7 @@ from caravan_router.api.openai.responses.open_items import (
     OpenCustomCall,
     OpenItem,
     OpenMessage,
+    OpenSearch,
     OpenThought,
 )
 from caravan_router.api.openai.responses.tools import OfferedTools
@@ -65,11 +66,16 @@ class OutputItems:
         """Return the call that is being read, or the call of ``name`` that begins."""
         if name is not None:
             self._end_item("completed")
-            kind = OpenCustomCall if name in self._offered.custom else OpenCall
-            self._open = kind(self._emit, len(self._ended), self._offered.client_name(name))
+            self._open = self._new_call(name, len(self._ended))
             self._open.begin()
         assert self._open is not None
         return self._open
+
+    def _new_call(self, name: str, index: int) -> OpenItem:
+        if self._offered.is_search(name):
+            return OpenSearch(self._emit, index)
+        kind = OpenCustomCall if name in self._offered.custom else OpenCall
+        return kind(self._emit, index, self._offered.client_name(name))
 
     def _end_item(self, status: str) -> None:
         if self._open is not None:

@@ -1,4 +1,4 @@
-"""The tools of a response: functions, custom tools as functions of one text, and both in namespaces.
+"""The tools of a response: functions, custom tools as functions of one text, both in namespaces, a search for more.
 
 Others are left out: nobody here runs them.
 """
@@ -19,6 +19,8 @@ from caravan_router.api.openai.rules import function_name_error, missing_field_e
 from caravan_router.conversations.nodes import Json
 
 _ONE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+_SEARCH = ToolName("tool_search")
 _FUNCTION_FIELDS = {"description": None, "parameters": None, "strict": False}
 
 ITEMS_WITH_TOOLS = frozenset({"additional_tools", "tool_search_output"})
@@ -29,18 +31,24 @@ ITEMS_WITH_TOOLS = frozenset({"additional_tools", "tool_search_output"})
 class OfferedTools:
     """``tools``: for the model, by names that are unique. ``called``: what the client calls each of these.
 
-    ``names``: the same the other way round. ``custom``: the model's names of custom tools. ``skipped``: types left out.
+    ``names``: the same the other way round. ``custom``: the model's names of custom tools. ``searches``: whether the
+    model may ask the client for more tools, by calling `_SEARCH`. ``skipped``: types left out.
     """
 
     tools: Sequence[Tool]
     called: Mapping[str, ToolName]
     names: Mapping[ToolName, str]
     custom: frozenset[str]
+    searches: bool
     skipped: frozenset[str]
 
     def client_name(self, name: str) -> ToolName:
         """Return what the client calls the tool that the model calls ``name``."""
         return self.called.get(name) or ToolName(name)
+
+    def is_search(self, name: str) -> bool:
+        """Return whether the model calls the client's search for tools by ``name``."""
+        return self.searches and self.called.get(name) == _SEARCH
 
     def model_name(self, tool: ToolName) -> str:
         """Return what the model calls a tool that was called, also if it is offered no longer."""
@@ -67,6 +75,7 @@ class _Found:
     def __init__(self) -> None:
         self._tools: dict[ToolName, Tool] = {}
         self._custom: set[ToolName] = set()
+        self._searches = False
         self._skipped: set[str] = set()
 
     def offered(self) -> OfferedTools:
@@ -77,6 +86,7 @@ class _Found:
             called={name: called for called, name in names.items()},
             names=names,
             custom=frozenset(names[called] for called in self._custom),
+            searches=self._searches,
             skipped=frozenset(self._skipped),
         )
 
@@ -101,6 +111,10 @@ class _Found:
                 if isinstance(name := tool.get("name"), str) and not FUNCTION_NAME.fullmatch(name):
                     raise function_name_error(f"{field}.name", name)
                 self._add_tool(field, tool, None, again=again)
+            case {"type": "tool_search", "execution": "client"} if _SEARCH not in self._tools:
+                check_depth(field, tool, MAX_DEPTH + 1)
+                self._tools[_SEARCH] = _function(field, {"parameters": _QUERY, **tool, "name": _SEARCH.name}, "")
+                self._searches = True
             case {"type": str(kind)}:
                 check_depth(field, tool, MAX_DEPTH + 1)
                 self._skipped.add(kind)
@@ -189,6 +203,16 @@ def custom_input(arguments: str) -> str:
         return msgspec.json.decode(arguments, type=_CustomArguments).input
     except (msgspec.DecodeError, RecursionError):
         return arguments
+
+
+def search_arguments(arguments: str) -> Json:
+    """Return the arguments of a search for tools; what the model wrote as its query if a client could not send them."""
+    try:
+        given = msgspec.json.decode(arguments, type=Json)
+        check_depth("arguments", given, MAX_DEPTH - 1)
+    except (msgspec.DecodeError, RecursionError, ValidationError):
+        return {"query": arguments}
+    return given
 
 
 class _CustomArguments(msgspec.Struct, frozen=True):
