@@ -90,6 +90,16 @@ def test_a_tool_is_called_and_its_output_answered(client: OpenAI) -> None:
     assert answered.output[0].type == "message"
 
 
+def test_a_tool_of_a_namespace_is_called_by_its_bare_name(client: OpenAI) -> None:
+    namespace: Any = {"type": "namespace", "name": "mcp__demo", "description": "Of a server", "tools": [WEATHER]}
+    body: Any = {"model": "any", "input": "The weather in Paris?", "tools": [namespace], "tool_choice": "required"}
+    response = client.responses.create(**body, parallel_tool_calls=False, max_output_tokens=200)
+    [call] = response.output
+    assert call.type == "function_call"
+    assert (call.namespace, call.name) == ("mcp__demo", "weather")
+    assert set(json.loads(call.arguments)) == {"city"}
+
+
 def test_refusals_name_the_field(client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="background"):
         client.responses.create(model="any", input="x", background=True)

@@ -350,7 +350,7 @@ async def test_imported_tokens_cannot_begin_a_turn(service: Service) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"items": [{"type": "computer_call"}]},
+        {"items": [{"type": None}]},
         {"items": [user("a")] * 10_001},
         {"items": [{"type": "item_reference", "id": "msg_1"}]},
         {"items": "text"},

@@ -124,6 +124,16 @@ MANY_TOOLS = b'"tools":[%b],"tool_choice":{"type":"allowed_tools","mode":"auto",
 )
 
 
+# Each namespace has a tool of the same name.
+MANY_NAMESPACES = b'"tools":[%b],"tool_choice":{"type":"allowed_tools","mode":"auto","tools":[%b]}' % (
+    b",".join(
+        b'{"type":"namespace","name":"n%d","tools":[{"type":"function","name":"f"}]}' % number
+        for number in range(10_000)
+    ),
+    b",".join([b'{"name":"f"}'] * 10_000 + [b'{"type":"namespace","name":"n1"}'] * 10_000),
+)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -142,6 +152,7 @@ MANY_TOOLS = b'"tools":[%b],"tool_choice":{"type":"allowed_tools","mode":"auto",
         ("/v1/completions", b'{"prompt":"a","guided_regex":"' + b"(" * 70_000 + b'"}', 400),
         ("/v1/completions", b'{"prompt":"a","grammar":"' + b" " * 70_000 + b'"}', 400),
         ("/v1/responses", b'{"input":"a",' + MANY_TOOLS + b"}", 400),
+        ("/v1/responses", b'{"input":"a",' + MANY_NAMESPACES + b"}", 400),
         ("/invocations", b'{"inputs":' + DEEP, 400),
         ("/invocations", b'{"inputs":"\\ud800"}', 400),
         ("/invocations", b'{"prompt":1e400}', 422),

@@ -13,6 +13,9 @@ from caravan_testing.scripted_engine import EOS_TOKEN, Pause, ScriptedEngine, St
 from caravan_testing.waiting import eventually
 from caravan_testing.word_engine import TEMPLATE, WORD_MODEL, WordEngine, prompt_text
 
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+NAMESPACES = [{"type": "namespace", "name": name, "description": "Sums", "tools": [TOOL]} for name in ("a", "b")]
+
 
 def engine(*words: str) -> WordEngine:
     return WordEngine(words=words or ("Hello", " you"))
@@ -123,7 +126,8 @@ async def test_calls_become_items_and_their_outputs_messages() -> None:
         [call] = events[-1]["response"]["output"]
         assert deltas == call["arguments"] == '{"a": 1}'
         assert events[2]["item"] | {"status": "completed", "arguments": deltas} == call
-        assert events[-1]["response"]["tools"] == tools
+        fields = {"description": None, "parameters": None, "strict": False}
+        assert events[-1]["response"]["tools"] == [fields | tools[0], tools[1]]
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
         previous = {"previous_response_id": events[-1]["response"]["id"], "tools": tools}
         await service.reply("/v1/responses", {"input": [output], **previous})
@@ -186,7 +190,7 @@ async def test_thoughts_are_items_of_their_own() -> None:
     [
         ({"background": True}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"metadata": {"x" * 65: ""}}, "metadata"),
@@ -195,19 +199,28 @@ async def test_thoughts_are_items_of_their_own() -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content[0].image_url",
         ),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"type": 5}]}, "input[0].type"),
         ({"input": [{}]}, "input[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content"),
         ({"input": [{"role": "x" * 100_000, "content": "Hi"}]}, "input[0]"),
         ({"input": [{"type": "web_search_call", "action": nested(65)}]}, "input[0]"),
-        ({"input": [{"type": "local_shell_call", "call_id": "a", "action": nested(65)}]}, "input[0].action"),
+        ({"input": [{"type": "local_shell_call", "call_id": "a", "action": nested(65)}]}, "input[0]"),
         ({"tools": [{"type": "web_search", "filters": nested(65)}]}, "tools[0]"),
         ({"tool_choice": {"type": "function", "name": "f", "more": nested(65)}}, "tool_choice"),
         ({"previous_response_id": "resp_1", "conversation": "conv_1"}, "previous_response_id"),
         ({"temperature": -1}, "temperature"),
-        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "web_search"}, {"type": "function", "name": "a b"}]}, "tools[1].name"),
+        ({"tools": [{"type": "function", "name": "a"}, {"type": "custom", "name": "a"}]}, "tools[1].name"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"name": "a"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [TOOL, TOOL]}]}, "tools[0].tools[1].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{**TOOL, "x": nested(67)}]}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "name": "a", "parameters": nested(2)}]}, "tools[0].parameters"),
+        ({"tools": NAMESPACES, "tool_choice": {"type": "function", "name": "add"}}, "tool_choice.namespace"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ],
 )

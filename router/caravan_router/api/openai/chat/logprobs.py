@@ -9,10 +9,11 @@ from caravan_router.text.detokenize import display_text
 
 def chat_logprobs(pieces: Sequence[Piece]) -> ChatLogprobs:
     """Return one entry per token, control tokens included."""
-    return ChatLogprobs([_token_logprob(piece) for piece in pieces])
+    return ChatLogprobs([token_logprob(piece) for piece in pieces])
 
 
-def _token_logprob(piece: Piece) -> TokenLogprob:
+def token_logprob(piece: Piece) -> TokenLogprob:
+    """Return the entry of one token."""
     token = piece.token
     return TokenLogprob(
         token=display_text(token.piece),

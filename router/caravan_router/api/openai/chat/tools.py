@@ -10,8 +10,8 @@ from caravan_router.api.openai.chat.messages import check_depth
 from caravan_router.api.openai.chat.schema import ChatRequest, NamedToolChoice, Tool
 from caravan_router.api.openai.rules import function_name_error, too_many_tools_error
 
-# OpenAI's rule for function names.
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+"""OpenAI's rule for names of functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def tool_plan_of(body: ChatRequest, limits: Limits) -> ToolPlan:
     names: set[str] = set()
     for number, tool in enumerate(tools):
         name = tool.function.name
-        if not _NAME.fullmatch(name) or name in names:
+        if not FUNCTION_NAME.fullmatch(name) or name in names:
             raise function_name_error(f"tools[{number}].function.name", name)
         names.add(name)
         check_depth(f"tools[{number}].function.parameters", tool.function.parameters or tool.function.arguments)

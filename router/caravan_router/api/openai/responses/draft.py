@@ -1,7 +1,6 @@
 """A response as far as it has come, with the events of its growth that its client has not got yet."""
 
 import time
-from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from caravan_router.api.openai.responses.schema import (
     ResponseObject,
     ResponseRequest,
 )
+from caravan_router.api.openai.responses.tools import OfferedTools, shown_tools
 from caravan_router.api.openai.responses.turn import Turn
 from caravan_router.api.stream import named
 from caravan_router.conversations.ids import new_id
@@ -27,10 +27,9 @@ _ENCODER = msgspec.json.Encoder()
 class Draft:
     """``head``: the response but for its items. ``items``: those of its output, each growth of which is an event."""
 
-    def __init__(self, body: ResponseRequest, turn: Turn, custom: Collection[str]) -> None:
-        """``custom``: names of custom tools."""
+    def __init__(self, body: ResponseRequest, turn: Turn, offered: OfferedTools) -> None:
         self.head = _response_of(body, turn)
-        self.items = OutputItems(self.emit, custom)
+        self.items = OutputItems(self.emit, offered)
         self._streamed = bool(body.stream)
         # Messages that are not sent yet, and the number of all messages so far.
         self._unsent: list[bytes] = []
@@ -84,8 +83,14 @@ def _response_of(body: ResponseRequest, turn: Turn) -> ResponseObject:
         temperature=1.0 if body.temperature is None else body.temperature,
         text={"format": {"type": "text"} if asked is None else msgspec.to_builtins(asked)},
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
-        tools=body.tools or [],
+        tools=shown_tools(body.tools or ()),
         top_p=1.0 if body.top_p is None else body.top_p,
         truncation=body.truncation or "disabled",
         metadata=body.metadata or {},
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        top_logprobs=body.top_logprobs or 0,
+        max_tool_calls=body.max_tool_calls,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
     )

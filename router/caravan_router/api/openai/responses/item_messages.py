@@ -5,20 +5,22 @@ from dataclasses import dataclass, field
 
 from caravan_router.api.generation.parts import MediaParts
 from caravan_router.api.openai.chat.schema import FunctionCall, Message, ToolCall
-from caravan_router.api.openai.responses.items import HOSTED
+from caravan_router.api.openai.responses.other_items import plain_items
 from caravan_router.api.openai.responses.parts import shown_part
-from caravan_router.api.openai.responses.tools import custom_arguments
+from caravan_router.api.openai.responses.tool_names import ToolName
+from caravan_router.api.openai.responses.tools import OfferedTools, custom_arguments
 from caravan_router.conversations.nodes import Json
 
 
 @dataclass(frozen=True, slots=True)
 class ItemTexts:
-    """Makes texts of the contents of items, with marks of ``media``.
+    """Makes texts of the contents of items, with marks of ``media``, and names of calls, with the tools ``offered``.
 
     ``fields``: what a request calls the items that it has, by their ids. Earlier ones are called by their ids.
     """
 
     media: MediaParts
+    offered: OfferedTools
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, item: Json, key: str = "content") -> str:
@@ -31,6 +33,11 @@ class ItemTexts:
         parts = enumerate(content)
         return "".join(shown_part(f"{name}[{number}]", part, self.media, of_tool=of_tool) for number, part in parts)
 
+    def call(self, item: Json, arguments: str) -> ToolCall:
+        """Return a call by the name that the model knows."""
+        name = self.offered.model_name(ToolName(item["name"], item.get("namespace")))
+        return ToolCall(id=item["call_id"], function=FunctionCall(name=name, arguments=arguments))
+
 
 def messages_of(instructions: str | None, items: Sequence[Json], texts: ItemTexts) -> list[Message]:
     """Return the messages of ``items``; ``instructions`` and system messages at the start become one message.
@@ -39,11 +46,11 @@ def messages_of(instructions: str | None, items: Sequence[Json], texts: ItemText
     turn of the assistant. Raises ValidationError.
     """
     system = [] if instructions is None else [instructions]
-    start = next((at for at, item in enumerate(items) if not _is_system(item)), len(items))
-    system += [texts.of(item) for item in items[:start]]
+    start = count_system(items)
+    system += [texts.of(item) for item in items[:start] if _is_system(item)]
     messages = [Message(role="system", content="\n\n".join(system))] if system else []
     turn = _AssistantTurn()
-    for item in items[start:]:
+    for _, item in _plain(items[start:]):
         match item["type"]:
             case "reasoning":
                 turn.begin_thoughts(messages)
@@ -52,9 +59,9 @@ def messages_of(instructions: str | None, items: Sequence[Json], texts: ItemText
                 turn.begin_text(messages)
                 turn.texts.append(texts.of(item))
             case "function_call":
-                turn.calls.append(_call(item, item["arguments"]))
+                turn.calls.append(texts.call(item, item["arguments"]))
             case "custom_tool_call":
-                turn.calls.append(_call(item, custom_arguments(item["input"])))
+                turn.calls.append(texts.call(item, custom_arguments(item["input"])))
             case "message":
                 turn.end(messages)
                 messages.append(Message(role=item["role"], content=texts.of(item)))
@@ -63,7 +70,7 @@ def messages_of(instructions: str | None, items: Sequence[Json], texts: ItemText
                 output = texts.of(item, "output")
                 messages.append(Message(role="tool", content=output, tool_call_id=item["call_id"]))
             case kind:
-                assert kind in HOSTED, kind
+                raise AssertionError(kind)
     turn.end(messages)
     return messages
 
@@ -72,7 +79,7 @@ def turns_of(items: Sequence[Json]) -> list[int]:
     """Return where turns begin. Each begins with the first of the user's messages in a row; others precede them."""
     starts = []
     before = ""
-    for at, item in enumerate(items):
+    for at, item in _plain(items):
         role = item["role"] if item["type"] == "message" else item["type"]
         if role == "user" and before != "user":
             starts.append(at)
@@ -83,7 +90,7 @@ def turns_of(items: Sequence[Json]) -> list[int]:
 def calls_of(items: Sequence[Json]) -> Iterator[tuple[int, int]]:
     """Yield the places of each call and of its output."""
     calls: dict[str, int] = {}
-    for at, item in enumerate(items):
+    for at, item in _plain(items):
         if item["type"] in {"function_call", "custom_tool_call"}:
             calls[item["call_id"]] = at
         elif item["type"] in {"function_call_output", "custom_tool_call_output"} and item["call_id"] in calls:
@@ -91,16 +98,25 @@ def calls_of(items: Sequence[Json]) -> Iterator[tuple[int, int]]:
 
 
 def count_system(items: Sequence[Json]) -> int:
-    """Return the number of system messages at the start."""
-    return next((at for at, item in enumerate(items) if not _is_system(item)), len(items))
+    """Return the number of system messages at the start, with what the model is not shown between them."""
+    count = 0
+    for at, item in enumerate(items):
+        if _is_system(item):
+            count = at + 1
+        elif plain_items(item):
+            break
+    return count
+
+
+def _plain(items: Sequence[Json]) -> Iterator[tuple[int, Json]]:
+    """Yield what the model is shown of each item, with the item's place."""
+    for at, item in enumerate(items):
+        for one in plain_items(item):
+            yield at, one
 
 
 def _is_system(item: Json) -> bool:
     return item["type"] == "message" and item["role"] in {"system", "developer"}
-
-
-def _call(item: Json, arguments: str) -> ToolCall:
-    return ToolCall(id=item["call_id"], function=FunctionCall(name=item["name"], arguments=arguments))
 
 
 class _AssistantTurn:

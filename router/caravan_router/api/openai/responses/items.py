@@ -9,14 +9,14 @@ import msgspec
 from caravan_router.api.body import mismatch
 from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.openai.chat.messages import check_depth
-from caravan_router.api.openai.responses.parts import Content, read_parts, text_of_part, text_part
+from caravan_router.api.openai.responses.parts import Content, read_parts, text_of_part, text_part, with_whole_parts
 from caravan_router.api.openai.responses.rules import (
+    item_type_error,
     items_size_error,
     too_many_items_error,
     unknown_item_error,
-    unsupported_item_error,
 )
-from caravan_router.api.openai.rules import missing_field_error
+from caravan_router.api.openai.responses.tool_names import ToolName
 from caravan_router.conversations.ids import new_id
 from caravan_router.conversations.nodes import Json
 
@@ -24,19 +24,6 @@ MAX_ITEMS = 10_000
 """Items of a request with those that it continues, and of a conversation."""
 MAX_BYTES = 32 << 20
 """Size of these items as JSON."""
-
-# Items of tools that OpenAI runs. They are stored, and the model is not shown them.
-HOSTED = frozenset(
-    {
-        "web_search_call",
-        "file_search_call",
-        "image_generation_call",
-        "code_interpreter_call",
-        "mcp_list_tools",
-        "mcp_approval_request",
-        "mcp_approval_response",
-    }
-)
 
 # Ids are parts of paths.
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -53,12 +40,14 @@ class _Call(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     call_id: str
     arguments: str
+    namespace: str | None = None
 
 
 class _CustomCall(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     call_id: str
     input: str
+    namespace: str | None = None
 
 
 class _Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,10 +92,18 @@ def _item(field: str, item: Json, earlier: Mapping[str, Json]) -> Json:
         return earlier[named] | {"id": new_id(earlier[named]["id"].partition("_")[0])}
     if isinstance(kind, str) and kind in _READERS:
         return _READERS[kind](field, item)
-    if isinstance(kind, str) and kind in HOSTED:
-        check_depth(field, item)
-        return item | {"id": new_id("item")}
-    raise unsupported_item_error(f"{field}.type", kind)
+    if isinstance(kind, str):
+        return _other(field, item)
+    raise item_type_error(f"{field}.type", kind)
+
+
+def _other(field: str, item: Json) -> Json:
+    """Keep an item as it is. A turn never fails for one of many turns ago that another server made."""
+    check_depth(field, item)
+    if item["type"] == "local_shell_call_output" and "call_id" not in item:
+        # Its call is named by its id, which is new here.
+        item = item | {"call_id": item.get("id")}
+    return with_whole_parts(item) | {"id": new_id("item")}
 
 
 def _message(field: str, item: Json) -> Json:
@@ -127,24 +124,35 @@ def message_item(item_id: str, role: str, parts: list[Json], status: str = "comp
 
 def _function_call(field: str, item: Json) -> Json:
     call = _convert(field, item, _Call)
-    return function_call_item(new_id("fc"), call.call_id, call.name, call.arguments)
+    return function_call_item(new_id("fc"), call.call_id, ToolName(call.name, call.namespace), call.arguments)
 
 
 def _custom_call(field: str, item: Json) -> Json:
     call = _convert(field, item, _CustomCall)
-    return custom_call_item(new_id("ctc"), call.call_id, call.name, call.input)
+    return custom_call_item(new_id("ctc"), call.call_id, ToolName(call.name, call.namespace), call.input)
 
 
-def function_call_item(item_id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> Json:
+def function_call_item(item_id: str, call_id: str, tool: ToolName, arguments: str, status: str = "completed") -> Json:
     """Return a call of a function; ``arguments`` is JSON text."""
-    call = {"call_id": call_id, "name": name, "arguments": arguments}
+    call = {"call_id": call_id, **_named(tool), "arguments": arguments}
     return {"id": item_id, "type": "function_call", "status": status, **call}
 
 
-def custom_call_item(item_id: str, call_id: str, name: str, given: str, status: str = "completed") -> Json:
+def custom_call_item(item_id: str, call_id: str, tool: ToolName, given: str, status: str = "completed") -> Json:
     """Return a call of a custom tool, whose input is any text."""
-    call = {"call_id": call_id, "name": name, "input": given}
+    call = {"call_id": call_id, **_named(tool), "input": given}
     return {"id": item_id, "type": "custom_tool_call", "status": status, **call}
+
+
+def tool_search_item(item_id: str, call_id: str, arguments: Json, status: str = "completed") -> Json:
+    """Return a call of the client's search for tools."""
+    call = {"call_id": call_id, "execution": "client", "arguments": arguments}
+    return {"id": item_id, "type": "tool_search_call", "status": status, **call}
+
+
+def _named(tool: ToolName) -> Json:
+    """Return how a call names its tool: by its own name, beside that of its namespace."""
+    return {"name": tool.name} if tool.namespace is None else {"namespace": tool.namespace, "name": tool.name}
 
 
 def _output_of(kind: str, prefix: str) -> Callable[[str, Json], Json]:
@@ -156,21 +164,6 @@ def _output_of(kind: str, prefix: str) -> Callable[[str, Json], Json]:
         return {"id": new_id(prefix), "type": kind, "status": "completed", "call_id": given.call_id, "output": output}
 
     return read
-
-
-def _local_shell_call(field: str, item: Json) -> Json:
-    if not isinstance(call_id := item.get("call_id"), str):
-        raise missing_field_error(f"{field}.call_id")
-    action = item.get("action") or {}
-    check_depth(f"{field}.action", action)
-    arguments = msgspec.json.encode(action).decode()
-    return function_call_item(new_id("fc"), call_id, "local_shell", arguments)
-
-
-def _local_shell_output(field: str, item: Json) -> Json:
-    # Its call is named by the item's id.
-    named = item if "call_id" in item else item | {"call_id": item.get("id")}
-    return _output_of("function_call_output", "fco")(field, named)
 
 
 def _reasoning(field: str, item: Json) -> Json:
@@ -193,8 +186,6 @@ _READERS: dict[str, Callable[[str, Json], Json]] = {
     "function_call_output": _output_of("function_call_output", "fco"),
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _output_of("custom_tool_call_output", "cto"),
-    "local_shell_call": _local_shell_call,
-    "local_shell_call_output": _local_shell_output,
     "reasoning": _reasoning,
 }
 

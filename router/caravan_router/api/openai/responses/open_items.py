@@ -1,6 +1,7 @@
 """The item of an output that is being generated: a message, a thought or a call, and the events of its growth."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from caravan_router.api.openai.events import new_call_id
@@ -9,9 +10,11 @@ from caravan_router.api.openai.responses.items import (
     function_call_item,
     message_item,
     reasoning_item,
+    tool_search_item,
 )
 from caravan_router.api.openai.responses.parts import text_part
-from caravan_router.api.openai.responses.tools import custom_input
+from caravan_router.api.openai.responses.tool_names import ToolName
+from caravan_router.api.openai.responses.tools import custom_input, search_arguments
 from caravan_router.conversations.ids import new_id
 from caravan_router.conversations.nodes import Json
 
@@ -62,22 +65,30 @@ class OpenItem(ABC):
 class OpenMessage(OpenItem):
     prefix = "msg"
 
+    def __init__(self, emit: Emit, index: int) -> None:
+        super().__init__(emit, index)
+        self._logprobs: list[Json] = []
+
     def item(self, status: str) -> Json:
         # A message that has just begun has no part yet: an event of its own adds it.
-        parts = [] if status == "in_progress" else [text_part("output_text", self.text)]
+        parts = [] if status == "in_progress" else [self._part()]
         return message_item(self.id, "assistant", parts, status)
+
+    def _part(self) -> Json:
+        return text_part("output_text", self.text) | {"logprobs": self._logprobs}
 
     def begin(self) -> None:
         super().begin()
         self._tell("response.content_part.added", content_index=0, part=text_part("output_text", ""))
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, logprobs: Sequence[Json] = ()) -> None:
         super().add(text)
-        self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=[])
+        self._logprobs += logprobs
+        self._tell("response.output_text.delta", content_index=0, delta=text, logprobs=[*logprobs])
 
     def end(self, status: str) -> Json:
-        self._tell("response.output_text.done", content_index=0, text=self.text, logprobs=[])
-        self._tell("response.content_part.done", content_index=0, part=text_part("output_text", self.text))
+        self._tell("response.output_text.done", content_index=0, text=self.text, logprobs=self._logprobs)
+        self._tell("response.content_part.done", content_index=0, part=self._part())
         return super().end(status)
 
 
@@ -99,21 +110,35 @@ class OpenThought(OpenItem):
 class OpenCall(OpenItem):
     prefix = "fc"
 
-    def __init__(self, emit: Emit, index: int, name: str) -> None:
+    def __init__(self, emit: Emit, index: int, tool: ToolName) -> None:
         super().__init__(emit, index)
-        self._name = name
+        self._tool = tool
         self._call_id = new_call_id()
 
     def item(self, status: str) -> Json:
-        return function_call_item(self.id, self._call_id, self._name, self.text, status)
+        return function_call_item(self.id, self._call_id, self._tool, self.text, status)
 
     def add(self, text: str) -> None:
         super().add(text)
         self._tell("response.function_call_arguments.delta", delta=text)
 
     def end(self, status: str) -> Json:
-        self._tell("response.function_call_arguments.done", name=self._name, arguments=self.text)
+        self._tell("response.function_call_arguments.done", name=self._tool.name, arguments=self.text)
         return super().end(status)
+
+
+class OpenSearch(OpenItem):
+    """Its arguments are an object, so that they are known only when the call is whole."""
+
+    prefix = "tsc"
+
+    def __init__(self, emit: Emit, index: int) -> None:
+        super().__init__(emit, index)
+        self._call_id = new_call_id()
+
+    def item(self, status: str) -> Json:
+        given = {} if status == "in_progress" else search_arguments(self.text)
+        return tool_search_item(self.id, self._call_id, given, status)
 
 
 class OpenCustomCall(OpenItem):
@@ -121,14 +146,14 @@ class OpenCustomCall(OpenItem):
 
     prefix = "ctc"
 
-    def __init__(self, emit: Emit, index: int, name: str) -> None:
+    def __init__(self, emit: Emit, index: int, tool: ToolName) -> None:
         super().__init__(emit, index)
-        self._name = name
+        self._tool = tool
         self._call_id = new_call_id()
 
     def item(self, status: str) -> Json:
         given = "" if status == "in_progress" else custom_input(self.text)
-        return custom_call_item(self.id, self._call_id, self._name, given, status)
+        return custom_call_item(self.id, self._call_id, self._tool, given, status)
 
     def end(self, status: str) -> Json:
         given = custom_input(self.text)

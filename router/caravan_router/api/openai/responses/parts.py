@@ -58,6 +58,24 @@ def text_part(kind: str, text: str) -> Json:
     return {"type": kind, "text": text, **({"annotations": [], "logprobs": []} if kind == "output_text" else {})}
 
 
+def with_whole_parts(item: Json) -> Json:
+    """Return an item of any type, in which pictures and sounds are texts, as the store expects; others are named."""
+    for key in ("content", "output"):
+        if isinstance(parts := item.get(key), list):
+            item = item | {key: [_whole_part(part) for part in parts]}
+    return item
+
+
+def _whole_part(part: Any) -> Any:
+    match part:
+        case {"type": "input_image", "image_url": str()} | {"type": "input_audio", "input_audio": {"data": str()}}:
+            return part
+        case {"type": "input_image" | "input_audio" as kind}:
+            return text_part("input_text", text_for("", kind, of_tool=True))
+        case _:
+            return part
+
+
 def shown_part(field: str, part: Json, media: MediaParts, *, of_tool: bool) -> str:
     """Return the text of a part as it is stored; of a picture or a sound, its mark. Raises ValidationError."""
     match part["type"]:

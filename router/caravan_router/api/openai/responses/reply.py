@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,6 +17,8 @@ from caravan_router.api.openai.errors import OPENAI
 from caravan_router.api.openai.events import token_ids_of
 from caravan_router.api.openai.prompt_details import media_tokens
 from caravan_router.api.openai.responses.draft import Draft
+from caravan_router.api.openai.responses.logprobs import MessageTokens
+from caravan_router.api.openai.responses.other_items import plain_items
 from caravan_router.api.openai.responses.running import RunningResponse
 from caravan_router.api.openai.responses.schema import (
     IncompleteDetails,
@@ -25,9 +28,9 @@ from caravan_router.api.openai.responses.schema import (
     ResponseRequest,
     ResponseUsage,
 )
-from caravan_router.api.openai.responses.tools import offered_tools
+from caravan_router.api.openai.responses.tools import ITEMS_WITH_TOOLS, offered_tools
 from caravan_router.api.openai.responses.turn import Turn
-from caravan_router.api.openai.responses.validation import validate_turn
+from caravan_router.api.openai.responses.validation import generates, validate_turn, wants_logprobs
 from caravan_router.api.stream import NAMED_EVENTS, Events
 from caravan_router.conversations.nodes import ExactTokens, Node
 from caravan_router.text.assembler import Piece
@@ -48,8 +51,8 @@ class AskedResponse(Asked):
         """Raises ValidationError."""
         self._body = body
         self._turn = turn
-        self._offered = offered_tools(body.tools or ())
-        self._draft = Draft(body, turn, self._offered.custom)
+        self._offered = offered_tools(body.tools or (), turn.all_items)
+        self._draft = Draft(body, turn, self._offered)
         self.model = body.model
         self.streamed = bool(body.stream)
         conversation = "" if turn.head is None else turn.head.id
@@ -60,11 +63,22 @@ class AskedResponse(Asked):
         """Types of tools that the model is not offered."""
         return self._offered.skipped
 
+    @property
+    def skipped_items(self) -> frozenset[str]:
+        """Types of items of which the model is shown nothing."""
+        kinds = (item["type"] for item in self._turn.items if not plain_items(item))
+        return frozenset(kinds) - ITEMS_WITH_TOOLS
+
     async def validate(self, context: Context) -> "ResponseAnswer":
         valid = await validate_turn(context, self._body, self._turn, self._offered)
         self._draft.head.model = context.adapter or context.model.name
         self._draft.head.truncated = valid.truncated
-        answer = ResponseAnswer(self._turn, self._draft, self.running, valid.chat, context.model.fingerprint)
+        wanted = Wanted(
+            output=generates(self._body),
+            logprobs=wants_logprobs(self._body),
+            fingerprint=context.model.fingerprint,
+        )
+        answer = ResponseAnswer(self._turn, self._draft, self.running, valid.chat, wanted)
         self.running.begin(answer)
         return answer
 
@@ -73,17 +87,30 @@ class AskedResponse(Asked):
         return self._draft.take_unsent()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """``output``: it is generated, and not only the prompt computed. ``logprobs``: messages have them.
+
+    ``fingerprint``: of the model.
+    """
+
+    output: bool
+    logprobs: bool
+    fingerprint: str
+
+
 class ResponseAnswer(Answer):
     """Answers one turn with messages, thoughts and calls, and stores it."""
 
-    def __init__(self, turn: Turn, draft: Draft, running: RunningResponse, chat: ValidChat, fingerprint: str) -> None:
+    def __init__(self, turn: Turn, draft: Draft, running: RunningResponse, chat: ValidChat, wanted: Wanted) -> None:
         super().__init__((chat.request,))
         self._turn = turn
         self._draft = draft
         self._running = running
         self._chat = chat
-        self._fingerprint = fingerprint
+        self._wanted = wanted
         self._token_ids: list[int] = []
+        self._message_tokens = MessageTokens()
 
     def response(self) -> ResponseObject:
         return self._draft.response()
@@ -97,7 +124,7 @@ class ResponseAnswer(Answer):
             items=items,
             inputs=len(self._turn.items),
             response=_ENCODER.encode(self.response()),
-            tokens=ExactTokens(fingerprint=self._fingerprint, token_ids=tokens),
+            tokens=ExactTokens(fingerprint=self._wanted.fingerprint, token_ids=tokens),
         )
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
@@ -124,21 +151,25 @@ class ResponseAnswer(Answer):
             await events.send(*self._draft.take_unsent())
 
     def _take(self, pieces: Sequence[Piece], parts: Sequence[Part]) -> None:
-        self._token_ids += token_ids_of(pieces)
-        self._draft.items.take(parts)
+        # A step over a prompt ends with a token, which is dropped if none is wanted.
+        if self._wanted.output:
+            self._token_ids += token_ids_of(pieces)
+            logprobs = self._message_tokens.of(pieces, parts) if self._wanted.logprobs else ()
+            self._draft.items.take(parts, logprobs)
 
     async def _finish(self, output: ChatOutput) -> None:
         """Complete the response and store it, before its client hears of its end and continues it."""
         response, items = self._draft.head, self._draft.items
-        items.take(output.end())
+        self._take((), output.end())
         response.status = "completed"
         if self._running.cancelled:
             response.status = "cancelled"
-        elif output.finish == "length":
+        elif output.finish == "length" and self._wanted.output:
             response.status = "incomplete"
             reason = "max_output_tokens" if output.run.cut is None else "deadline_exceeded"
             response.incomplete_details = IncompleteDetails(reason)
-        items.end("completed" if response.status == "completed" else "incomplete")
+        if self._wanted.output:
+            items.end("completed" if response.status == "completed" else "incomplete")
         response.output = items.items
         response.completed_at = int(time.time())
         response.usage = self._usage(output)
@@ -147,7 +178,7 @@ class ResponseAnswer(Answer):
         self._running.ended.set()
 
     def _usage(self, output: ChatOutput) -> ResponseUsage:
-        prompt, generated = len(self._chat.request.prompt), output.run.tokens
+        prompt, generated = len(self._chat.request.prompt), output.run.tokens if self._wanted.output else 0
         pictures, sounds = media_tokens(output.run.spec)
         return ResponseUsage(
             input_tokens=prompt,
@@ -155,6 +186,6 @@ class ResponseAnswer(Answer):
                 output.run.cached_tokens, image_tokens=pictures, audio_tokens=sounds
             ),
             output_tokens=generated,
-            output_tokens_details=OutputTokensDetails(output.thought_tokens),
+            output_tokens_details=OutputTokensDetails(output.thought_tokens if self._wanted.output else 0),
             total_tokens=prompt + generated,
         )

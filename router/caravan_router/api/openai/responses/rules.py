@@ -4,8 +4,13 @@ from caravan_router.api.errors import ValidationError
 from caravan_router.api.generation.rules import shown
 
 
-def unsupported_item_error(field: str, given: object) -> ValidationError:
-    return ValidationError(field, f"`{field}` is not a supported type of items. Given: {shown(given)}")
+def item_type_error(field: str, given: object) -> ValidationError:
+    return ValidationError(field, f"`{field}` must be the type of an item, a text. Given: {shown(given)}")
+
+
+def ambiguous_tool_error(name: str) -> ValidationError:
+    field = "tool_choice.namespace"
+    return ValidationError(field, f"`{field}` must be set: several namespaces have a tool {shown(name)}")
 
 
 def too_many_items_error(field: str, limit: int, given: int) -> ValidationError:

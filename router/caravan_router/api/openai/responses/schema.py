@@ -21,7 +21,8 @@ Item = Annotated[
     dict[str, Any],
     msgspec.Meta(
         description="OpenAI's item: a message, a call of a function or custom tool, its output, a reasoning item, or a "
-        "reference to an earlier item. The default `type` is message."
+        "reference to an earlier item. Of others, the model is shown calls, results and texts. The default `type` is "
+        "message."
     ),
 ]
 Input = str | list[Item]
@@ -59,8 +60,9 @@ class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     """The fields that decide the prompt.
 
     ``instructions`` count for this response alone. ``previous_response_id`` continues a response and ``conversation``
-    a conversation. ``truncation``: "auto" leaves out the oldest turns if not all fit. Function tools and custom tools
-    are offered to the model; others are left out. ``reasoning_budget_tokens``: most tokens of a thought, as in chat.
+    a conversation. ``truncation``: "auto" leaves out the oldest turns if not all fit. Function tools and custom tools,
+    also in a ``namespace``, are offered to the model; others are left out. ``reasoning_budget_tokens``: most tokens of
+    a thought, as in chat.
     """
 
     model: ModelName = None
@@ -78,11 +80,20 @@ class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt: Any = None
 
 
+class PromptCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``prewarm``: true is the same as ``generate`` false. Others change nothing: all prompts are cached."""
+
+    prewarm: bool | None = None
+
+
 class ResponseRequest(InputFields, frozen=True, kw_only=True):
     """``store``: keep the response, so that it can be continued; by default true. ``background`` must be false.
 
-    ``max_output_tokens`` above what is left of the context counts as all that is left. These change nothing:
-    ``include``, ``stream_options``, ``user`` and what OpenAI's platform adds. ``top_logprobs`` must be 0.
+    ``max_output_tokens`` above what is left of the context counts as all that is left. ``generate``: false computes the
+    prompt, so that it is in the cache, and generates nothing. ``include`` with "message.output_text.logprobs" or
+    ``top_logprobs`` above 0 returns log probabilities of the tokens of messages. These change nothing:
+    ``max_tool_calls``, which counts calls of tools that the server runs, ``stream_options``, ``user`` and what OpenAI's
+    platform adds.
     """
 
     max_output_tokens: int | None = None
@@ -92,6 +103,8 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
     metadata: Metadata | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
+    generate: bool | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     stream_options: Any = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -149,7 +162,7 @@ class Truncated(msgspec.Struct, frozen=True):
 class ResponseObject(msgspec.Struct, kw_only=True):
     """A response. ``status``: "in_progress", "completed", "incomplete", "cancelled" or "failed".
 
-    ``truncated``: what was left out of the prompt; null if nothing was.
+    ``truncated``: what was left out of the prompt; null if nothing was. ``service_tier`` is always "default".
     """
 
     id: str
@@ -170,9 +183,16 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     top_p: float
     truncation: str
     metadata: Metadata
+    presence_penalty: float
+    frequency_penalty: float
+    top_logprobs: int
+    max_tool_calls: int | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
     output: list[dict[str, Any]] = msgspec.field(default_factory=list)
     object: str = "response"
     background: bool = False
+    service_tier: str = "default"
     completed_at: int | None = None
     error: ResponseFailure | None = None
     incomplete_details: IncompleteDetails | None = None

@@ -27,6 +27,11 @@ class Turn:
     items: tuple[Json, ...]
     held: ExitStack
 
+    @property
+    def all_items(self) -> list[Json]:
+        """The items that the turn continues, and its own."""
+        return [*self.chain.items, *self.items]
+
     async def commit(self, node: Node) -> None:
         """Store the turn as ``node`` and let others continue it. Raises HeadMovedError, NotStoredError."""
         head = self.head

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -18,13 +19,15 @@ from caravan_router.api.openai.chat.validation import ChatSource, ValidChat, val
 from caravan_router.api.openai.responses.item_messages import ItemTexts, calls_of, count_system, messages_of, turns_of
 from caravan_router.api.openai.responses.rules import metadata_error
 from caravan_router.api.openai.responses.schema import InputFields, NamedSchemaFormat, ResponseRequest, Truncated
-from caravan_router.api.openai.responses.tools import OfferedTools, chosen_tools
+from caravan_router.api.openai.responses.tool_choice import chosen_tools
+from caravan_router.api.openai.responses.tools import OfferedTools
 from caravan_router.api.openai.responses.turn import Turn
 from caravan_router.api.openai.schema import SamplingFields
 from caravan_router.chat.thought_format import thought_format_of
 from caravan_router.conversations.nodes import Json
 from caravan_router.core.errors import TextTooLongError
 
+_LOGPROBS = "message.output_text.logprobs"
 _MAX_KEYS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 
 
@@ -48,8 +51,6 @@ def check_request(body: ResponseRequest) -> None:
         raise unsupported_field_error("background", "set it to false", True)
     if body.prompt is not None:
         raise unsupported_field_error("prompt", "send `instructions` and `input`", body.prompt)
-    if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
-        raise unsupported_field_error("top_logprobs", "set it to 0", body.top_logprobs)
     check_positive("max_output_tokens", body.max_output_tokens)
     check_metadata(body.metadata)
     # The reply shows it.
@@ -65,7 +66,7 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
 
 async def validate_turn(context: Context, body: InputFields, turn: Turn, offered: OfferedTools) -> ValidTurn:
     """Raises ValidationError, ContextLengthError, ToolError, ChatTemplateError, NoShardError."""
-    items = [*turn.chain.items, *turn.items]
+    items = turn.all_items
     if not items and body.instructions is None:
         raise empty_prompt_error("input")
     attempts = _Attempts(context, body, turn, offered, items)
@@ -114,7 +115,7 @@ class _Attempts:
     async def without(self, turns: int) -> ValidChat:
         """Validate without the first ``turns`` turns."""
         kept = [*self._items[: self._system], *self._items[self._system + len(self.dropped(turns)) :]]
-        texts = ItemTexts(MediaParts(self._context.model.media), self._fields)
+        texts = ItemTexts(MediaParts(self._context.model.media), self._offered, self._fields)
         messages = messages_of(self._body.instructions, kept, texts)
         body = chat_request(self._body, messages, self._offered, thinks=self._thinks)
         names = ("input", "max_output_tokens")
@@ -130,28 +131,43 @@ class _Attempts:
 
 def chat_request(body: InputFields, messages: list[Message], offered: OfferedTools, *, thinks: bool) -> ChatRequest:
     """Return the chat request with the same meaning, for a model that ``thinks`` or not. Raises ValidationError."""
-    tools, choice = chosen_tools(offered.tools, body.tool_choice)
+    tools, choice = chosen_tools(offered, body.tool_choice)
     sampling = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
-    serving = ("max_output_tokens", "priority", "timeout", "cache_salt", "speculate")
-    limit, priority, timeout, salt, speculate = (getattr(body, name, None) for name in serving)
+    serving = {name: getattr(body, name, None) for name in ("priority", "timeout", "cache_salt", "speculate")}
+    generating = _generating(body) if isinstance(body, ResponseRequest) else {}
     return ChatRequest(
         messages=messages,
         tools=list(tools) or None,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls,
-        max_tokens=limit,
         response_format=_format(body),
         # Agents send it to every model.
         reasoning_effort=body.reasoning.effort if thinks and body.reasoning is not None else None,
         reasoning_budget_tokens=body.reasoning_budget_tokens,
         continue_final_message=False,
         model=body.model,
-        priority=priority,
-        timeout=timeout,
-        cache_salt=salt,
-        speculate=speculate,
+        **serving,
+        **generating,
         **sampling,
     )
+
+
+def generates(body: ResponseRequest) -> bool:
+    """Return whether an output is wanted, and not only a prompt in the cache."""
+    prewarms = body.prompt_cache_options is not None and body.prompt_cache_options.prewarm
+    return body.generate is not False and not prewarms
+
+
+def wants_logprobs(body: ResponseRequest) -> bool:
+    """Return whether the tokens of messages have log probabilities."""
+    return bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
+
+
+def _generating(body: ResponseRequest) -> dict[str, Any]:
+    # A step over a prompt always ends with a token, even if none is wanted.
+    limit = body.max_output_tokens if generates(body) else 1
+    logprobs = wants_logprobs(body)
+    return {"max_tokens": limit, "logprobs": logprobs, "top_logprobs": body.top_logprobs if logprobs else None}
 
 
 def _format(body: InputFields) -> Format | None:

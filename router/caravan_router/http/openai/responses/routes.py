@@ -62,6 +62,8 @@ async def create_response(request: web.Request, body: ResponseRequest) -> web.St
         reply = AskedResponse(body, turn)
         for kind in reply.skipped_tools:
             request.app[IGNORED].note(f"tools of {_PATH}", kind)
+        for kind in reply.skipped_items:
+            request.app[IGNORED].note(f"items of {_PATH}", kind)
         with request.app[RUNNING].listing(reply.running):
             return await answer(request, reply)
 
@@ -83,7 +85,7 @@ async def count_input_tokens(request: web.Request, body: InputFields) -> web.Res
     check_rate(request[CLIENT])
     async with _begun_turn(request, body, extends=False) as turn:
         context = await context_of(request, asked_model(request, body.model))
-        valid = await validate_turn(context, body, turn, offered_tools(body.tools or ()))
+        valid = await validate_turn(context, body, turn, offered_tools(body.tools or (), turn.all_items))
     return json_reply(InputTokenCount(len(valid.chat.request.prompt)))
 
 

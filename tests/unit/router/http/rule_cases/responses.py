@@ -7,11 +7,24 @@ from caravan_router.api.openai.responses import rules as responses_rules
 
 CASES = [
     Case(
-        responses_rules.unsupported_item_error,
+        responses_rules.item_type_error,
         RESPONSES,
-        {"input": [{"type": "computer_call"}]},
+        {"input": [{"type": 5}]},
         "input[0].type",
-        "`input[0].type` is not a supported type of items. Given: 'computer_call'",
+        "`input[0].type` must be the type of an item, a text. Given: 5",
+    ),
+    Case(
+        responses_rules.ambiguous_tool_error,
+        RESPONSES,
+        {
+            "input": "Hi",
+            "tool_choice": {"type": "function", "name": "f"},
+            "tools": [
+                {"type": "namespace", "name": name, "tools": [{"type": "function", "name": "f"}]} for name in "ab"
+            ],
+        },
+        "tool_choice.namespace",
+        "`tool_choice.namespace` must be set: several namespaces have a tool 'f'",
     ),
     Case(
         responses_rules.too_many_items_error,
