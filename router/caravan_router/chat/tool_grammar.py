@@ -10,8 +10,9 @@ from caravan_router.chat.argument_types import Schema
 from caravan_router.chat.closed_schema import NO_PARAMETERS, closed, json_layout, without_definitions
 from caravan_router.chat.grammar_terms import Terms, json_term, literal_regex, quoted, terms_for
 from caravan_router.chat.nested_arguments import ITEM
+from caravan_router.chat.schema_problem import UnsupportedSchemaError
 from caravan_router.chat.tool_format import HOLE, KEY, NAME, Style, Tags, ToolFormat, is_tag
-from caravan_router.chat.value_grammar import UnsupportedSchemaError, Values, properties_of, required_of
+from caravan_router.chat.value_grammar import Values, properties_of, required_of
 from caravan_router.core.engine import Engine
 
 Json = dict[str, Any]
