@@ -162,12 +162,13 @@ class ChatTemplateError(RequestError):
 
 
 class ToolError(RequestError):
-    """The tools cannot be used as asked."""
+    """The tools cannot be used as asked. ``field``: the one that is wrong; empty if it is not a single one."""
 
     kind = ErrorKind(422, "tool_error", _CLIENT, Failure.VALIDATION)
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, field: str = "") -> None:
         super().__init__(f"Tool error: {reason}")
+        self.field = field
 
 
 class MissingKeyError(RequestError):

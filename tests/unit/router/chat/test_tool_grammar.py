@@ -34,7 +34,7 @@ async def test_arguments_have_only_the_properties_that_the_schema_names() -> Non
 @pytest.mark.parametrize(
     "more",
     [
-        {"additionalProperties": True},
+        {"additionalProperties": {}},
         {"additionalProperties": TEXT},
         {"patternProperties": {"x.*": TEXT}},
         {"anyOf": [objects(b=TEXT)]},

@@ -9,12 +9,13 @@ from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_testing.http_server import Service
 
 JSON, REGEX, LARK, GBNF = ConstraintKind
-SCHEMA = {"type": "object", "properties": {"ä": {"enum": [1.5, None]}}, "$defs": {}}
-TEXT = msgspec.json.encode(SCHEMA).decode()
+PLAIN = {"type": "object", "properties": {"ä": {"enum": [1.5, None]}}}
+SCHEMA = {**PLAIN, "title": "left out", "$defs": {}}
+TEXT = msgspec.json.encode(PLAIN).decode()
 
 FORMATS: list[tuple[Any, ConstraintKind, str]] = [
     ({"type": "json", "value": SCHEMA}, JSON, TEXT),
-    ({"type": "json", "value": '{"a": 1}'}, JSON, '{"a": 1}'),
+    ({"type": "json", "value": '{"minimum": 1}'}, JSON, '{"minimum":1}'),
     ({"type": "json_object", "value": SCHEMA}, JSON, TEXT),
     ({"type": "json_object"}, JSON, '{"type":"object"}'),
     ({"type": "json_schema", "value": {"schema": SCHEMA}}, JSON, TEXT),
@@ -25,7 +26,7 @@ FORMATS: list[tuple[Any, ConstraintKind, str]] = [
 FIELDS: list[tuple[dict[str, Any], ConstraintKind, str]] = [
     *(({"response_format": given}, kind, source) for given, kind, source in FORMATS),
     ({"guided_json": SCHEMA}, JSON, TEXT),
-    ({"guided_json": TEXT}, JSON, TEXT),
+    ({"guided_json": msgspec.json.encode(SCHEMA).decode()}, JSON, TEXT),
     ({"guided_regex": ""}, REGEX, ""),
     ({"guided_choice": ["yes", "no. (not)"]}, REGEX, r"yes|no\. \(not\)"),
     ({"guided_grammar": 'start: "::="'}, LARK, 'start: "::="'),
