@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from caravan_router.chat.pattern_problem import pattern_problem
 from caravan_router.chat.schema_problem import Path, UnsupportedSchemaError
 
 # Those that llguidance knows. JSON Schema has more, which are annotations, as are the inventions of others.
@@ -30,6 +31,6 @@ def string_rules(schema: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 def check_pattern(pattern: str, path: Path) -> None:
     """Raise UnsupportedSchemaError for an error in ``pattern`` that llguidance does not find."""
-    backslashes = len(pattern) - len(pattern.rstrip("\\"))
-    if backslashes % 2:
-        raise UnsupportedSchemaError("the regular expression ends with a backslash that escapes nothing", path)
+    problem = pattern_problem(pattern)
+    if problem is not None:
+        raise UnsupportedSchemaError(problem, path)

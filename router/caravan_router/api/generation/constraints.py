@@ -18,6 +18,7 @@ from caravan_router.api.generation.schema import (
     TextFormat,
 )
 from caravan_router.api.limits import Limits
+from caravan_router.chat.pattern_problem import ends_in_escape
 from caravan_router.chat.plain_schema import plain_schema
 from caravan_router.chat.schema_problem import UnsupportedSchemaError
 from caravan_router.core.engine import Engine
@@ -79,6 +80,8 @@ class ConstraintReader:
 
     def regex(self, field: str, regex: str) -> FieldConstraint:
         """Read a regular expression in Rust's syntax."""
+        if ends_in_escape(regex):
+            raise invalid_grammar_error(field, "it ends with a backslash that escapes nothing")
         return self._text(field, ConstraintKind.REGEX, regex)
 
     def grammar(self, field: str, grammar: str) -> FieldConstraint:

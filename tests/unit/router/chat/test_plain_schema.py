@@ -126,6 +126,8 @@ REFUSED = [
     ({"multipleOf": 0}, "`multipleOf`: it must be a number above 0. Given: 0"),
     (objects(a={"pattern": "^a\\"}), "`properties.a.pattern`: the regular expression ends with a backslash"),
     ({"patternProperties": {"x\\\\\\": {}}}, "`patternProperties`: the regular expression ends with a backslash"),
+    ({"pattern": "a**"}, "`pattern`: the regular expression has nothing to repeat at 2"),
+    ({"patternProperties": {"^+": {}}}, "`patternProperties`: the regular expression has nothing to repeat at 1"),
     ({"not": {}}, "`not`: it cannot be enforced"),
     ({"if": {}, "then": INTEGER}, "`if`: it cannot be enforced"),
     ({"contains": {}}, "`contains`: it cannot be enforced"),
