@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from caravan_router.chat.argument_types import ALL
-from caravan_router.chat.disjoint_schemas import are_disjoint
+from caravan_router.chat.disjoint_schemas import Comparison
+from caravan_router.chat.endless_schema import without_endless
 from caravan_router.chat.schema_numbers import bounds, check_constant, check_multiple
 from caravan_router.chat.schema_objects import with_allowed_names, with_listed_names
 from caravan_router.chat.schema_problem import Path, UnsupportedSchemaError
@@ -21,7 +22,7 @@ Json = dict[str, Any]
 
 DEFINITIONS = "$defs"
 # A grammar of as many parts would be too large.
-_MOST_SCHEMAS = 1 << 16
+_MOST_SCHEMAS = 1 << 14
 _LISTS = frozenset({"anyOf", "oneOf", "allOf"})
 _BY_NAME = frozenset({"properties", "patternProperties"})
 _NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
@@ -72,7 +73,7 @@ class _Writer:
         self._names: dict[tuple[int, str], str] = {}
         self._taken: dict[str, int] = {}
         self._waiting: deque[tuple[str, Target]] = deque()
-        self._alternatives: list[tuple[Json, Path]] = []
+        self._alternatives: list[Json] = []
         self._left = _MOST_SCHEMAS
 
     def whole(self) -> Json:
@@ -84,9 +85,13 @@ class _Writer:
             definitions[name] = self._schema(target.schema, target.resource, target.path)
         if definitions:
             root[DEFINITIONS] = definitions
-        for schema, path in self._alternatives:
-            _decide(schema, root, path)
-        return root
+        comparison = Comparison(root)
+        for schema in self._alternatives:
+            _decide(schema, comparison)
+        finite = without_endless(root)
+        if isinstance(finite, bool):
+            raise UnsupportedSchemaError("it refers to itself without an end")
+        return finite
 
     def _schema(self, schema: Any, resource: Resource, path: Path) -> Json | bool:
         if isinstance(schema, bool):
@@ -124,7 +129,7 @@ class _Writer:
             plain = with_allowed_names(plain, names, path)
         plain = with_listed_names(plain, path)
         if "oneOf" in plain:
-            self._alternatives.append((plain, path))
+            self._alternatives.append(plain)
         return plain
 
     def _keyword(
@@ -254,10 +259,10 @@ def _check_unenforced(schema: Mapping[str, Any], path: Path) -> None:
             raise UnsupportedSchemaError("it cannot be enforced", (*path, key))
 
 
-def _decide(schema: Json, root: Json, path: Path) -> None:
+def _decide(schema: Json, comparison: Comparison) -> None:
     """Write one of several schemas as any of them if no value matches two."""
     options = schema["oneOf"]
-    if len(options) > 1 and not are_disjoint(options, root):
+    if len(options) > 1 and not comparison.are_disjoint(options):
         return
     del schema["oneOf"]
     if "anyOf" in schema:

@@ -44,7 +44,24 @@ def bounds(schema: Mapping[str, Any], path: Path) -> dict[str, Number]:
     upper = {key: _negative(value) for key, value in upper.items()}
     if "minimum" in lower and "maximum" in upper and lower["minimum"] > upper["maximum"]:
         raise UnsupportedSchemaError("no number that can be enforced is between its bounds", path)
-    return lower | upper
+    found = lower | upper
+    for exclusive, inclusive, others in (
+        ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum")),
+        ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum")),
+    ):
+        for other in others:
+            if exclusive in found and other in found and _is_misread(found[exclusive], found[other]):
+                found[inclusive] = _just_within(found.pop(exclusive), found[other])
+    return found
+
+
+def _is_misread(exclusive: Number, other: Number) -> bool:
+    """Whether llguidance would allow the bound ``exclusive``: a whole number less than 1 away from ``other``."""
+    return int(exclusive) == exclusive and other != exclusive and abs(other - exclusive) < 1
+
+
+def _just_within(exclusive: Number, other: Number) -> float:
+    return float(Decimal(int(exclusive)) + (Decimal(repr(other)) - int(exclusive)).scaleb(-6))
 
 
 def check_multiple(value: Any, path: Path) -> None:

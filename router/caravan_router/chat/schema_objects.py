@@ -1,6 +1,6 @@
 """The names and the number of properties in schemas, as a grammar can enforce them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from caravan_router.chat.finite_pattern import finite_texts
@@ -34,7 +34,7 @@ def with_allowed_names(plain: Json, names: Json | bool, path: Path) -> Json:
     else:
         allowed = finite_texts(names["pattern"], _MOST_NAMES) if rules == {"pattern"} else None
     if allowed is not None and "patternProperties" not in plain:
-        return _only(plain, [name for name in allowed if isinstance(name, str)])
+        return _only(plain, dict.fromkeys(name for name in allowed if isinstance(name, str)))
     if plain.keys() & {"properties", "patternProperties"} or not (rules == {"pattern"} or rules <= _LENGTHS):
         raise UnsupportedSchemaError("it cannot be enforced", (*path, "propertyNames"))
     pattern = names.get("pattern", f"^(?s:.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}})$")
@@ -45,7 +45,7 @@ def with_allowed_names(plain: Json, names: Json | bool, path: Path) -> Json:
     }
 
 
-def _only(plain: Json, names: Iterable[str]) -> Json:
+def _only(plain: Json, names: Mapping[str, None]) -> Json:
     known = plain.get("properties", {})
     properties = {name: schema for name, schema in known.items() if name in names}
     others = {name: plain.get("additionalProperties", {}) for name in names if name not in known}
@@ -58,6 +58,8 @@ def with_listed_names(plain: Json, path: Path) -> Json:
     llguidance lets a name that matches a pattern occur twice, and has a dead end where all such names are taken.
     """
     patterns = plain.get("patternProperties", {})
+    if len(patterns) > _MOST_NAMES:
+        return plain
     found = {pattern: finite_texts(pattern, _MOST_NAMES) for pattern in patterns}
     listed = {pattern: names for pattern, names in found.items() if names is not None}
     known = plain.get("properties", {})

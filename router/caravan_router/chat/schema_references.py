@@ -1,7 +1,9 @@
 """Finds what the references of a schema mean, within the schema: nothing is fetched."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -24,6 +26,7 @@ _ONE = (
 )
 _SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _NAMED = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 _ANCHORS = ("$anchor", "$dynamicAnchor")
 _IDS = ("$id", "id")
 
@@ -70,7 +73,7 @@ class References:
             target = _walked(self.resource, steps)
         return target
 
-    @property
+    @cached_property
     def has_parts(self) -> bool:
         """Whether a schema within the schema has a URI of its own."""
         return any(target.resource is not self.resource for target in self._known().values())
@@ -107,7 +110,7 @@ def _walked(resource: Resource, steps: Sequence[str]) -> Target | None:
     for step in steps:
         if isinstance(schema, Mapping) and step in schema:
             schema, path = schema[step], (*path, step)
-        elif isinstance(schema, list) and step in map(str, range(len(schema))):
+        elif isinstance(schema, list) and _INDEX.fullmatch(step) and int(step) < len(schema):
             schema, path = schema[int(step)], (*path, int(step))
         else:
             return None

@@ -140,6 +140,9 @@ REFUSED = [
     ({"$ref": "http://h/x"}, "nothing is fetched"),
     ({"$ref": "#/required", "required": ["a"]}, "`$ref`: `#/required` does not exist"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [TEXT, {"not": {}}]}}}, "`$defs.a.anyOf[1].not`: it cannot"),
+    ({"$ref": "#"}, "it refers to itself without an end"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}}}, "without an end"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "without an end"),
     ({"$ref": 1}, "`$ref`: it must be a string"),
     ({"type": "text"}, "`type`: it must be one of array, boolean"),
     ({"type": None}, "`type`: it must be one of"),
@@ -153,7 +156,7 @@ REFUSED = [
     ({"pattern": 1}, "`pattern`: it must be a regular expression"),
     ({"format": 1}, "`format`: it must be a string"),
     (json.loads('{"items":' * 400 + "{}" + "}" * 400), "it is nested too deeply"),
-    ({"prefixItems": [{}] * 70_000}, "it must have at most 65536 schemas within it"),
+    ({"prefixItems": [{}] * 17_000}, "it must have at most 16384 schemas within it"),
     (
         {"patternProperties": {"^[ab]$": {}}, "additionalProperties": False, "minProperties": 3},
         "`minProperties`: there are only 2 properties",
@@ -181,6 +184,23 @@ REWRITTEN = [
     ({"minLength": 2.0}, {"minLength": 2}),
     ({"items": [TEXT], "additionalItems": False}, {"prefixItems": [TEXT], "items": False}),
     (objects(a=TEXT) | {"unevaluatedProperties": False}, objects(a=TEXT) | {"additionalProperties": False}),
+    # llguidance allows a whole number that is excluded, if the other bound is less than 1 away.
+    ({"exclusiveMinimum": 0, "maximum": 0.5}, {"minimum": 5e-7, "maximum": 0.5}),
+    ({"exclusiveMaximum": 2, "exclusiveMinimum": 1.5}, {"exclusiveMinimum": 1.5, "maximum": 1.9999995}),
+    ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}),
+    # What never ends is not begun.
+    (
+        objects(a={"$ref": "#/$defs/loop"}, b=TEXT) | {"$defs": {"loop": {"anyOf": [{"$ref": "#/$defs/loop"}]}}},
+        objects(a=False, b=TEXT),
+    ),
+    (
+        objects(a={"$ref": "#/$defs/d"}) | {"$defs": {"d": objects(d={"$ref": "#/$defs/d"}) | {"required": ["d"]}}},
+        objects(a=False),
+    ),
+    (
+        {"items": {"$ref": "#/$defs/list"}, "$defs": {"list": {"type": "array", "items": {"$ref": "#/$defs/list"}}}},
+        {"items": {"$ref": "#/$defs/list"}, "$defs": {"list": {"type": "array", "items": {"$ref": "#/$defs/list"}}}},
+    ),
     # Names that a pattern lists are properties.
     (objects(a=INTEGER) | {"patternProperties": {"^a$": {"title": "A"}}}, objects(a=INTEGER)),
     (
