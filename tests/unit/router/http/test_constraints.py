@@ -86,3 +86,12 @@ async def test_the_prompt_is_checked_before_the_constraint_is_compiled(service: 
     service.engine.problem = lambda _: "it was compiled"
     response = await service.post("/v1/completions", {"prompt": [1] * 300, "guided_regex": "a"})
     assert (await response.json())["error"]["param"] == "prompt"
+
+
+async def test_annotations_do_not_count_towards_the_size_of_a_schema(service: Service) -> None:
+    schema = {"type": "object", "description": "d" * 70_000, "default": {"a": ["x" * 70_000]}}
+    response = await service.post("/v1/completions", {"prompt": "a", "guided_json": schema})
+    assert response.status == 200, await response.text()
+    assert service.engine.spec.constraint == Constraint(JSON, '{"type":"object"}')
+    response = await service.post("/v1/completions", {"prompt": "a", "guided_json": {"const": "x" * 70_000}})
+    assert "must have at most 65536 bytes" in (await response.json())["error"]["message"]
