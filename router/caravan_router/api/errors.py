@@ -142,6 +142,15 @@ class ValidationError(RequestError):
         self.field = field
 
 
+class ContextLengthError(ValidationError):
+    """The prompt, or the prompt and its output, does not fit the model's context.
+
+    Agents find this error by the code and the words of their dialect, and then shorten what they send.
+    """
+
+    kind = ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION)
+
+
 class BodyMismatchError(ValidationError):
     """A field that is unknown, missing or of the wrong type."""
 
@@ -347,19 +356,6 @@ class NotStoredError(RequestError):
         super().__init__("The response was generated but could not be stored, so it cannot be continued")
 
 
-class ContextLengthError(RequestError):
-    """`/v1/responses`: the input does not fit the model's context.
-
-    Agents look for its code, and then shorten what they send.
-    """
-
-    kind = ErrorKind(422, "context_length_exceeded", _CLIENT, Failure.VALIDATION)
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"The input does not fit the context: {reason.removeprefix('Input validation error: ')}")
-        self.field = "input"
-
-
 class NoLibraryError(RequestError):
     """The server loads and unloads no models."""
 
@@ -416,7 +412,8 @@ _STORE = "Responses and conversations cannot be read or written, for example bec
 _REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
 _MEDIA = "The pictures and sounds of all open requests together take too much memory"
 _OTHERS: dict[type[Exception], ErrorKind] = {
-    TextTooLongError: ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION),
+    ContextLengthError: ContextLengthError.kind,
+    TextTooLongError: ContextLengthError.kind,
     TooMuchMediaError: ErrorKind(429, "overloaded", _RATE, Failure.VALIDATION, RETRY_AFTER_S, _MEDIA),
     QueueTimeoutError: ErrorKind(429, "overloaded", _RATE, Failure.QUEUE_TIMEOUT, RETRY_AFTER_S),
     DeadlineError: ErrorKind(504, "deadline_exceeded", _SERVER, Failure.DEADLINE),
@@ -442,7 +439,8 @@ def message_of(error: Exception) -> str:
         case RequestError():
             return str(error)
         case TextTooLongError():
-            return f"Input validation error: {error}"
+            # The words of three dialects: agents look for any of them.
+            return f"Input validation error: the prompt is too long, it exceeds the context window: {error}"
         case StoreError():
             return "Responses and conversations cannot be read or written now"
         case ModelReplacedError():

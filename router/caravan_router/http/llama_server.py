@@ -5,6 +5,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from caravan_router.api.generation.bounds import bounds_of
+from caravan_router.api.llama_server.errors import LLAMA_SERVER
 from caravan_router.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
 from caravan_router.api.llama_server.reply import AskedLlamaServer
 from caravan_router.api.llama_server.schema import (
@@ -16,7 +17,6 @@ from caravan_router.api.llama_server.schema import (
     ServedContext,
 )
 from caravan_router.api.openai.choices import number_of_choices
-from caravan_router.api.openai.errors import OPENAI
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals
 from caravan_router.http.generation.models import asked_model, served_model
@@ -25,7 +25,7 @@ from caravan_router.http.server.route import GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 
-ROUTES = Routes(OPENAI)
+ROUTES = Routes(LLAMA_SERVER)
 _Whole = LlamaCompletion | list[LlamaCompletion]
 
 

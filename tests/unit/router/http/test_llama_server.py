@@ -183,7 +183,7 @@ async def test_samplers_are_applied_in_their_order(service: Service) -> None:
         ({"top_n_sigma": -2}, "`top_n_sigma` must be >= -1.0 and <= 100.0. Given: -2"),
         ({"dynatemp_range": -0.5}, "`dynatemp_range` must be >= 0.0 and <= 100.0. Given: -0.5"),
         ({"n_predict": -3}, "`n_predict` must be >= -1"),
-        ({"n_predict": 300}, "`prompt` tokens + `n_predict` must be <= 256. Given: 3 `prompt` tokens and 300"),
+        ({"n_predict": 300}, "request (3 tokens, and 300 of `n_predict`) exceeds the available context size"),
         ({"n_probs": 6}, "`n_probs` must be >= 0 and <= 5. Given: 6"),
         ({"n_cmpl": 0}, "`n_cmpl` must be > 0"),
         ({"n": 0}, "`n` must be > 0"),
@@ -348,9 +348,12 @@ async def test_texts_that_are_too_long_are_cut(service: Service) -> None:
     ("change", "message"),
     [
         ({"input_extra": [{"text": ""}] * 257}, "`input_extra` may have at most 256 entries. Given: 257"),
-        ({"input_extra": [{"text": "a" * 9000}]}, "`input_extra` must have at most 8192 bytes. Given: 9000"),
+        (
+            {"input_extra": [{"text": "a" * 9000}]},
+            "request (9000 bytes) exceeds the available context size (256 tokens)",
+        ),
         ({"input_extra": [{"filename": "a"}]}, "text"),
-        ({"input_prefix": "a" * 9000}, "`input_prefix` must have at most 8192 bytes. Given: 9000"),
+        ({"input_prefix": "a" * 9000}, "request (9000 bytes) exceeds the available context size (256 tokens)"),
         ({"prompt": ["a"]}, "prompt"),
     ],
 )
