@@ -1,10 +1,18 @@
 """``/v1/messages`` and ``/v1/messages/count_tokens``, which Claude Code and others of Anthropic's clients use."""
 
+import msgspec
 from aiohttp import web
 
 from caravan_router.api.anthropic.errors import ANTHROPIC
 from caravan_router.api.anthropic.reply import AskedMessage
-from caravan_router.api.anthropic.schema import AnthropicMessage, CountTokensRequest, Event, MessagesRequest, TokenCount
+from caravan_router.api.anthropic.schema import (
+    AnthropicMessage,
+    CountedEdits,
+    CountTokensRequest,
+    Event,
+    MessagesRequest,
+    TokenCount,
+)
 from caravan_router.api.anthropic.translation import chat_request_of
 from caravan_router.api.generation.parts import MediaParts
 from caravan_router.api.generation.permits import check_rate
@@ -18,15 +26,18 @@ from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT
+from caravan_router.http.server.tolerant_body import IGNORED
 
 _VERSION = (Parameter(name="anthropic-version", place="header", description="Accepted and without effect"),)
+
+_PATH = "/v1/messages"
 
 ROUTES = Routes(ANTHROPIC, tolerant=True)
 
 
 @ROUTES.route(
     "POST",
-    "/v1/messages",
+    _PATH,
     "Answer a conversation in Anthropic's form, with text, thoughts or calls of the offered tools",
     around=counting_refusals,
     parameters=_VERSION,
@@ -35,7 +46,10 @@ ROUTES = Routes(ANTHROPIC, tolerant=True)
     errors=GENERATION_ERRORS,
 )
 async def messages(request: web.Request, body: MessagesRequest) -> web.StreamResponse:
-    return await answer(request, AskedMessage(body, request[REQUEST_ID]))
+    asked = AskedMessage(body, request[REQUEST_ID])
+    for kind in asked.skipped_tools:
+        request.app[IGNORED].note(f"tools of {_PATH}", kind)
+    return await answer(request, asked)
 
 
 @ROUTES.route(
@@ -52,5 +66,5 @@ async def count_tokens(request: web.Request, body: CountTokensRequest) -> web.Re
     media = MediaParts(context.model.media)
     plan = chat_plan_of(context, chat_request_of(body, context.model, media), constrained=False, media=media)
     prompt = await chat_prompt_of(context, plan)
-    reply = TokenCount(len(prompt.tokens.token_ids))
-    return json_reply(reply)
+    tokens = len(prompt.tokens.token_ids)
+    return json_reply(TokenCount(tokens, msgspec.UNSET if body.context_management is None else CountedEdits(tokens)))

@@ -229,7 +229,7 @@ async def test_an_error_in_a_started_stream_is_an_event(service: Service) -> Non
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "[user]ab\n"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "[user]a\nb\n"),
         ([{"role": "developer", "content": "d"}, *HI], "[system]d\n[user]hi\n"),
         ([*HI, {"role": "assistant", "content": None, "refusal": "no", "annotations": []}, *HI],
          "[user]hi\n[assistant]\n[user]hi\n"),

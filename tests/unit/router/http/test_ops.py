@@ -10,6 +10,7 @@ from caravan_proto.messages.model import TokenizedText
 from caravan_router.http.app import Access
 from caravan_router.http.openapi import document
 from caravan_router.http.ops.routes import openapi_document
+from caravan_router.http.server.state import STATE
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 
@@ -49,13 +50,14 @@ async def test_there_is_no_model_before_the_first_shard_joins(service: Service, 
 
 
 async def test_models(service: Service) -> None:
+    started_s = service.app[STATE].started_s
     assert await (await service.client.get("/v1/models")).json() == {
         "object": "list",
         "data": [
             {
                 "id": "scripted",
                 "object": "model",
-                "created": 0,
+                "created": started_s,
                 "owned_by": "scripted",
                 "root": "scripted",
                 "parent": None,
@@ -63,7 +65,7 @@ async def test_models(service: Service) -> None:
             {
                 "id": "pirate",
                 "object": "model",
-                "created": 0,
+                "created": started_s,
                 "owned_by": "scripted",
                 "root": "pirate",
                 "parent": "scripted",

@@ -71,7 +71,7 @@ def _text(field: str, message: Message, media: MediaParts) -> str:
 
 def text_of_parts(field: str, parts: Sequence[ContentPart], media: MediaParts = NO_MEDIA) -> str:
     """Return the texts of ``parts``, joined. Pictures and sounds are added to ``media``. Raises ValidationError."""
-    return "".join(_part(f"{field}[{number}]", part, media) for number, part in enumerate(parts))
+    return media.joined(_part(f"{field}[{number}]", part, media) for number, part in enumerate(parts))
 
 
 def _part(field: str, part: ContentPart, media: MediaParts) -> str:
