@@ -356,6 +356,15 @@ class NotStoredError(RequestError):
         super().__init__("The response was generated but could not be stored, so it cannot be continued")
 
 
+class NoSlotError(RequestError):
+    """`/slots`: as many generations are in progress as may be."""
+
+    kind = ErrorKind(503, "overloaded", _SERVER, None, RETRY_AFTER_S)
+
+    def __init__(self) -> None:
+        super().__init__("As many generations are in progress as may be")
+
+
 class NoLibraryError(RequestError):
     """The server loads and unloads no models."""
 

@@ -102,7 +102,7 @@ class AskedLlamaServer(Asked):
         prompts = await self._read(context)
         requests = await validate_llama(context, self._body, prompts, self._n)
         texts = [""] * len(prompts.tokens)
-        if self._body.response_fields is None or "prompt" in self._body.response_fields:
+        if not self._body.response_fields or "prompt" in self._body.response_fields:
             texts = [await _text(context, tokens) for tokens in prompts.tokens]
         shown = _Shown(model=context.adapter or context.model.name, prompts=texts, truncated=prompts.truncated)
         return LlamaServerAnswer(self._body, self._n, requests, shown)
@@ -183,7 +183,7 @@ class LlamaServerAnswer(Answer):
         reply.tokens_cached = run.cached_tokens
         reply.timings = _timings(run, output.tokens)
         fields = self._body.response_fields
-        return reply if fields is None else _picked(msgspec.to_builtins(reply), fields)
+        return _picked(msgspec.to_builtins(reply), fields) if fields else reply
 
 
 def _picked(reply: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:

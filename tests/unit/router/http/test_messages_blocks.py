@@ -105,7 +105,7 @@ async def test_a_failed_tool_says_so(service: Service) -> None:
 
 async def test_a_compaction_stands_for_all_before_it(service: Service) -> None:
     summary = {"type": "compaction", "content": "They said hi."}
-    turns = [
+    turns: list[dict[str, Any]] = [
         *HI,
         {"role": "assistant", "content": [text("Long story."), summary, text("On.")]},
         {"role": "user", "content": "And?"},
@@ -207,7 +207,7 @@ async def test_edits_of_the_context_are_not_made_and_the_reply_says_so(service: 
 
 
 async def test_texts_of_a_message_are_lines_and_messages_are_paragraphs(service: Service) -> None:
-    turns = [
+    turns: list[dict[str, Any]] = [
         {"role": "user", "content": [text("A"), text(""), text("B")]},
         {"role": "user", "content": "C"},
         {"role": "assistant", "content": [text("D"), text("E")]},

@@ -66,6 +66,9 @@ async def create_response(request: web.Request, body: ResponseRequest) -> web.St
             return await answer(request, reply)
 
 
+ROUTES.also("/responses", "unversioned")
+
+
 def _begun_turn(request: web.Request, body: InputFields, *, extends: bool) -> AbstractAsyncContextManager[Turn]:
     return begun_turn(request.app[STATE].store, request.app[RUNNING], owner_of(request), body, extends=extends)
 
