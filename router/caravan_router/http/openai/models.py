@@ -27,7 +27,7 @@ def found(state: AppState, asked: str) -> Model:
     """Return the model or adapter that ``asked`` means. Raises UnknownModelError, NoShardError."""
     name = state.fleet.names.meant(asked)
     for entry in listed(state):
-        if entry.id == name:
+        if entry.id == name or (entry.aliases is not msgspec.UNSET and asked in entry.aliases):
             return entry
     raise UnknownModelError(asked)
 
@@ -42,8 +42,14 @@ def listed(state: AppState) -> list[Model]:
         if (facts := known.get(name)) is None:
             listed.append(entry)
             continue
-        reads = _architecture(facts)
-        listed += [msgspec.structs.replace(one, architecture=reads) for one in (entry, *_adapters(state, facts))]
+        reads, created = _architecture(facts), facts.modified_s or state.started_s
+        if facts.aliases:
+            known_aliases = () if entry.aliases is msgspec.UNSET else entry.aliases
+            entry = msgspec.structs.replace(entry, aliases=(*known_aliases, *facts.aliases))
+        listed += [
+            msgspec.structs.replace(one, architecture=reads, created=created)
+            for one in (entry, *_adapters(state, facts))
+        ]
     arriving = () if state.library is None else state.library.arriving()
     return listed + [_entry(state, model.name, model) for model in arriving]
 

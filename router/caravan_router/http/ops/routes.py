@@ -68,7 +68,7 @@ async def vllm_version(request: web.Request) -> web.Response:
 
 
 @ROUTES.route("GET", "/load", "Return how many generations are in progress", reply=Load)
-async def load(request: web.Request) -> web.Response:
+async def server_load(request: web.Request) -> web.Response:
     return json_reply(Load(request.app[STATE].permits.held))
 
 
