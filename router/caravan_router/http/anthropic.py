@@ -16,6 +16,7 @@ from caravan_router.api.anthropic.schema import (
 from caravan_router.api.anthropic.translation import chat_request_of
 from caravan_router.api.generation.parts import MediaParts
 from caravan_router.api.generation.permits import check_rate
+from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
 from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
@@ -61,10 +62,28 @@ async def messages(request: web.Request, body: MessagesRequest) -> web.StreamRes
     errors=(*BODY_ERRORS, 404, 429, 503),
 )
 async def count_tokens(request: web.Request, body: CountTokensRequest) -> web.Response:
+    _, prompt = await _prompt(request, body)
+    tokens = len(prompt)
+    return json_reply(TokenCount(tokens, msgspec.UNSET if body.context_management is None else CountedEdits(tokens)))
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/messages/render",
+    "Return the tokens of the prompt that a request for a message has, as vLLM does",
+    parameters=_VERSION,
+    reply=RenderedTokens,
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def render_message(request: web.Request, body: CountTokensRequest) -> web.Response:
+    model, prompt = await _prompt(request, body)
+    return json_reply(rendered_tokens(model, prompt))
+
+
+async def _prompt(request: web.Request, body: CountTokensRequest) -> tuple[str, tuple[int, ...]]:
+    """Return the model's name and the tokens of the prompt. Raises RequestError, EngineError."""
     check_rate(request[CLIENT])
     context = await context_of(request, asked_model(request, body.model))
     media = MediaParts(context.model.media)
     plan = chat_plan_of(context, chat_request_of(body, context.model, media), constrained=False, media=media)
-    prompt = await chat_prompt_of(context, plan)
-    tokens = len(prompt.tokens.token_ids)
-    return json_reply(TokenCount(tokens, msgspec.UNSET if body.context_management is None else CountedEdits(tokens)))
+    return context.model.name, (await chat_prompt_of(context, plan)).tokens.token_ids

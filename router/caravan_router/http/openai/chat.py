@@ -4,6 +4,7 @@ from aiohttp import web
 
 from caravan_router.api.generation.parts import MediaParts
 from caravan_router.api.generation.permits import check_rate
+from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
 from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.api.openai.chat.reply import AskedChat
 from caravan_router.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest, RenderedPrompt
@@ -14,7 +15,7 @@ from caravan_router.chat.prompt import ChatPrompt
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.counting import counting_refusals
-from caravan_router.http.generation.models import asked_model
+from caravan_router.http.generation.models import asked_model, served_model
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS
 from caravan_router.http.server.routes import Routes
@@ -48,6 +49,19 @@ ROUTES.also("/chat/completions", "unversioned")
 )
 async def chat_input_tokens(request: web.Request, body: ChatRequest) -> web.Response:
     return json_reply(InputTokenCount(len((await rendered_chat(request, body)).tokens.token_ids)))
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/chat/completions/render",
+    "Return the tokens of the prompt of a chat, as vLLM does",
+    reply=RenderedTokens,
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def render_chat(request: web.Request, body: ChatRequest) -> web.Response:
+    prompt = await rendered_chat(request, body)
+    name = served_model(request.app[STATE], asked_model(request, body.model)).engine.model.name
+    return json_reply(rendered_tokens(name, prompt.tokens.token_ids))
 
 
 @ROUTES.route(

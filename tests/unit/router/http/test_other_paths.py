@@ -65,6 +65,40 @@ async def test_a_template_is_applied(service: Service, engine: ScriptedEngine) -
     assert (response.status, (await response.json())["error"]["type"]) == (400, "invalid_request_error")
 
 
+_CHAT_HI = {"messages": HI}
+RENDERED: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("/v1/chat/completions/render", "/v1/chat/completions", _CHAT_HI, {"max_tokens": 1}),
+    ("/v1/messages/render", "/v1/messages", _CHAT_HI, {"max_tokens": 1}),
+    ("/v1/responses/render", "/v1/responses", {"input": "hi"}, {"max_output_tokens": 1}),
+]
+
+
+@pytest.mark.parametrize(("path", "answered", "body", "more"), RENDERED)
+async def test_the_tokens_of_a_prompt_are_told(
+    service: Service, engine: ScriptedEngine, path: str, answered: str, body: dict[str, Any], more: dict[str, Any]
+) -> None:
+    rendered = await service.reply(path, body)
+    assert not engine.streams
+    await service.reply(answered, body | more)
+    assert rendered == {"model": "scripted", "token_ids": list(engine.spec.prompt)}
+    # Whoever routes by tokens sends the whole request.
+    assert await service.reply(path, body | more | {"stream": True}) == rendered
+
+
+async def test_the_tokens_of_several_prompts_are_told(service: Service, engine: ScriptedEngine) -> None:
+    one, other = await service.reply("/v1/completions/render", {"prompt": ["ab", "c"], "max_tokens": 1})
+    assert (len(one["token_ids"]), len(other["token_ids"])) == (3, 2)
+    assert not engine.streams
+    response = await service.post("/v1/completions/render", {"prompt": "a" * 300})
+    assert (await response.json())["error"]["code"] == "context_length_exceeded"
+
+
+async def test_what_is_rendered_has_no_media(service: Service, engine: ScriptedEngine) -> None:
+    pictures = [{"role": "user", "content": [text_part("See"), picture_part()]}]
+    plain = await service.reply("/v1/chat/completions/render", {"messages": [{"role": "user", "content": "See"}]})
+    assert await service.reply("/v1/chat/completions/render", {"messages": pictures}) == plain
+
+
 async def test_what_vllm_tells_of_itself(service: Service) -> None:
     version = await (await service.client.get("/version")).json()
     assert version == await (await service.client.get("/api/version")).json()

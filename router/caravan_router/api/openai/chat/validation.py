@@ -24,7 +24,7 @@ from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.run import Run
 from caravan_router.api.generation.serving import Extras
 from caravan_router.api.openai.beams import check_beams, with_beams
-from caravan_router.api.openai.chat.messages import template_tools, text_of_parts
+from caravan_router.api.openai.chat.messages import template_tools, texts_of_parts
 from caravan_router.api.openai.chat.output import NO_OPTIONS, ChatOutput
 from caravan_router.api.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_router.api.openai.chat.schema import ChatRequest, LeftOut
@@ -269,7 +269,8 @@ async def _prediction(context: Context, body: ChatRequest, *, drafts: bool) -> t
     if body.prediction is None:
         return ()
     field, content = "prediction.content", body.prediction.content
-    text = content if isinstance(content, str) else text_of_parts(field, content)
+    # Parts of one output, in which nothing is between them.
+    text = content if isinstance(content, str) else "".join(texts_of_parts(field, content))
     if not text or not drafts:
         return ()
     # No output is longer than the context. What is beyond the longest prompt need not be tokenized to be cut off.
