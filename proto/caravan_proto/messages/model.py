@@ -30,11 +30,11 @@ class FillTokens:
 class ModelFile:
     """Facts about a model file, and the names of the adapters loaded for it.
 
-    ``fingerprint``: equal for files of the same content. ``vocabulary_fingerprint``: equal where every token id stands
-    for the same text, "" if unknown. ``trained_context``: in tokens. ``tool_template``: that for
-    prompts with tools, if the model has one beside ``chat_template``. ``eos_token_ids``: tokens that end an output.
-    ``draft_model``: the name of the draft model, "" without one. ``fill``: None if the vocabulary lacks a token that
-    filling in needs. ``media``: None if prompts have text only.
+    ``aliases``: other names that clients may use. ``fingerprint``: equal for files of the same content.
+    ``vocabulary_fingerprint``: equal where every token id stands for the same text, "" if unknown. ``trained_context``:
+    in tokens. ``tool_template``: that for prompts with tools, if the model has one beside ``chat_template``.
+    ``eos_token_ids``: tokens that end an output. ``draft_model``: the name of the draft model, "" without one.
+    ``fill``: None if the vocabulary lacks a token that filling in needs. ``media``: None if prompts have text only.
 
     The rest describes the file for people and tools. ``weight_bytes`` is the size of all weights, ``device_bytes`` of
     those in the memory of accelerators. ``quantization`` is the type of most weights. ``modified_s``: when the file was
@@ -51,6 +51,7 @@ class ModelFile:
     trained_context: int = 0
     tool_template: str = ""
     adapters: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     draft_model: str = ""
     eos_token_ids: frozenset[int] = frozenset()
     fill: FillTokens | None = None

@@ -143,6 +143,15 @@ class ValidationError(RequestError):
         self.field = field
 
 
+class ContextLengthError(ValidationError):
+    """The prompt, or the prompt and its output, does not fit the model's context.
+
+    Agents find this error by the code and the words of their dialect, and then shorten what they send.
+    """
+
+    kind = ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION)
+
+
 class BodyMismatchError(ValidationError):
     """A field that is unknown, missing or of the wrong type."""
 
@@ -349,17 +358,13 @@ class NotStoredError(RequestError):
         super().__init__("The response was generated but could not be stored, so it cannot be continued")
 
 
-class ContextLengthError(RequestError):
-    """`/v1/responses`: the input does not fit the model's context.
+class NoSlotError(RequestError):
+    """`/slots`: as many generations are in progress as may be."""
 
-    Agents look for its code, and then shorten what they send.
-    """
+    kind = ErrorKind(503, "overloaded", _SERVER, None, RETRY_AFTER_S)
 
-    kind = ErrorKind(422, "context_length_exceeded", _CLIENT, Failure.VALIDATION)
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"The input does not fit the context: {reason.removeprefix('Input validation error: ')}")
-        self.field = "input"
+    def __init__(self) -> None:
+        super().__init__("As many generations are in progress as may be")
 
 
 class NoLibraryError(RequestError):
@@ -419,7 +424,8 @@ _REPLACED = "The model was replaced, while the request waited, by another of the
 _MEDIA = "The pictures and sounds of all open requests together take too much memory"
 _DEAD_END = "What was generated does not match the schema or grammar, and nothing that may follow was found"
 _OTHERS: dict[type[Exception], ErrorKind] = {
-    TextTooLongError: ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION),
+    ContextLengthError: ContextLengthError.kind,
+    TextTooLongError: ContextLengthError.kind,
     TooMuchMediaError: ErrorKind(429, "overloaded", _RATE, Failure.VALIDATION, RETRY_AFTER_S, _MEDIA),
     QueueTimeoutError: ErrorKind(429, "overloaded", _RATE, Failure.QUEUE_TIMEOUT, RETRY_AFTER_S),
     DeadlineError: ErrorKind(504, "deadline_exceeded", _SERVER, Failure.DEADLINE),
@@ -446,7 +452,8 @@ def message_of(error: Exception) -> str:
         case RequestError():
             return str(error)
         case TextTooLongError():
-            return f"Input validation error: {error}"
+            # The words of three dialects: agents look for any of them.
+            return f"Input validation error: the prompt is too long, it exceeds the context window: {error}"
         case StoreError():
             return "Responses and conversations cannot be read or written now"
         case ModelReplacedError():

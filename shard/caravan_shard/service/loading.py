@@ -59,8 +59,7 @@ def _load_fake(config: ShardConfig) -> Backend:
     backend.facts = replace(backend.facts, draft_model=Path(config.model_draft).name)
     if config.model:
         backend.facts = replace(backend.facts, name=Path(config.model).name, fingerprint=f"toy-{config.model}")
-    if config.alias:
-        backend.facts = replace(backend.facts, name=config.alias)
+    backend.facts = config.named(backend.facts)
     return backend
 
 
@@ -83,8 +82,7 @@ def _load_llama(config: ShardConfig, read_vocabulary: ReadVocabulary | None) -> 
         plan = checked(plan_load(config, find_devices() if devices else []))
         config = plan.config
         loaded = open_model(config, plan.devices)
-        if config.alias:
-            loaded = replace(loaded, facts=replace(loaded.facts, name=config.alias))
+        loaded = replace(loaded, facts=config.named(loaded.facts))
         if loaded.only_embeds:
             return LlamaEmbeddingBackend(config, loaded)
         if read_vocabulary is not None:

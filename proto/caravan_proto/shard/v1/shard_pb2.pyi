@@ -309,6 +309,7 @@ class ModelInfo(_message.Message):
     DRAFT_MODEL_FIELD_NUMBER: _builtins.int
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """File name without directories."""
     fingerprint: _builtins.str
@@ -356,6 +357,10 @@ class ModelInfo(_message.Message):
     def media(self) -> Global___MediaFacts:
         """Absent if the shard has no projector: prompts have text only."""
 
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Other names that clients may use."""
+
     def __init__(
         self,
         *,
@@ -380,10 +385,11 @@ class ModelInfo(_message.Message):
         draft_model: _builtins.str = ...,
         vocabulary_fingerprint: _builtins.str = ...,
         media: Global___MediaFacts | None = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "device_bytes", b"device_bytes", "fill_tokens", b"fill_tokens", "media", b"media"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "draft_model", b"draft_model", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "media", b"media", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "aliases", b"aliases", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "draft_model", b"draft_model", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "media", b"media", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device_bytes: _TypeAlias = _typing.Literal["device_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_bytes: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes"]  # noqa: Y015

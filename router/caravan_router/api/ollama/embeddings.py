@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from caravan_router.api.generation.checks import check_range
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import Truncation, check_token_ids, tokenize_texts, tokenize_truncated
+from caravan_router.api.generation.prompt import Truncation, check_token_ids, nth, tokenize_texts, tokenize_truncated
 from caravan_router.api.generation.rules import too_many_prompts_error
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.validation import check_options
@@ -51,7 +51,7 @@ async def _token_ids(
         if truncate and len(tokens[place]) > limit:
             cut = await tokenize_truncated(engine, field, text, bounds, Truncation(limit=limit, keep_end=False))
             tokens[place] = cut.token_ids
-        check_token_ids(field, tokens[place], limit, context.model)
+        check_token_ids(nth(field, place, len(texts)), tokens[place], limit, context.model)
     return tokens
 
 

@@ -10,7 +10,7 @@ from caravan_router.api.generation.bounds import Bounds
 from caravan_router.api.generation.checks import check_positive, check_range
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.parts import NO_MEDIA, MediaParts, text_for
-from caravan_router.api.generation.prompt import check_token_ids
+from caravan_router.api.generation.prompt import check_prompt_ids
 from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.generation.schema import Format, JsonFormat, JsonObjectFormat
 from caravan_router.api.ollama import schema as ollama
@@ -64,7 +64,7 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> 
         messages.insert(0, Message(role="system", content=body.system))
     earlier = body.context or ()
     if earlier:
-        check_token_ids("context", earlier, context.bounds.max_input_tokens, context.model)
+        check_prompt_ids("context", earlier, context)
     return ChatSource(
         body=_chat_request(body, messages, context),
         raw=prompt if is_raw else None,

@@ -229,7 +229,7 @@ async def test_an_error_in_a_started_stream_is_an_event(service: Service) -> Non
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "[user]ab\n"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "[user]a\nb\n"),
         ([{"role": "developer", "content": "d"}, *HI], "[system]d\n[user]hi\n"),
         ([*HI, {"role": "assistant", "content": None, "refusal": "no", "annotations": []}, *HI],
          "[user]hi\n[assistant]\n[user]hi\n"),
@@ -322,12 +322,12 @@ async def test_the_client_gets_the_error_message_of_the_template(engine: Scripte
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "is missing"),
         ({"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]},
          "messages[0].function_call", "not supported"),
-        ({"messages": [{"role": "user", "content": "x" * 10_001}]}, "messages", "at most 8192 bytes"),
-        ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "less than 255 tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 10_001}]}, "messages", "and at most 8192 are allowed"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "and at most 255 are allowed"),
         ({"max_tokens": 0}, "max_tokens", "strictly positive"),
         ({"max_completion_tokens": -1}, "max_completion_tokens", "strictly positive"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "Given: 1 and 2"),
-        ({"max_tokens": 1000}, "messages", "<= 256"),
+        ({"max_tokens": 1000}, "messages", "context length is 256 tokens"),
         ({"temperature": -1}, "temperature", "-1"),
         ({"top_p": 0}, "top_p", "Given: 0"),
         ({"n": 0}, "n", "Given: 0"),
@@ -348,7 +348,7 @@ async def test_the_client_gets_the_error_message_of_the_template(engine: Scripte
         ({"tools": [{"function": {"name": "f", "parameters": DEEP}}]}, "tools[0].function.parameters", "at most 64"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}]},
          "messages[0].tool_calls[0].function.arguments", "at most 64 deep"),
-        ({"messages": [{"role": "user", "content": "<" + "x" * 10_000}]}, "messages", "at most 8192 bytes"),
+        ({"messages": [{"role": "user", "content": "<" + "x" * 10_000}]}, "messages", "and at most 8192 are allowed"),
         ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type", "retrieval"),
     ],
 )  # fmt: skip

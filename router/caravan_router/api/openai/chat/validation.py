@@ -13,13 +13,19 @@ from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.fill import prompt_before
 from caravan_router.api.generation.media import tokenize_mixed
 from caravan_router.api.generation.parts import NO_MEDIA, MediaParts
-from caravan_router.api.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_plain, tokenize_prompt
+from caravan_router.api.generation.prompt import (
+    check_new_tokens,
+    check_prompt_ids,
+    fit,
+    tokenize_plain,
+    tokenize_prompt,
+)
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.run import Run
 from caravan_router.api.generation.serving import Extras
 from caravan_router.api.openai.beams import check_beams, with_beams
 from caravan_router.api.openai.chat.enforced import IN_CHAT, SchemaPlaces, Wanted, enforced
-from caravan_router.api.openai.chat.messages import template_tools, text_of_parts
+from caravan_router.api.openai.chat.messages import template_tools, texts_of_parts
 from caravan_router.api.openai.chat.output import NO_OPTIONS, ChatOutput
 from caravan_router.api.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_router.api.openai.chat.schema import ChatRequest, LeftOut
@@ -189,14 +195,14 @@ async def _prompt(context: Context, source: ChatSource, asked: FieldConstraint |
     if (token_ids := source.body.prompt_token_ids) is not None:
         if source.body.messages or source.body.tools:
             raise prompt_tokens_error("messages" if source.body.messages else "tools")
-        check_token_ids("prompt_token_ids", token_ids, context.bounds.max_input_tokens, context.model)
+        check_prompt_ids("prompt_token_ids", token_ids, context)
         return _Prompt(NO_PLAN, tuple(token_ids))
     plan = chat_plan_of(context, source.body, constrained=asked is not None, media=source.media)
     if asked is not None and plan.tools.tools and asked.constraint.kind is not ConstraintKind.JSON_SCHEMA:
         raise ToolError(
             f"Grammar and tools are mutually exclusive, unless it is a JSON schema. Given: `tools` and `{asked.field}`"
         )
-    prompt = await chat_prompt_of(context, plan)
+    prompt = await chat_prompt_of(context, plan, source.names[0])
     if source.exact:
         tokens = await with_exact_tokens(context.engine, source.exact, prompt.tokens)
     else:
@@ -266,9 +272,11 @@ async def _prediction(context: Context, body: ChatRequest, *, drafts: bool) -> t
     if body.prediction is None:
         return ()
     field, content = "prediction.content", body.prediction.content
-    text = content if isinstance(content, str) else text_of_parts(field, content)
+    # Parts of one output, in which nothing is between them.
+    text = content if isinstance(content, str) else "".join(texts_of_parts(field, content))
     if not text or not drafts:
         return ()
+    # No output is longer than the context. What is beyond the longest prompt need not be tokenized to be cut off.
+    text = text.encode()[: context.bounds.max_prompt_bytes].decode(errors="ignore")
     tokens = await tokenize_prompt(context.engine, field, text, context.bounds, add_special=False)
-    # An output is never longer.
     return tokens.token_ids[: context.bounds.max_total_tokens]

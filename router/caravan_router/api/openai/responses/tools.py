@@ -32,8 +32,8 @@ class OfferedTools:
     """``tools``: for the model, by names that are unique. ``called``: what the client calls each of these.
 
     ``names``: the same the other way round. ``custom``: the model's names of custom tools. ``searches``: whether the
-    model may ask the client for more tools, by calling `_SEARCH`. ``skipped``: types left out. ``places``: the field of the
-    body that each tool is in, by the model's names.
+    model may ask the client for more tools, by calling `_SEARCH`. ``skipped``: types left out. ``places``: the field
+    of the body that each tool is in, by the model's names.
     """
 
     tools: Sequence[Tool]

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import check_bytes, check_token_ids, tokenize_pairs
+from caravan_router.api.generation.prompt import check_bytes, check_token_ids, nth, tokenize_pairs
 from caravan_router.api.generation.rules import empty_prompt_error, too_many_prompts_error
 from caravan_router.api.openai.embeddings.vectors import TextsOf, Vectors
 
@@ -20,6 +20,10 @@ class Texts:
 
     field: str
     texts: Sequence[str]
+
+    def named(self) -> list[tuple[str, str]]:
+        """Return each text with its field's name."""
+        return [(nth(self.field, number, len(self.texts)), text) for number, text in enumerate(self.texts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ async def scores_of(embed: Embed, first: Texts, second: Texts) -> Scores:
     """
     count = max(len(first.texts), len(second.texts))
     pairs = [_pair(first, second, index) for index in range(count)] if first.texts and second.texts else []
-    sides = {text: side.field for side in (second, first) for text in side.texts}
+    sides = {text: field for side in (second, first) for field, text in side.named()}
 
     async def texts_of(context: Context) -> list[tuple[int, ...]]:
         for side in (first, second):
@@ -52,7 +56,8 @@ async def scores_of(embed: Embed, first: Texts, second: Texts) -> Scores:
                 raise too_many_prompts_error(side.field, context.limits.max_embed_texts, len(side.texts))
         if context.model.ranks:
             tokens = await tokenize_pairs(context.engine, second.field, pairs, context.bounds)
-            fields = [second.field] * len(pairs)
+            named = [field for field, _ in second.named()]
+            fields = named * len(pairs) if len(named) == 1 else named
         else:
             for text, field in sides.items():
                 check_bytes(field, text, context.bounds)
