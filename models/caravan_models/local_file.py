@@ -4,7 +4,7 @@ from pathlib import Path
 
 from caravan_models.errors import FetchError
 from caravan_models.fetched import FetchedModel
-from caravan_models.listing import RepositoryFile, choose, is_model, title_of
+from caravan_models.listing import RepositoryFile, choose, is_model, part_names, title_of
 from caravan_models.reference import HubModel, NamedFile
 
 
@@ -43,3 +43,9 @@ def local_projector(path: Path) -> Path | None:
         # Whoever opens the model says what is wrong with its file.
         return None
     return None if found is None else path.parent / found.path
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """Return the files of the model that llama.cpp loads from ``path``: those of its parts that are there."""
+    parts = (path.with_name(name) for name in part_names(path.name))
+    return tuple(part for part in parts if part == path or part.is_file())

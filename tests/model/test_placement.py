@@ -17,6 +17,7 @@ from caravan_shard.backends.base import DecodeOutcome, StartupError, TokenBatch
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.sequences.run_files import RunFiles
+from caravan_testing.shard_models import know_contents
 from caravan_testing.shard_tiny_llama import CONTEXT, write_tiny_llama
 from caravan_testing.shard_tiny_moe import LAYERS, write_tiny_moe
 
@@ -40,6 +41,7 @@ def opened(model: Path, **flags: Any) -> Iterator[Any]:
     config = ShardConfig(**{"model": str(model), "threads": 1, "parallel": 1, "ctx_size": 512, **flags})
     backend = LlamaCppBackend(config)
     try:
+        know_contents(backend)
         yield backend
     finally:
         backend.close()

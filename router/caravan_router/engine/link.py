@@ -27,6 +27,7 @@ from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.scheduling.actions import Encode, Fetch
 from caravan_router.scheduling.events import (
+    RunsFound,
     ShardDraining,
     ShardJoined,
     ShardLost,
@@ -74,11 +75,13 @@ class _DrainedError(_SessionError):
 class LinkOwner:
     """``accept`` judges a shard before it joins: it returns the engine of its model, or a reason to refuse it.
 
+    ``is_other`` says whether what is known now of the shard's files tells it from the other shards of its engine.
     ``claim`` returns what to ask a shard with the model of that fingerprint with; None if this router needs no more of
     them. ``on_wanted`` is called when `ShardLink.wanted_by` has changed.
     """
 
     accept: "Callable[[ShardLink, ShardInfo], EventSink | str]"
+    is_other: "Callable[[ShardLink, ShardInfo], bool]" = lambda _link, _info: False
     claim: Callable[[str], ShardClaim | None] = lambda _fingerprint: ShardClaim(0)
     on_wanted: Callable[[], None] = lambda: None
 
@@ -353,6 +356,19 @@ class ShardLink:
             return False
         return True
 
+    async def _learn_contents(self, client: ShardCalls) -> None:
+        """Note what is in the shard's files, and what it has found that was saved before.
+
+        Raise _SessionError if its model's file is not that of the other shards of its engine: it joins another one.
+        """
+        info = await client.info()
+        if self._owner.is_other(self, info):
+            raise _SessionError("the file of its model has the name of another one, and other weights")
+        runs = await client.saved_runs()
+        self.info = info
+        self._sink = self._owner.engine_of(self, info)
+        self._sink.post(RunsFound(self.address, info.limits.run_fingerprint, runs))
+
     async def _renew(self, client: ShardCalls, epoch: int) -> None:
         while True:
             await asyncio.sleep(self._config.lease_ttl_s * _RENEWED_AFTER)
@@ -373,6 +389,8 @@ class ShardLink:
                 if status.claim != self.wanted_by:
                     self.wanted_by = status.claim
                     self._owner.on_wanted()
+                if status.knows_contents and self.info is not None and not self.info.facts.sha256:
+                    await self._learn_contents(client)
                 if status.draining and not draining:
                     draining = True
                     self._drain("the shard is ending")

@@ -44,6 +44,10 @@ class LinkUser(Protocol):
         """Whether requests for the model of this fingerprint wait or run."""
         ...
 
+    def is_other(self, link: ShardLink, info: ShardInfo) -> bool:
+        """Whether what is known now of a shard's files tells it from the other shards of its engine."""
+        ...
+
     def forget(self, address: str) -> None:
         """Forget the shard at ``address``, an address that is gone."""
 
@@ -65,7 +69,9 @@ class LinkPool:
         self._config = config
         self._user = user
         self._changed = asyncio.Event()
-        self._owner = LinkOwner(accept=self._accept, claim=self._claim, on_wanted=self._changed.set)
+        self._owner = LinkOwner(
+            accept=self._accept, is_other=user.is_other, claim=self._claim, on_wanted=self._changed.set
+        )
         self._discovery = Discovery(sources, config.address_refresh_s, self._note_addresses)
         self._listed: frozenset[str] = frozenset()
         # The tasks of the links that were not cancelled, by address.

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from caravan_models.contents import Contents, SeenFiles
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
@@ -202,7 +203,23 @@ class Backend(Protocol):
 
     @property
     def state_fingerprint(self) -> str:
-        """Hexadecimal name of everything that decides what states mean: states of an equal one can be restored."""
+        """Hexadecimal name of everything that decides what states mean: states of an equal one can be restored.
+
+        Empty while it is not known what is in the files: nothing that was saved before may be used then.
+        """
+        ...
+
+    @property
+    def files(self) -> SeenFiles | None:
+        """The files that were loaded, as they were before; None if there are none, so that nothing must be read."""
+        ...
+
+    def state_fingerprint_of(self, contents: Contents) -> str:
+        """Return the `state_fingerprint` for these contents of the files. Any thread may call it."""
+        ...
+
+    def know_contents(self, contents: Contents) -> None:
+        """Note what is in the files: set `state_fingerprint`, and `ModelFile.sha256` in `facts`."""
         ...
 
     @property

@@ -229,7 +229,7 @@ class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
 class OllamaTag(msgspec.Struct, frozen=True, kw_only=True):
     """``size``: bytes of the model's weights, also for an adapter. ``modified_at``: when the model's file was changed.
 
-    ``digest``: the model's fingerprint.
+    ``digest``: SHA-256 of the model's file; another text that differs between most files, until it has been read.
     """
 
     name: str

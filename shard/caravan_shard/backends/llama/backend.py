@@ -12,6 +12,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from caravan_models.contents import Contents
 from caravan_models.fingerprint import fingerprint
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, Saving
@@ -55,6 +56,8 @@ class LlamaCppBackend:
     """A Backend. The thread that makes it must also use it: OpenMP keeps a thread pool per calling thread."""
 
     media: MediaEncoder | None
+    # Until it is known what is in the files.
+    state_fingerprint = ""
 
     def __init__(self, config: ShardConfig, loaded: LoadedModel | None = None, *, drafts: bool = False) -> None:
         """Load the model, unless it is ``loaded``, and warm up; raises StartupError. ``drafts``: for another model."""
@@ -105,6 +108,7 @@ class LlamaCppBackend:
         if loaded.only_embeds:
             raise StartupError(f"{loaded.facts.name} embeds texts and cannot generate any")
         self._adapters = LlamaAdapters(loaded.pointer, config.adapters)
+        self.files = loaded.files
         self.facts = replace(loaded.facts, adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
         self._contexts = Contexts(loaded.pointer, config, self.facts.trained_context)
@@ -135,11 +139,10 @@ class LlamaCppBackend:
             )
         self._warm_up()
         self._find_state_format()
-        self.state_fingerprint = self._fingerprint(config)
+        self._config = config
         self.numerics = self._find_numerics(config, is_draft_model=is_draft_model)
-        if config.exact:
-            # Cells that another kind of shard has computed would be others.
-            self.state_fingerprint = _digest(self.state_fingerprint, self.numerics.fingerprint)
+        if not is_draft_model and (known := self.files.known()) is not None:
+            self.know_contents(known)
         # A recurrent state cannot be cut back to run a step again.
         self._contexts.take_candidates = not (
             is_draft_model or self.capacity.current.whole_only
@@ -216,6 +219,8 @@ class LlamaCppBackend:
         flash_attention = {layout.value: has_flash_attention for layout in self._contexts.layouts}
         if is_draft_model:  # nothing depends on how it rounds
             return Numerics(fingerprint="", flash_attention=flash_attention)
+        # What is in the files need not be known yet. Where it matters, their logits differ, too.
+        files = self.facts.fingerprint, [fingerprint([adapter.path]) for adapter in config.adapters]
         started = monotonic()
         limits = self.capacity.current
         probe = NumericsProbe(self.decode, self.logits, self._memory, self.vocabulary.size)
@@ -227,7 +232,7 @@ class LlamaCppBackend:
             thorough=config.exact,
         )
         inputs = (
-            self.state_fingerprint,
+            self._cells_of(*files),
             has_flash_attention,
             self._forward.ubatch,
             config.exact,
@@ -238,7 +243,9 @@ class LlamaCppBackend:
             *config.tensor_overrides,
             llama_cpp.llama_print_system_info(),
         )
-        compared = _digest(*inputs, limits.cells_per_sequence, self.capacity.max_sequences, library_files())
+        compared = _digest(
+            *inputs, self.files.all, limits.cells_per_sequence, self.capacity.max_sequences, library_files()
+        )
         # What --exact promises is compared at each start.
         found = measure() if config.exact else known_equality(config.cache_dir, compared, measure)
         same_in_chunks = found.chunk
@@ -270,11 +277,26 @@ class LlamaCppBackend:
             )
         return numerics
 
-    def _fingerprint(self, config: ShardConfig) -> str:
-        adapters = [(adapter.name, adapter.scale, fingerprint(adapter.path)) for adapter in config.adapters]
+    def state_fingerprint_of(self, contents: Contents) -> str:
+        """Return what names the cells of a model whose files have these contents. Any thread may call it."""
+        of_files = self._cells_of(contents.model, contents.adapters)
+        of_projector = (contents.projector,) if contents.projector else ()
+        # With --exact, cells that another kind of shard has computed would be others.
+        of_numerics = (self.numerics.fingerprint,) if self._config.exact else ()
+        return _digest(of_files, *of_projector, *of_numerics)
+
+    def know_contents(self, contents: Contents) -> None:
+        """Note what is in the files: states that were saved with the same ones may be used from now on."""
+        self.facts = replace(self.facts, sha256=contents.model)
+        self.state_fingerprint = self.state_fingerprint_of(contents)
+
+    def _cells_of(self, model: str, adapters: Sequence[str]) -> str:
+        """Return what names the cells of this kind of shard, for files that these texts stand for."""
+        config = self._config
+        named = [(adapter.name, adapter.scale, text) for adapter, text in zip(config.adapters, adapters, strict=True)]
         return _digest(
-            self.facts.fingerprint,
-            adapters,
+            model,
+            named,
             config.cache_type_k,
             config.cache_type_v,
             self._memory.form,

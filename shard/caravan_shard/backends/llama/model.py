@@ -4,14 +4,16 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 
 from caravan_models.architectures import is_encoder
+from caravan_models.contents import SeenFile, SeenFiles
 from caravan_models.fingerprint import fingerprint
+from caravan_models.local_file import parts_of
 from caravan_proto.host_memory import locked_memory
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import StartupError
@@ -50,11 +52,15 @@ _FILE_TYPES: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters."""
+    """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters.
+
+    ``files``: those that were read, as they were before.
+    """
 
     pointer: Any
     vocabulary: LlamaVocabulary
     facts: ModelFile
+    files: SeenFiles
 
     @property
     def only_embeds(self) -> bool:
@@ -74,6 +80,7 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
     """
     path = Path(config.model)
     _check_files(config)
+    files = _seen_files(config)
     _log.info("loading %s", path.name, extra={"mib": path.stat().st_size >> 20})
     route_llama_log()
     devices = first_devices(config.rpc_servers) if devices is None else devices
@@ -84,10 +91,11 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
         vocab = llama_cpp.llama_model_get_vocab(pointer)
         vocabulary = LlamaVocabulary(vocab, llama_cpp.llama_model_chat_template(pointer, b"rerank") or b"")
         facts = _model_facts(path, pointer, vocab, vocabulary, uses_gpus=config.uses_gpus)
+        facts = replace(facts, fingerprint=fingerprint([file.path for file in files.model]))
     except BaseException:
         llama_cpp.llama_model_free(pointer)
         raise
-    return LoadedModel(pointer=pointer, vocabulary=vocabulary, facts=facts)
+    return LoadedModel(pointer=pointer, vocabulary=vocabulary, facts=facts, files=files)
 
 
 @contextlib.contextmanager
@@ -128,6 +136,21 @@ def _check_files(config: ShardConfig) -> None:
         _check_gguf_file(Path(config.model_draft), "draft model", "-md")
     if config.mmproj:
         _check_gguf_file(Path(config.mmproj), "projector", "--mmproj")
+
+
+def _seen_files(config: ShardConfig) -> SeenFiles:
+    """Return the files that decide what cells mean, as they are now. Raises StartupError.
+
+    A draft model is not among them: it has cells of its own, which nobody saves.
+    """
+    try:
+        return SeenFiles(
+            model=tuple(map(SeenFile.at, parts_of(Path(config.model)))),
+            adapters=tuple(SeenFile.at(adapter.path) for adapter in config.adapters),
+            projector=SeenFile.at(Path(config.mmproj)) if config.mmproj else None,
+        )
+    except OSError as error:
+        raise StartupError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def _check_gguf_file(path: Path, kind: str, flag: str) -> None:
@@ -225,11 +248,11 @@ def _check_tokenizer(path: Path, vocab: Any) -> None:
 
 
 def _model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary, *, uses_gpus: bool) -> ModelFile:
-    """Read the facts of a loaded model, without its adapters."""
+    """Read the facts of a loaded model, without its adapters and its fingerprint."""
     template = llama_cpp.llama_model_chat_template(model, None)
     return ModelFile(
         name=path.name,
-        fingerprint=fingerprint(path),
+        fingerprint="",
         vocabulary_size=vocabulary.size,
         vocabulary_fingerprint=vocabulary.fingerprint(),
         trained_context=int(llama_cpp.llama_model_n_ctx_train(model)),

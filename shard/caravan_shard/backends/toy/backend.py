@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from caravan_models.contents import Contents, SeenFiles
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import Numerics
@@ -37,6 +38,8 @@ class ToyBackend:
     """A Backend. A forward pass takes ``step_s`` plus ``token_s`` per token, in seconds."""
 
     state_fingerprint = "70" * 32
+    # Those that the toy stands for, whose contents decide what its states are called.
+    files: SeenFiles | None = None
 
     def __init__(
         self,
@@ -95,6 +98,21 @@ class ToyBackend:
         self._step_s = step_s
         self._token_s = token_s
         self._logits: Floats = np.empty((0, TOY_FACTS.vocabulary_size), np.float32)
+
+    def stand_for(self, files: SeenFiles) -> None:
+        """Pretend to be loaded from ``files``."""
+        self.files, self.state_fingerprint, self.facts = files, "", replace(self.facts, sha256="")
+        if (known := files.known()) is not None:
+            self.know_contents(known)
+
+    def state_fingerprint_of(self, contents: Contents) -> str:
+        """Return the digest of the model."""
+        return contents.model
+
+    def know_contents(self, contents: Contents) -> None:
+        """Note what is in the files."""
+        self.facts = replace(self.facts, sha256=contents.model)
+        self.state_fingerprint = self.state_fingerprint_of(contents)
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Work like llama_decode, its rules for positions included."""
