@@ -259,7 +259,8 @@ class Executor(Closing):
         for saved in batch.conversations:
             if len(saved.tokens) > longest:
                 raise StateError(f"a sequence has at most {longest} tokens. Saved: {len(saved.tokens)}")
-        is_usable = batch.cells_fingerprint == self.backend.state_fingerprint and self._saving is not Saving.NOTHING
+        same_cells = batch.cells_fingerprint == self.backend.contents.state_fingerprint
+        is_usable = same_cells and self._saving is not Saving.NOTHING
         conversations = list[Conversation]()
         for saved, slices in zip(batch.conversations, slices_of(batch), strict=True):
             conversation = self.create()
@@ -343,7 +344,7 @@ class Executor(Closing):
             SavedBatch(
                 model=self._model,
                 model_fingerprint=contents.model,
-                cells_fingerprint=self.backend.state_fingerprint,
+                cells_fingerprint=self.backend.contents.state_fingerprint,
                 vocabulary_size=self.vocabulary_size,
                 conversations=saved,
                 media=(media := self.media.used_in(one.tokens for one in saved)),

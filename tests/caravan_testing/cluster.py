@@ -187,8 +187,9 @@ class Cluster:
             backend.facts = replace(backend.facts, chat_template=config.chat_template)
         backend = self.backends[address]
         backend.facts = replace(
-            backend.facts, name=model, fingerprint=file, sha256=file, vocabulary_fingerprint=vocabulary_fingerprint
+            backend.facts, name=model, fingerprint=file, vocabulary_fingerprint=vocabulary_fingerprint
         )
+        backend.contents.sha256 = file
         if config.wrong_every is not None:
             backend.draft_model = ToyDraftModel(wrong_every=config.wrong_every, max_sequences=config.max_sequences)
             backend.facts = replace(backend.facts, draft_model="toy-draft")
@@ -196,7 +197,7 @@ class Cluster:
             number = self.addresses.index(address)
             backend.numerics = replace(backend.numerics, fingerprint=config.numerics[number])
         if state_fingerprint is not None:
-            backend.state_fingerprint = state_fingerprint
+            backend.contents.state_fingerprint = state_fingerprint
         if weights is not None:
             backend.stand_for(SeenFiles(model=(SeenFile.at(weights),)))
         self.servers[address] = ShardServer(

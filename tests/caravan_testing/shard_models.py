@@ -86,9 +86,10 @@ def fetched(model: Path) -> Path:
 
 def know_contents(backend: Backend) -> None:
     """Let a backend know what is in its files, as its shard does."""
-    contents = None if backend.files is None else backend.files.read()
+    files = backend.contents.files
+    contents = None if files is None else files.read()
     assert contents is not None
-    backend.know_contents(contents)
+    backend.contents.know(contents)
 
 
 class ModelDriver(EngineDriver):

@@ -72,19 +72,19 @@ def test_other_weights_of_the_same_samples_use_nothing_that_was_saved(
         conversation.prompt("some cells")
         executor.infer()
         saved, held, logits = conversation.save(), conversation.held, conversation.logits().copy()
-        quick, cells = executor.backend.facts.fingerprint, executor.backend.state_fingerprint
+        quick, cells = executor.backend.facts.fingerprint, executor.backend.contents.state_fingerprint
         assert cells
     # The same bytes in other files.
     shutil.copytree(tmp_path / "old", tmp_path / "copy")
     with Executor(tmp_path / "copy" / path.name, **_OPTIONS) as executor:
         copy = executor.load(saved)
-        assert (copy.held, executor.backend.state_fingerprint) == (held, cells)
+        assert (copy.held, executor.backend.contents.state_fingerprint) == (held, cells)
     change(path)
     with Executor(path, **_OPTIONS) as executor:
         assert executor.backend.facts.fingerprint == quick
         with pytest.raises(StateError, match="another model"):
             executor.load(saved)
-        assert executor.backend.state_fingerprint not in ("", cells)
+        assert executor.backend.contents.state_fingerprint not in ("", cells)
         other = executor.create()
         other.prompt("some cells")
         executor.infer()
@@ -99,10 +99,9 @@ def test_all_bytes_of_adapters_and_of_projectors_count(tmp_path: Path) -> None:
     for change in (b"", b"one more byte"):
         adapter.write_bytes(adapter.read_bytes() + change)
         backend = LlamaCppBackend(config)
-        assert not backend.state_fingerprint
+        assert not backend.contents.state_fingerprint
         know_contents(backend)
-        found.append(backend.state_fingerprint)
-        assert backend.files.projector is None
+        found.append(backend.contents.state_fingerprint)
         backend.close()
     assert len({*found}) == 2
 

@@ -63,7 +63,7 @@ def logits(backend: Any) -> Floats:
 def plain(tiny: Path) -> tuple[Floats, str, str]:
     """Logits, and the fingerprints of cells and of numerics, without flags."""
     with opened(tiny) as backend:
-        return logits(backend), backend.state_fingerprint, backend.numerics.fingerprint
+        return logits(backend), backend.contents.state_fingerprint, backend.numerics.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_other_positions_are_other_logits_and_other_cells(
     expected, cells, numerics = plain
     with opened(tiny, **flags) as backend:
         assert not np.allclose(logits(backend), expected, atol=1e-3)
-        assert backend.state_fingerprint != cells
+        assert backend.contents.state_fingerprint != cells
         assert backend.numerics.fingerprint != numerics
         # What was saved with other positions is not even looked at.
-        with_flags = RunFiles(tmp_path, backend.state_fingerprint)
+        with_flags = RunFiles(tmp_path, backend.contents.state_fingerprint)
         without_flags = RunFiles(tmp_path, cells)
         assert with_flags.folder != without_flags.folder
 

@@ -23,7 +23,7 @@ from caravan_router.engine.link import ShardLink
 from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.link_pool import LinkPool
 from caravan_router.engine.observer import EngineObserver
-from caravan_router.engine.replacement import serving
+from caravan_router.engine.replacement import find_engine, may_be_same, serving
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.engine.viewers import Viewers
 from caravan_router.scheduling.config import SchedulerConfig
@@ -50,12 +50,11 @@ class _Last:
     present_s: float
 
 
-def _may_be_same(one: ModelFacts, other: ModelFacts) -> bool:
-    """Whether both are of one model: one file may be served under several names with other flags, and a name may get
-    other weights. A shard that has not read its file yet counts by what tells files apart at once.
-    """
-    is_alike = (one.name, one.fingerprint) == (other.name, other.fingerprint)
-    return is_alike and (one.sha256 == other.sha256 or "" in (one.sha256, other.sha256))
+def _by_name(batchers: Iterable[Batcher]) -> list[list[Batcher]]:
+    named: dict[str, list[Batcher]] = {}
+    for batcher in batchers:
+        named.setdefault(batcher.model.name, []).append(batcher)
+    return list(named.values())
 
 
 class Fleet:
@@ -113,7 +112,7 @@ class Fleet:
             tasks.create_task(self._pool.run())
             while True:
                 self._forget_models(time.monotonic())
-                for named in self._by_name((*self._batchers, *self._leaving)):
+                for named in _by_name((*self._batchers, *self._leaving)):
                     for batcher in named:
                         batcher.tick()
                     named[0].observer.queue(functools.reduce(operator.add, (batcher.queue for batcher in named)))
@@ -136,7 +135,7 @@ class Fleet:
     def engines(self) -> list[Batcher]:
         """The engine that serves each known name: the default first, then those that have shards, by joining."""
         return sorted(
-            map(serving, self._by_name(self._batchers)),
+            map(serving, _by_name(self._batchers)),
             key=lambda batcher: (batcher.model.name not in self.names.expected[:1], not batcher.replicas.links),
         )
 
@@ -161,13 +160,6 @@ class Fleet:
         for name in self.names.expected or ("",):
             await (await self.demand.known(name)).ready.wait()
 
-    @staticmethod
-    def _by_name(batchers: Iterable[Batcher]) -> list[list[Batcher]]:
-        named: dict[str, list[Batcher]] = {}
-        for batcher in batchers:
-            named.setdefault(batcher.model.name, []).append(batcher)
-        return list(named.values())
-
     @property
     def healthy(self) -> bool:
         """Whether at least one shard of any model is leased and makes progress."""
@@ -183,9 +175,9 @@ class Fleet:
         """Return the engine of the shard's model, or why the shard may not serve beside the others."""
         address, facts = link.address, info.facts
         former = self._batcher_of.get(address)
-        if former is not None and not _may_be_same(former.model, facts):
+        if former is not None and not may_be_same(former.model, facts):
             self.forget(address)
-        batcher = self._engine_for(facts, former) or self._add(facts)
+        batcher = find_engine(self._batchers, facts, former) or self._add(facts)
         batcher.replicas.add(link, facts)
         self._batcher_of[address] = batcher
         self._replace_engines(time.monotonic())
@@ -200,16 +192,11 @@ class Fleet:
     def is_other(self, link: ShardLink, info: ShardInfo) -> bool:
         """Whether what is known now of a shard's files tells it from the other shards of its engine."""
         batcher = self._batcher_of.get(link.address)
-        return batcher is not None and not _may_be_same(batcher.model, info.facts)
-
-    def _engine_for(self, facts: ModelFacts, former: Batcher | None) -> Batcher | None:
-        """Return the engine of a model: that of the same bytes first, then that which the shard had."""
-        found = [known for known in self._batchers if _may_be_same(known.model, facts)]
-        return max(found, key=lambda known: (known.model.sha256 == facts.sha256, known is former), default=None)
+        return batcher is not None and not may_be_same(batcher.model, info.facts)
 
     def _replace_engines(self, now: float) -> None:
         """End engines that have no shard left, and of whose name another one serves, which gets their requests."""
-        for named in self._by_name(self._batchers):
+        for named in _by_name(self._batchers):
             successor = serving(named)
             for batcher in named:
                 links = batcher.replicas.links.values()

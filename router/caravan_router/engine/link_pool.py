@@ -12,8 +12,9 @@ from caravan_proto.messages.model import ShardClaim
 from caravan_router.core.shards import ShardState
 from caravan_router.engine.command_runner import EventSink
 from caravan_router.engine.discovery import Discovery, ShardSource
-from caravan_router.engine.link import LinkOwner, ShardLink
+from caravan_router.engine.link import ShardLink
 from caravan_router.engine.link_config import LinkConfig
+from caravan_router.engine.link_owner import LinkOwner
 from caravan_router.engine.shard_info import ShardInfo
 
 _log = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from caravan_models.contents import Contents, SeenFiles
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
 from caravan_shard.arrays import Flags, Floats, Ids, State
+from caravan_shard.backends.file_contents import FileContents
 from caravan_shard.backends.model_users import ModelUsers
 from caravan_shard.media.encoder import MediaEncoder, MediaRows
 from caravan_shard.media.spans import CellSpan
@@ -202,24 +202,8 @@ class Backend(Protocol):
         ...
 
     @property
-    def state_fingerprint(self) -> str:
-        """Hexadecimal name of everything that decides what states mean: states of an equal one can be restored.
-
-        Empty while it is not known what is in the files: nothing that was saved before may be used then.
-        """
-        ...
-
-    @property
-    def files(self) -> SeenFiles | None:
-        """The files that were loaded, as they were before; None if there are none, so that nothing must be read."""
-        ...
-
-    def state_fingerprint_of(self, contents: Contents) -> str:
-        """Return the `state_fingerprint` for these contents of the files. Any thread may call it."""
-        ...
-
-    def know_contents(self, contents: Contents) -> None:
-        """Note what is in the files: set `state_fingerprint`, and `ModelFile.sha256` in `facts`."""
+    def contents(self) -> FileContents:
+        """What is known of the bytes in its files."""
         ...
 
     @property

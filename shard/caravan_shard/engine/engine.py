@@ -219,7 +219,7 @@ class Engine:
 
     def know_contents(self, command: KnowContents) -> None:
         """Note what is in the files of the model, and use what was saved before."""
-        self.backend.know_contents(command.contents)
+        self.backend.contents.know(command.contents)
         command.use_saved()
 
     def release_all(self) -> None:

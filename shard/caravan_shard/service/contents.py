@@ -38,8 +38,8 @@ class ContentsReader:
 
     def start(self) -> None:
         """Begin, unless there is nothing to be read."""
-        files = self._backend.files
-        if files is not None and not self._backend.facts.sha256:
+        files = self._backend.contents.files
+        if files is not None and not self._backend.contents.sha256:
             threading.Thread(target=self._read, args=(files,), name="contents", daemon=True).start()
 
     def end(self) -> None:
@@ -75,7 +75,7 @@ class ContentsReader:
         if self._config.cache_dir_bytes == 0 or self._backend.capacity.current.saving is Saving.NOTHING:
             return None
         try:
-            files = RunFiles(Path(self._config.cache_dir), self._backend.state_fingerprint_of(contents))
+            files = RunFiles(Path(self._config.cache_dir), self._backend.contents.state_fingerprint_of(contents))
             return files, list(files.scan())
         except OSError as error:
             _log.warning("cannot use --cache-dir", extra={"error": str(error)})

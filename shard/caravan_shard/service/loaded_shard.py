@@ -5,6 +5,7 @@ import contextlib
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import caravan_proto
 from caravan_proto.messages.model import Info, ModelFile
@@ -144,7 +145,7 @@ class LoadedShard:
             return Info(
                 shard_id=self._config.shard_id,
                 incarnation=incarnation,
-                model=engine.backend.facts,
+                model=replace(engine.backend.facts, sha256=engine.backend.contents.sha256),
                 limits=limits,
                 version=caravan_proto.__version__,
                 numerics=engine.backend.numerics,

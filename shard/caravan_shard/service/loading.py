@@ -58,8 +58,8 @@ def _load_fake(config: ShardConfig) -> Backend:
     )
     backend.facts = replace(backend.facts, draft_model=Path(config.model_draft).name)
     if config.model:
-        print_ = f"toy-{config.model}"
-        backend.facts = replace(backend.facts, name=Path(config.model).name, fingerprint=print_, sha256=print_)
+        backend.facts = replace(backend.facts, name=Path(config.model).name, fingerprint=f"toy-{config.model}")
+        backend.contents.sha256 = backend.facts.fingerprint
     if config.alias:
         backend.facts = replace(backend.facts, name=config.alias)
     return backend
@@ -116,8 +116,8 @@ def make_run_store(config: ShardConfig, backend: Backend) -> RunStore:
     folder = Path(config.cache_dir)
     try:
         check_folder(folder)
-        if not backend.state_fingerprint:
+        if not backend.contents.state_fingerprint:
             return RunStore(memory_bytes, disk_bytes=config.cache_dir_bytes)
-        return RunStore(memory_bytes, RunFiles(folder, backend.state_fingerprint), config.cache_dir_bytes)
+        return RunStore(memory_bytes, RunFiles(folder, backend.contents.state_fingerprint), config.cache_dir_bytes)
     except OSError as error:
         raise StartupError(f"cannot use --cache-dir {config.cache_dir}: {error.strerror or error}") from error

@@ -29,7 +29,7 @@ _THREADS = 4
 
 def run_fingerprint(backend: Backend) -> str:
     """Return what the saved runs of shards must have in common to be exchanged; empty if they cannot be, or not yet."""
-    return "" if backend.capacity.current.saving is Saving.NOTHING else backend.state_fingerprint
+    return "" if backend.capacity.current.saving is Saving.NOTHING else backend.contents.state_fingerprint
 
 
 class RunExchange:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,15 +11,16 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from caravan_models.contents import Contents
 from caravan_models.fingerprint import fingerprint
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, JointEmbed, StartupError, TokenBatch
+from caravan_shard.backends.file_contents import FileContents
 from caravan_shard.backends.llama.adapters import LlamaAdapters
 from caravan_shard.backends.llama.candidate_probe import chooses_candidates
+from caravan_shard.backends.llama.cell_names import CellNames, digest
 from caravan_shard.backends.llama.cell_state import StateFormat
 from caravan_shard.backends.llama.context import Contexts, OpenContext
 from caravan_shard.backends.llama.device_candidates import PATIENCE, DeviceCandidates
@@ -48,16 +48,10 @@ from caravan_shard.sampling.top_candidates import StepCandidates
 _log = logging.getLogger(__name__)
 
 
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
 class LlamaCppBackend:
     """A Backend. The thread that makes it must also use it: OpenMP keeps a thread pool per calling thread."""
 
     media: MediaEncoder | None
-    # Until it is known what is in the files.
-    state_fingerprint = ""
 
     def __init__(self, config: ShardConfig, loaded: LoadedModel | None = None, *, drafts: bool = False) -> None:
         """Load the model, unless it is ``loaded``, and warm up; raises StartupError. ``drafts``: for another model."""
@@ -108,7 +102,6 @@ class LlamaCppBackend:
         if loaded.only_embeds:
             raise StartupError(f"{loaded.facts.name} embeds texts and cannot generate any")
         self._adapters = LlamaAdapters(loaded.pointer, config.adapters)
-        self.files = loaded.files
         self.facts = replace(loaded.facts, adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
         self._contexts = Contexts(loaded.pointer, config, self.facts.trained_context)
@@ -139,10 +132,11 @@ class LlamaCppBackend:
             )
         self._warm_up()
         self._find_state_format()
-        self._config = config
-        self.numerics = self._find_numerics(config, is_draft_model=is_draft_model)
-        if not is_draft_model and (known := self.files.known()) is not None:
-            self.know_contents(known)
+        names = CellNames(config, self._memory.form)
+        self.numerics = self._find_numerics(config, loaded, names, is_draft_model=is_draft_model)
+        if config.exact:
+            names = replace(names, numerics=(self.numerics.fingerprint,))
+        self.contents = FileContents(None if is_draft_model else loaded.files, names.of)
         # A recurrent state cannot be cut back to run a step again.
         self._contexts.take_candidates = not (
             is_draft_model or self.capacity.current.whole_only
@@ -213,7 +207,9 @@ class LlamaCppBackend:
             self.capacity = replace(self.capacity, layouts=tuple(nothing))
         self._memory.clear()
 
-    def _find_numerics(self, config: ShardConfig, *, is_draft_model: bool) -> Numerics:
+    def _find_numerics(
+        self, config: ShardConfig, loaded: LoadedModel, names: CellNames, *, is_draft_model: bool
+    ) -> Numerics:
         """Compare the logits of tokens alone and together. Raises StartupError if they must be equal and are not."""
         has_flash_attention = config.flash_attn != "off"
         flash_attention = {layout.value: has_flash_attention for layout in self._contexts.layouts}
@@ -232,7 +228,7 @@ class LlamaCppBackend:
             thorough=config.exact,
         )
         inputs = (
-            self._cells_of(*files),
+            names.of_texts(*files),
             has_flash_attention,
             self._forward.ubatch,
             config.exact,
@@ -243,8 +239,8 @@ class LlamaCppBackend:
             *config.tensor_overrides,
             llama_cpp.llama_print_system_info(),
         )
-        compared = _digest(
-            *inputs, self.files.all, limits.cells_per_sequence, self.capacity.max_sequences, library_files()
+        compared = digest(
+            *inputs, loaded.files.all, limits.cells_per_sequence, self.capacity.max_sequences, library_files()
         )
         # What --exact promises is compared at each start.
         found = measure() if config.exact else known_equality(config.cache_dir, compared, measure)
@@ -253,7 +249,7 @@ class LlamaCppBackend:
             # A few tokens may be equal by chance: numbers are rounded again after they were added.
             same_in_chunks = False
         numerics = Numerics(
-            fingerprint=_digest(*inputs, found.logits)[:16],
+            fingerprint=digest(*inputs, found.logits)[:16],
             exact=config.exact,
             flash_attention=flash_attention,
             same_in_company=found.company,
@@ -276,34 +272,6 @@ class LlamaCppBackend:
                 "CMAKE_ARGS=-DGGML_LLAMAFILE=OFF"
             )
         return numerics
-
-    def state_fingerprint_of(self, contents: Contents) -> str:
-        """Return what names the cells of a model whose files have these contents. Any thread may call it."""
-        of_files = self._cells_of(contents.model, contents.adapters)
-        of_projector = (contents.projector,) if contents.projector else ()
-        # With --exact, cells that another kind of shard has computed would be others.
-        of_numerics = (self.numerics.fingerprint,) if self._config.exact else ()
-        return _digest(of_files, *of_projector, *of_numerics)
-
-    def know_contents(self, contents: Contents) -> None:
-        """Note what is in the files: states that were saved with the same ones may be used from now on."""
-        self.facts = replace(self.facts, sha256=contents.model)
-        self.state_fingerprint = self.state_fingerprint_of(contents)
-
-    def _cells_of(self, model: str, adapters: Sequence[str]) -> str:
-        """Return what names the cells of this kind of shard, for files that these texts stand for."""
-        config = self._config
-        named = [(adapter.name, adapter.scale, text) for adapter, text in zip(config.adapters, adapters, strict=True)]
-        return _digest(
-            model,
-            named,
-            config.cache_type_k,
-            config.cache_type_v,
-            self._memory.form,
-            llama_cpp.__version__,
-            # Cells that were saved before there were such flags stay valid.
-            *config.rope_changes,
-        )
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Run llama_decode, more than once with media, and wait for the logits."""

@@ -3,14 +3,13 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
-from caravan_models.contents import Contents
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, StartupError, TokenBatch
+from caravan_shard.backends.file_contents import FileContents
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.model import LoadedModel
@@ -46,10 +45,7 @@ class LlamaEmbeddingBackend:
         self.draft_model = None
         self.numerics = Numerics(fingerprint=_fingerprint(self.facts.fingerprint, config)[:16])
         # No cells are saved.
-        self.state_fingerprint = ""
-        self.files = loaded.files
-        if (known := self.files.known()) is not None:
-            self.know_contents(known)
+        self.contents = FileContents(loaded.files, lambda _contents: "")
         none = LayoutLimits(
             layout=KvLayout.UNIFIED,
             cells=0,
@@ -75,14 +71,6 @@ class LlamaEmbeddingBackend:
                 "texts_side_by_side": embedder.joint.lanes,
             },
         )
-
-    def state_fingerprint_of(self, _contents: Contents) -> str:
-        """Return an empty text: there are no states."""
-        return ""
-
-    def know_contents(self, contents: Contents) -> None:
-        """Note what is in the files."""
-        self.facts = replace(self.facts, sha256=contents.model)
 
     def _check(self, config: ShardConfig) -> None:
         """Raise StartupError if flags ask for what such a model cannot do."""

@@ -26,7 +26,6 @@ CHAT_TEMPLATE = (
 TOY_FACTS = ModelFile(
     name="toy",
     fingerprint="toy-1",
-    sha256="toy-1",
     vocabulary_size=VOCABULARY_SIZE,
     vocabulary_fingerprint="toy-vocabulary",
     trained_context=1 << 20,
