@@ -44,7 +44,7 @@ from caravan_proto.limits import MOST_ROLLBACK_TOKENS
 from caravan_router.api.generation.bounds import bounds_of
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.models import ServedModel
-from caravan_router.api.generation.prompt import check_token_ids
+from caravan_router.api.generation.prompt import check_text_ids
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.run import Run, collect, on_all, started, together
 from caravan_router.api.generation.serving import Sender
@@ -341,7 +341,7 @@ class LocalModel:
         if not token_ids:
             return ""
         with named_errors():
-            check_token_ids("token_ids", token_ids, context.model.max_tokenize_bytes, context.model)
+            check_text_ids("token_ids", token_ids, context.model.max_tokenize_bytes, context.model)
             found = await context.engine.queries.detokenize(token_ids)
         pieces = zip(found.pieces, found.specials, strict=True)
         return b"".join(piece for piece, special in pieces if not special).decode("utf-8", "replace")

@@ -10,7 +10,7 @@ from caravan.request_bodies import chat_body, completion_body
 from caravan.sampling_params import SamplingParams
 from caravan_router.api.errors import RequestError
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import check_token_ids, tokenize_prompt
+from caravan_router.api.generation.prompt import check_text_ids, tokenize_prompt
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.openai.chat.truncation import validate_chat
 from caravan_router.api.openai.chat.validation import ChatSource, ValidChat
@@ -115,7 +115,7 @@ async def embedded_ids(context: Context, prompt: PlainPrompt) -> tuple[int, ...]
     """Return the token ids of a text to embed. Raises the router's RequestError, and EngineError."""
     if isinstance(prompt, str):
         prompt = (await tokenize_prompt(context.engine, "input", prompt, context.bounds)).token_ids
-    check_token_ids("input", prompt, context.model.max_embed_tokens, context.model)
+    check_text_ids("input", prompt, context.model.max_embed_tokens, context.model)
     return prompt
 
 

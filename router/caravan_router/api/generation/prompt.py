@@ -12,6 +12,7 @@ from caravan_router.api.generation.rules import (
     empty_prompt_error,
     token_id_error,
     too_many_new_tokens_error,
+    too_many_tokens_error,
 )
 from caravan_router.core.engine import Engine, ModelFacts
 
@@ -26,8 +27,7 @@ async def tokenize_prompt(
 
 async def tokenize_texts(engine: Engine, field: str, texts: Sequence[str], bounds: Bounds) -> list[tuple[int, ...]]:
     """Return the token ids of each text."""
-    for text in texts:
-        check_bytes(field, text, bounds)
+    check_texts(field, texts, bounds)
     return await engine.queries.tokenize_texts(texts)
 
 
@@ -39,14 +39,15 @@ async def tokenize_plain(engine: Engine, field: str, text: str, bounds: Bounds) 
     return (await engine.queries.tokenize(text, add_special=False, parse_special=False)).token_ids
 
 
-async def tokenize_pairs(
-    engine: Engine, field: str, pairs: Sequence[tuple[str, str]], bounds: Bounds
-) -> list[tuple[int, ...]]:
-    """Return the token ids of each pair of a query and a document of ``field``, for a model that ranks."""
-    for pair in pairs:
-        for text in pair:
-            check_bytes(field, text, bounds)
-    return await engine.queries.tokenize_pairs(pairs)
+def place_of(field: str, index: int, count: int) -> str:
+    """Return what to call one of the ``count`` texts of a field."""
+    return field if count == 1 else f"{field}[{index}]"
+
+
+def check_texts(field: str, texts: Sequence[str], bounds: Bounds) -> None:
+    """Require texts that are neither empty nor too long. Raises ValidationError, which names the text."""
+    for index, text in enumerate(texts):
+        check_bytes(place_of(field, index, len(texts)), text, bounds)
 
 
 def check_bytes(field: str, text: str, bounds: Bounds) -> None:
@@ -89,12 +90,19 @@ async def tokenize_truncated(
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], limit: int, model: ModelFacts) -> None:
-    """Require 1 to ``limit`` token ids of the model's vocabulary."""
-    if not token_ids:
-        raise empty_prompt_error(field)
+    """Require a prompt of 1 to ``limit`` token ids of the model's vocabulary."""
     # The count comes first: there may be a million ids.
     if len(token_ids) > limit:
         raise PromptTooLongError(field, limit, len(token_ids))
+    check_text_ids(field, token_ids, limit, model)
+
+
+def check_text_ids(field: str, token_ids: Sequence[int], limit: int, model: ModelFacts) -> None:
+    """Require a text of 1 to ``limit`` token ids of the model's vocabulary, which is no prompt."""
+    if not token_ids:
+        raise empty_prompt_error(field)
+    if len(token_ids) > limit:
+        raise too_many_tokens_error(field, limit, len(token_ids))
     for token_id in token_ids:
         if not 0 <= token_id < model.vocabulary_size:
             raise token_id_error(field, model.vocabulary_size, token_id)

@@ -82,6 +82,11 @@ class PromptTooLongError(ValidationError):
         super().__init__(field, f"`{field}` must have less than {limit} tokens. Given: {given}")
 
 
+def too_many_tokens_error(field: str, limit: int, given: int) -> ValidationError:
+    """A text that is no prompt has too many tokens."""
+    return ValidationError(field, f"`{field}` must have at most {limit} tokens. Given: {given}")
+
+
 class TotalTooLongError(ValidationError):
     def __init__(self, field: str, new_field: str, limit: int, given: int, given_new: int) -> None:
         message = (

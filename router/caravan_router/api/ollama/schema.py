@@ -197,10 +197,11 @@ class OllamaEmbedReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaEmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The older request for one vector. A ``prompt`` that is too long is refused; without one the vector is empty."""
+    """The older request for one vector. Without a ``prompt`` the vector is empty. ``truncate``: as in /api/embed."""
 
     model: str
     prompt: str | None = None
+    truncate: bool | None = None
     options: OllamaOptions | None = None
     keep_alive: KeepAlive = None
 

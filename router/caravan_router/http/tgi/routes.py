@@ -11,7 +11,7 @@ from caravan_proto.messages.model import TokenizedText
 from caravan_router.api.generation.bounds import bounds_of
 from caravan_router.api.generation.models import MODEL_HEADER
 from caravan_router.api.generation.permits import check_rate
-from caravan_router.api.generation.prompt import check_token_ids, tokenize_prompt
+from caravan_router.api.generation.prompt import check_text_ids, tokenize_prompt
 from caravan_router.api.tgi.errors import TGI
 from caravan_router.api.tgi.reply import AskedGenerate
 from caravan_router.api.tgi.schema import (
@@ -121,7 +121,7 @@ async def detokenize(request: web.Request, body: DetokenizeRequest) -> web.Respo
     limit = bounds_of(state.limits, model).max_prompt_bytes
     pieces: tuple[bytes, ...] = ()
     if body.tokens:
-        check_token_ids("tokens", body.tokens, limit, model)
+        check_text_ids("tokens", body.tokens, limit, model)
         pieces = (await engine.queries.detokenize(body.tokens)).pieces
     text = b"".join(pieces).decode(errors="replace")
     return json_reply(DetokenizedText(text, text))

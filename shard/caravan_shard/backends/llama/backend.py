@@ -244,6 +244,8 @@ class LlamaCppBackend:
         )
         # What --exact promises is compared at each start.
         found = measure() if config.exact else known_equality(config.cache_dir, compared, measure)
+        # In a common pool, the places of cells depend on other sequences, also where a comparison finds no difference.
+        same_in_company = False if limits.shares_cells and found.company else found.company
         same_in_chunks = found.chunk
         if not config.exact and not has_flash_attention:
             # A few tokens may be equal by chance: numbers are rounded again after they were added.
@@ -252,7 +254,7 @@ class LlamaCppBackend:
             fingerprint=digest(*inputs, found.logits)[:16],
             exact=config.exact,
             flash_attention=flash_attention,
-            same_in_company=found.company,
+            same_in_company=same_in_company,
             same_in_chunks=same_in_chunks,
         )
         _log.info(

@@ -29,7 +29,10 @@ class LlamaVocabulary:
         self.users = ModelUsers()
         self.size = int(llama_cpp.llama_vocab_n_tokens(vocab))
         self._rank_template = self._split(rank_template.decode(errors="replace"))
-        self.eog_ids = frozenset(token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(vocab, token))
+        # The end token that the file names is always one. llama.cpp leaves `</s>` out of a vocabulary of some kinds.
+        named = {llama_cpp.llama_vocab_eos(vocab)} - {-1}
+        found = (token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(vocab, token))
+        self.eog_ids = frozenset(found) | named
         self._pieces: dict[int, Piece] = {}
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -166,6 +169,19 @@ class LlamaVocabulary:
         assert length >= 0, f"the piece of token {token} needs {-length} bytes and had {room}"
         special = token in self.eog_ids or bool(llama_cpp.llama_vocab_is_control(self._vocab, token))
         return Piece(buffer[:length], special)
+
+
+def missing_of_pairs(vocab: Any) -> str:
+    """Return the name of a token that pairs without a template need, and that the file does not name; "" if none."""
+    sep = llama_cpp.llama_vocab_sep(vocab)
+    for name, is_added, token in (
+        ("begin (bos)", llama_cpp.llama_vocab_get_add_bos(vocab), llama_cpp.llama_vocab_bos(vocab)),
+        ("end (eos)", llama_cpp.llama_vocab_get_add_eos(vocab), max(llama_cpp.llama_vocab_eos(vocab), sep)),
+        ("separator (sep)", llama_cpp.llama_vocab_get_add_sep(vocab), sep),
+    ):
+        if is_added and token < 0:
+            return name
+    return ""
 
 
 def _cut(part: str | int, text: str, token: int) -> list[str | int]:

@@ -95,7 +95,7 @@ async def test_detokenize_refuses_invalid_token_ids(service: Service) -> None:
     for tokens, message in [
         ([-1], "`tokens` token ids must be >= 0 and < 1000. Given: -1"),
         ([5, 1000], "`tokens` token ids must be >= 0 and < 1000. Given: 1000"),
-        ([5] * 8193, "`tokens` must have less than 8192 tokens. Given: 8193"),
+        ([5] * 8193, "`tokens` must have at most 8192 tokens. Given: 8193"),
         (["a"], "Expected `int`, got `str` - at `$.tokens[0]`"),
         (None, "Expected `array`, got `null` - at `$.tokens`"),
     ]:

@@ -126,7 +126,7 @@ CASES = [
         VECTORS,
         {"input": "a" * 64},
         "input",
-        "`input` must have less than 64 tokens. Given: 65",
+        "`input` must have at most 64 tokens. Given: 65",
     ),
     Case(
         rules.TotalTooLongError,
