@@ -123,6 +123,13 @@ CASES = [
     ),
     Case(
         rules.PromptTooLongError,
+        TEXT,
+        {"prompt": [1] * 256},
+        "prompt",
+        "`prompt` must have less than 255 tokens. Given: 256",
+    ),
+    Case(
+        rules.too_many_tokens_error,
         VECTORS,
         {"input": "a" * 64},
         "input",
