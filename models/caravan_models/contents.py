@@ -54,6 +54,14 @@ class SeenFile:
         """Return the file at ``path`` as it is now. Raises OSError."""
         return SeenFile(path, FileIdentity.of(path.stat()))
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it is there as it was. A program that opened it since it was seen has these bytes then."""
+        try:
+            return SeenFile.at(self.path) == self
+        except OSError:
+            return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
@@ -81,9 +89,9 @@ class SeenFiles:
         return (*self.model, *self.adapters, *(() if self.projector is None else (self.projector,)))
 
     def known(self) -> Contents | None:
-        """Return what is remembered of the files, at once; None if one of them must be read."""
+        """Return what is remembered of the files, at once; None if one of them must be read, or is not what it was."""
         known = KnownDigests(digests_folder())
-        found = [known.find(file.identity) for file in self.all]
+        found = [known.find(file.identity) if file.is_there else "" for file in self.all]
         return None if "" in found else self._contents(found)
 
     def read(self, is_wanted: Callable[[], bool] = lambda: True) -> Contents | None:
@@ -169,11 +177,11 @@ def note_digest(path: Path, digest: str) -> None:
 
 
 def _digest(file: SeenFile, known: KnownDigests, is_wanted: Callable[[], bool]) -> str | None:
-    if found := known.find(file.identity):
+    if file.is_there and (found := known.find(file.identity)):
         return found
     with known.turn(file.identity):
         # Another process may have read it meanwhile.
-        digest = known.find(file.identity) or _read(file, is_wanted)
+        digest = (known.find(file.identity) if file.is_there else "") or _read(file, is_wanted)
     if digest:
         known.note(file.identity, digest)
     return digest

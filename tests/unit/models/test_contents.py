@@ -95,6 +95,13 @@ def test_a_file_that_was_replaced_or_written_since_is_unknown(tmp_path: Path) ->
     written(tmp_path / "new", "two").replace(one)
     with pytest.raises(ChangedFileError, match="has changed"):
         before.read()
+    # Also if it is known what was in it: it may have been replaced before it was loaded.
+    before = seen(one)
+    model_of(one)
+    written(tmp_path / "new", "three").replace(one)
+    assert before.known() is None
+    with pytest.raises(ChangedFileError, match="has changed"):
+        before.read()
     before = seen(one)
 
     def change() -> bool:
