@@ -27,8 +27,7 @@ async def tokenize_prompt(
 
 async def tokenize_texts(engine: Engine, field: str, texts: Sequence[str], bounds: Bounds) -> list[tuple[int, ...]]:
     """Return the token ids of each text."""
-    for number, text in enumerate(texts):
-        check_bytes(nth(field, number, len(texts)), text, bounds)
+    check_texts(field, texts, bounds)
     return await engine.queries.tokenize_texts(texts)
 
 
@@ -40,14 +39,10 @@ async def tokenize_plain(engine: Engine, field: str, text: str, bounds: Bounds) 
     return (await engine.queries.tokenize(text, add_special=False, parse_special=False)).token_ids
 
 
-async def tokenize_pairs(
-    engine: Engine, field: str, pairs: Sequence[tuple[str, str]], bounds: Bounds
-) -> list[tuple[int, ...]]:
-    """Return the token ids of each pair of a query and a document of ``field``, for a model that ranks."""
-    for pair in pairs:
-        for text in pair:
-            check_bytes(field, text, bounds)
-    return await engine.queries.tokenize_pairs(pairs)
+def check_texts(field: str, texts: Sequence[str], bounds: Bounds) -> None:
+    """Require texts that are neither empty nor too long. Raises ValidationError, which names the text."""
+    for index, text in enumerate(texts):
+        check_bytes(nth(field, index, len(texts)), text, bounds)
 
 
 def check_bytes(field: str, text: str, bounds: Bounds) -> None:

@@ -27,7 +27,8 @@ async def texts_of_embed(body: ollama.OllamaEmbedRequest, context: Context) -> l
 async def texts_of_embeddings(body: ollama.OllamaEmbeddingsRequest, context: Context) -> list[tuple[int, ...]]:
     """Return the token ids of the text of ``/api/embeddings``, if there is one. Raises ValidationError, EngineError."""
     limit = _limit(body.options, context)
-    return await _token_ids(context, "prompt", [body.prompt] if body.prompt else [], limit, truncate=False)
+    texts = [body.prompt] if body.prompt else []
+    return await _token_ids(context, "prompt", texts, limit, truncate=body.truncate is not False)
 
 
 def _limit(options: ollama.OllamaOptions | None, context: Context) -> int:

@@ -55,11 +55,15 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> 
     if body.suffix and context.model.fill is None:
         raise insert_error(context.model.name)
     is_raw = bool(body.raw or body.suffix)
+    # As in Ollama, whose template for such models is the prompt alone.
+    is_plain = not context.model.chat_template
     if is_raw:
         neutral = "set `suffix` to null" if body.suffix else "set `raw` to false"
         for field, given in (("system", body.system), ("context", body.context)):
             if given:
                 raise unsupported_field_error(field, neutral, given)
+    elif body.system and is_plain:
+        raise unsupported_field_error("system", "set it to null: the model has no chat template", body.system)
     elif body.system:
         messages.insert(0, Message(role="system", content=body.system))
     earlier = body.context or ()
@@ -67,7 +71,7 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> 
         check_prompt_ids("context", earlier, context)
     return ChatSource(
         body=_chat_request(body, messages, context),
-        raw=prompt if is_raw else None,
+        raw=prompt if is_raw or is_plain else None,
         suffix=body.suffix or "",
         earlier=tuple(earlier),
         names=("context + prompt" if earlier else "prompt", _NEW_TOKENS),

@@ -88,9 +88,25 @@ async def test_a_raw_prompt_is_not_templated(engine: ScriptedEngine) -> None:
         await whole(service, "/api/generate", prompt="as it is", raw=True)
         assert text_of(engine) == "as it is"
         assert engine.spec.prompt[0] == BOS
-        response = await service.post("/api/generate", {"model": "any", "prompt": "x"})
-        assert response.status == 400
-        assert (await response.json())["error"].startswith("Template error: the model has no chat template")
+
+
+async def test_without_a_chat_template_the_prompt_is_what_was_sent(engine: ScriptedEngine) -> None:
+    engine.model = MODEL
+    async with serving(engine) as service:
+        reply = await whole(service, "/api/generate", prompt="once upon", options={"num_predict": 3})
+        assert text_of(engine) == "once upon"
+        assert engine.spec.prompt[0] == BOS
+        assert reply["context"][: len(engine.spec.prompt)] == list(engine.spec.prompt)
+        await whole(service, "/api/generate", prompt=" a time", context=reply["context"])
+        assert [*engine.spec.prompt[: len(reply["context"])]] == reply["context"]
+        assert engine.spec.prompt.count(BOS) == 1
+        for path, body, message in (
+            ("/api/generate", {"prompt": "x", "system": "s"}, "set it to null: the model has no chat template"),
+            ("/api/chat", {"messages": HI}, "Template error: the model has no chat template"),
+        ):
+            response = await service.post(path, {"model": "any", **body})
+            assert response.status == 400
+            assert message in (await response.json())["error"]
 
 
 async def test_a_context_continues_a_conversation(service: Service, engine: ScriptedEngine) -> None:

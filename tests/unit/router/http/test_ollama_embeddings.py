@@ -70,6 +70,14 @@ async def test_the_end_of_a_text_that_is_too_long_is_cut_off(truncate: Any, text
         assert reply["prompt_eval_count"] == len(expected) + len(engine.embedded[0])
 
 
+@pytest.mark.parametrize("truncate", [None, True])
+async def test_the_older_route_cuts_a_long_text_as_well(truncate: Any) -> None:
+    engine = RecordingEngine()
+    async with serving(engine) as service:
+        await ask(service, OLDER, prompt="a" * 20_000, truncate=truncate)
+        assert engine.embedded == [(BOS, *[100 + ord("a")] * 63)]
+
+
 async def test_fewer_dimensions_are_scaled_to_length_one() -> None:
     async with serving(RecordingEngine()) as service:
         for dimensions, expected in [(1, [1.0]), (2, [math.sqrt(0.5)] * 2), (8, [0.5] * 4 + [0.0] * 4)]:
@@ -95,7 +103,7 @@ RULES: list[tuple[str, dict[str, Any], str]] = [
         "`options.repeat_penalty` must be >= 0.01 and <= 100.0. Given: 0.0",
     ),
     (EMBED, {"input": "a", "options": {"num_gpu": 1}}, "Object contains unknown field `num_gpu` - at `$.options`"),
-    (OLDER, {"prompt": "a", "truncate": True}, "Object contains unknown field `truncate`"),
+    (OLDER, {"prompt": "a", "truncated": True}, "Object contains unknown field `truncated`"),
     (
         EMBED,
         {"input": "a", "model": "pirate"},

@@ -301,8 +301,12 @@ async def test_a_text_to_embed(service: Service, path: str, body: dict[str, Any]
 OLLAMA_VECTORS = [
     ("/api/embed", {"input": "a" * 64, "truncate": False}, "`input` must have at most 64 tokens. Given: 65"),
     ("/api/embed", {"input": ["a", "a" * 64], "truncate": False}, "`input[1]` must have at most 64 tokens. Given: 65"),
-    ("/api/embeddings", {"prompt": "a" * 64}, "`prompt` must have at most 64 tokens. Given: 65"),
-    ("/api/embeddings", {"prompt": "abc", "options": {"num_ctx": 2}}, "`prompt` must have at most 2 tokens. Given: 4"),
+    ("/api/embeddings", {"prompt": "a" * 64, "truncate": False}, "`prompt` must have at most 64 tokens. Given: 65"),
+    (
+        "/api/embeddings",
+        {"prompt": "abc", "truncate": False, "options": {"num_ctx": 2}},
+        "`prompt` must have at most 2 tokens. Given: 4",
+    ),
 ]
 
 
