@@ -66,6 +66,12 @@ class RouterConfig:
         "most bytes of a request body, decompressed (default: 2000000, or 32 MiB where a model sees or hears)",
         low=1,
     )
+    max_bodies_mb: int = flag(
+        512,
+        "most MiB that the bodies of all open requests take, decoded values included; one client may have as much as it "
+        "leaves free; more is answered 503",
+        low=1,
+    )
     max_media: int = flag(8, "most pictures and sounds in one request", low=0)
     max_request_new_tokens: int | None = flag(
         None,
@@ -304,6 +310,7 @@ class RouterConfig:
             max_request_new_tokens=self.max_request_new_tokens,
             max_draft_tokens=self.speculate,
             payload_limit=self.payload_limit,
+            max_bodies_bytes=self.max_bodies_mb << 20,
             max_media=self.max_media,
             max_connections=self.max_connections,
             header_timeout_s=self.header_timeout_s,

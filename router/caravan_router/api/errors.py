@@ -129,6 +129,29 @@ class BodyTooLargeError(RequestError):
         super().__init__(f"The request body must have at most {limit_bytes} bytes after decompression")
 
 
+class DecodedBodyTooLargeError(RequestError):
+    """The body's values take more memory than one client may have."""
+
+    kind = ErrorKind(413, "validation", _CLIENT)
+
+    def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"The request body and its values may take at most {limit_bytes} bytes of memory. Needed: {needed_bytes}"
+        )
+
+
+class BodiesTooLargeError(RequestError):
+    """The bodies of all open requests together take too much memory, or those of this client take too much of it."""
+
+    kind = ErrorKind(503, "overloaded", _SERVER, None, RETRY_AFTER_S)
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            "The bodies of the open requests take too much memory. "
+            f"Allowed: {limit_bytes} bytes together, of which one client may have as much as it leaves free"
+        )
+
+
 class ValidationError(RequestError):
     """A field is unknown, missing, or breaks a rule. The message names the field, the limit and the value given.
 
