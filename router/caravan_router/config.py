@@ -68,8 +68,8 @@ class RouterConfig:
     )
     max_bodies_mb: int = flag(
         512,
-        "most MiB that the bodies of all open requests take, decoded values included; one client may have as much as it "
-        "leaves free; more is answered 503",
+        "most MiB that the bodies of all open requests take, decoded values included; one client may have as much as "
+        "it leaves free; more is answered 503",
         low=1,
     )
     max_media: int = flag(8, "most pictures and sounds in one request", low=0)

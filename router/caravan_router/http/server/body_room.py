@@ -14,8 +14,8 @@ from caravan_router.http.server.state import CLIENT
 class BodyRoom:
     """Knows what each client holds of ``limit`` bytes.
 
-    A client may hold as much as it leaves free. So one client gets a half at most, two a third each, and there is always
-    room for a client that comes later.
+    A client may hold as much as it leaves free. So one client gets a half at most, two a third each, and a client that
+    comes later always finds room.
     """
 
     def __init__(self, limit: int) -> None:

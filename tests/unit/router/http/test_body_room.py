@@ -12,7 +12,7 @@ from aiohttp import ClientResponse
 from caravan_router.api.errors import BodiesTooLargeError, DecodedBodyTooLargeError
 from caravan_router.api.limits import Limits
 from caravan_router.http.server.body_room import BodyRoom
-from caravan_testing.http_server import Service, keys, serving
+from caravan_testing.http_server import keys, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 from caravan_testing.waiting import in_time
 
@@ -39,7 +39,7 @@ def test_each_client_gets_as_much_as_it_leaves_free() -> None:
 
 
 async def test_clients_that_send_and_stop_take_no_more_than_the_limit() -> None:
-    """More and more uploads of one key stop short of their end: those beyond the limit are refused, another key's not."""
+    """Uploads of one key stop short of their end. Those beyond the limit are refused, another key's request is not."""
     limits = Limits(payload_limit=1_000_000, max_bodies_bytes=3_000_000)
     enough = asyncio.Event()
 
@@ -86,7 +86,7 @@ async def test_clients_that_send_and_stop_take_no_more_than_the_limit() -> None:
         # One wide character makes its whole string wide, and no other one.
         ('{"prompt":"a","user":"☃🐫'.encode() + b"a" * 1_400_000 + b'"}', 413),
         (b'{"prompt":"a","user":"\\ud83d\\udc2b' + b"a" * 1_400_000 + b'"}', 413),
-        ('{"max_tokens":1,"prompt":"hi","user":"'.encode() + b"a" * 1_000_000 + '","stop":"🐫"}'.encode(), 200),
+        (b'{"max_tokens":1,"prompt":"hi","user":"' + b"a" * 1_000_000 + '","stop":"🐫"}'.encode(), 200),
     ],
 )
 async def test_decoded_values_count(engine: ScriptedEngine, body: bytes, status: int) -> None:
