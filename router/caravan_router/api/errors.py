@@ -9,6 +9,7 @@ from caravan_router.conversations.store import StoreError
 from caravan_router.core.errors import (
     DeadlineError,
     GenerationError,
+    HelperError,
     IncompleteGenerationError,
     ModelReplacedError,
     NoShardError,
@@ -398,6 +399,12 @@ class LibraryRefusalError(RequestError):
     kind = ErrorKind(400, "library", _CLIENT)
 
 
+class LibraryFailedError(RequestError):
+    """The library's disk or the hub fails."""
+
+    kind = ErrorKind(503, "library", _SERVER)
+
+
 class UnknownShardError(RequestError):
     """No shard with this name is up."""
 
@@ -438,10 +445,12 @@ class UnhealthyError(RequestError):
 _STORE = "Responses and conversations cannot be read or written, for example because the disk is full"
 _REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
 _MEDIA = "The pictures and sounds of all open requests together take too much memory"
+_HELPER = "A process that renders templates, decodes files or checks constraints was killed or stopped, or got no time"
 _OTHERS: dict[type[Exception], ErrorKind] = {
     TextTooLongError: ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION),
     TooMuchMediaError: ErrorKind(429, "overloaded", _RATE, Failure.VALIDATION, RETRY_AFTER_S, _MEDIA),
     QueueTimeoutError: ErrorKind(429, "overloaded", _RATE, Failure.QUEUE_TIMEOUT, RETRY_AFTER_S),
+    HelperError: ErrorKind(503, "helper_failed", _SERVER, Failure.GENERATION, RETRY_AFTER_S, _HELPER),
     DeadlineError: ErrorKind(504, "deadline_exceeded", _SERVER, Failure.DEADLINE),
     StoreError: ErrorKind(503, "store_unavailable", _SERVER, None, RETRY_AFTER_S, _STORE),
     ModelReplacedError: ErrorKind(503, "model_replaced", _SERVER, Failure.GENERATION, RETRY_AFTER_S, _REPLACED),
@@ -478,6 +487,8 @@ def message_of(error: Exception) -> str:
             return f"Model is overloaded: {error}"
         case QueueTimeoutError():
             return f"Model is overloaded: {error}"
+        case HelperError():
+            return str(error)
         case DeadlineError():
             return f"Deadline exceeded: {error}"
         case IncompleteGenerationError():

@@ -11,7 +11,7 @@ from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.core.ahead import ahead, each
 from caravan_router.core.engine import ANY_SENDER, TextSender
-from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
+from caravan_router.core.errors import EngineError, GenerationError, HelperError, NoShardError, TextTooLongError
 from caravan_router.core.groups import Most, grouped
 from caravan_router.core.media import MediaPrompt
 from caravan_router.core.media_tokens import MediaTokens, media_tokens_of
@@ -42,9 +42,10 @@ class _Compiled:
 
 @dataclass(frozen=True, slots=True)
 class _Unanswered:
-    """A shard could not be asked; another may answer."""
+    """A shard could not be asked, or could not find out; another may answer. ``checks``: it was asked."""
 
     reason: str
+    checks: bool = False
 
 
 class ShardQueries:
@@ -128,7 +129,7 @@ class ShardQueries:
     async def compile_constraint(self, constraint: Constraint) -> str | None:
         """Compile ``constraint`` on every shard that is up, since its sequence may run on any; return what is wrong.
 
-        If all of them go away meanwhile, wait for others.
+        If all of them go away meanwhile, wait for others. Raises HelperError if none of them can find out.
         """
         began_s = time.monotonic()
         failure = self._no_shard()
@@ -139,6 +140,8 @@ class ShardQueries:
                 return next((problem for problem in problems if problem is not None), None)
             for answer in answers:
                 if isinstance(answer, _Unanswered):
+                    if answer.checks:
+                        raise HelperError("Constraints cannot be checked at present")
                     failure = self._no_shard(answer.reason)
             await self._pause(began_s, failure)
 
@@ -241,6 +244,6 @@ async def _compile(client: ShardCalls, constraint: Constraint) -> _Compiled | _U
     try:
         return _Compiled(await client.compile_constraint(constraint))
     except ShardRpcError as error:
-        if error.error is not None and error.error is not ShardError.DRAINING:
+        if error.error not in {None, ShardError.DRAINING, ShardError.CHECK_FAILED}:
             raise GenerationError(str(error)) from None
-        return _Unanswered(str(error))
+        return _Unanswered(str(error), checks=error.error is ShardError.CHECK_FAILED)
