@@ -7,17 +7,15 @@ from caravan_router.api.anthropic.reply import AskedMessage
 from caravan_router.api.anthropic.schema import AnthropicMessage, CountTokensRequest, Event, MessagesRequest, TokenCount
 from caravan_router.api.anthropic.translation import chat_request_of
 from caravan_router.api.generation.parts import MediaParts
-from caravan_router.api.generation.permits import check_rate
 from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
-from caravan_router.http.generation.counting import counting_refusals
+from caravan_router.http.generation.counting import counting_refusals, reading_texts
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import CLIENT
 
 _VERSION = (Parameter(name="anthropic-version", place="header", description="Accepted and without effect"),)
 
@@ -42,12 +40,12 @@ async def messages(request: web.Request, body: MessagesRequest) -> web.StreamRes
     "POST",
     "/v1/messages/count_tokens",
     "Count the tokens of the prompt that a request for a message has",
+    around=reading_texts,
     parameters=_VERSION,
     reply=TokenCount,
     errors=(*BODY_ERRORS, 404, 429, 503),
 )
 async def count_tokens(request: web.Request, body: CountTokensRequest) -> web.Response:
-    check_rate(request[CLIENT])
     context = await context_of(request, asked_model(request, body.model))
     media = MediaParts(context.model.media)
     plan = chat_plan_of(context, chat_request_of(body, context.model, media), constrained=False, media=media)

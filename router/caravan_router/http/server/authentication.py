@@ -10,6 +10,7 @@ from caravan_router.api.errors import ForbiddenError, InvalidKeyError, MissingKe
 from caravan_router.auth.client import Client
 from caravan_router.auth.key import NO_KEY
 from caravan_router.auth.keyring import Keyring
+from caravan_router.core.engine import ANY_SENDER, TEXT_SENDER, TextSender
 from caravan_router.http.server.dialect import path_of
 from caravan_router.http.server.route import Handler, Route
 from caravan_router.http.server.state import CLIENT
@@ -42,6 +43,7 @@ class Authentication:
             request[CLIENT] = _find(self._keyring, _secret_of(request))
         if route is not None and route.operator and not request[CLIENT].key.operator:
             raise ForbiddenError
+        TEXT_SENDER.set(TextSender(tenant=request[CLIENT].key.tenant) if CLIENT in request else ANY_SENDER)
         return await handler(request)
 
 
