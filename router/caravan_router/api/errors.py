@@ -363,12 +363,12 @@ class HeadMovedError(RequestError):
 
 
 class NotStoredError(RequestError):
-    """A response was generated and could not be stored."""
+    """A response was generated and could not be added to its conversation."""
 
-    kind = ErrorKind(500, "not_stored", _SERVER)
+    kind = ErrorKind(503, "not_stored", _SERVER, None, RETRY_AFTER_S)
 
     def __init__(self) -> None:
-        super().__init__("The response was generated but could not be stored, so it cannot be continued")
+        super().__init__("The response was generated but could not be stored, so it is not in the conversation")
 
 
 class ContextLengthError(RequestError):
