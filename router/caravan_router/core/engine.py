@@ -271,10 +271,15 @@ class Fleet(Protocol):
         """Whether a shard of any model was up since the start. It stays so, since requests wait for the next one."""
         ...
 
-    def neighbour(self, name: str) -> str | None:
-        """Return the URL of a router that holds a shard of the model of this name, of which this one holds none.
+    @property
+    def hands_over(self) -> bool:
+        """Whether requests of some model may be for another router: see `neighbour`."""
+        ...
 
-        "" means the default model. None if this router has a shard, or no other router that is known.
+    def neighbour(self, name: str) -> str | None:
+        """Return the URL of the router that requests of the model of this name are for now; None if it is this one.
+
+        "" means the default model.
         """
         ...
 

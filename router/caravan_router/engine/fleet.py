@@ -280,14 +280,33 @@ class Fleet:
                 batcher.observer.model_gone()
             self._runs.pop(batcher).cancel()
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether a request may be for another router, as `neighbour` says."""
+        return any(not one.healthy or _borrowed(one.replicas.links.values()) for one in self._batchers.values())
+
     def neighbour(self, name: str) -> str | None:
-        """Return the URL of a router that holds a shard of the model, of which this one holds none."""
+        """Return the URL of a router that requests of the model are for now.
+
+        It holds a shard of the model, of which this one holds none; or it has lent this one its only shard, for what
+        had begun here. A router that has lent its only shard keeps its requests, since it has the shard back soon: if
+        each began the other's requests in its turn, none would have the shard for good.
+        """
         engine = self.engine(name)
-        if engine is None or engine.healthy:
+        if engine is None:
             return None
         named = (batcher for batcher in self._batchers.values() if batcher.model.name == engine.model.name)
-        links = (link for batcher in named for link in batcher.replicas.links.values())
-        urls = {link.info.holder_url for link in links if link.standing.state is ShardState.STANDBY and link.info}
+        links = [link for batcher in named for link in batcher.replicas.links.values()]
+        if engine.healthy:
+            urls = {link.lender for link in _borrowed(links)}
+        elif any(link.lent for link in links):
+            return None
+        else:
+            urls = {
+                (link.info.holder_url if link.standing.state is ShardState.STANDBY else "") or link.returned_to
+                for link in links
+                if link.info is not None
+            }
         others = sorted(urls - {"", self._url})
         return random.choice(others) if others else None  # noqa: S311  any of them will do
 
@@ -325,3 +344,9 @@ class Fleet:
         """Let a shard drain and end; return whether it has agreed. Its sequences move to others where these can."""
         link = self._pool.links.get(address)
         return link is not None and await link.drain()
+
+
+def _borrowed(links: Iterable[ShardLink]) -> list[ShardLink]:
+    """Return the links of the shards that are leased, if all of them are borrowed."""
+    leased = [link for link in links if link.client is not None]
+    return leased if all(link.is_borrowed for link in leased) else []

@@ -50,6 +50,8 @@ _STANDBY_S = 1.0
 # asks for it: one whose requests wait, and any other.
 _TURN_PAUSE_S = 0.4
 _YIELDED_S = 5.0
+# A router that lent a shard has asked for it again after so many seconds, and the borrower has heard of it.
+_FIRST_ASKED_S = 3.0
 
 _GONE = "its address is gone"
 
@@ -105,6 +107,13 @@ class ShardLink:
         # The shard drains because another router takes it over, which has requests that wait for it.
         # The seconds after that before it is asked for again; 0 if it is not to be taken over.
         self.yields_for_s = 0.0
+        # The URL of the router that let its only shard go for requests that waited here, while this router holds it;
+        # "" if none did, or it cannot be reached.
+        self.lender = ""
+        # The URL of the router that has just got back what it had lent, until the shard says who holds it.
+        self.returned_to = ""
+        # This router let its only shard go for requests that waited at another, and has it back when those have ended.
+        self.lent = False
         # None while the shard is not leased.
         self._runner: CommandRunner | None = None
         # Nothing of the shard, which drains, is needed any more.
@@ -162,8 +171,20 @@ class ShardLink:
         """Whether requests of another router wait for the shard."""
         return self.wanted_by is not None and self.wanted_by.urgent
 
-    def yield_shard(self) -> None:
-        """Drain the shard and give it back, for another router."""
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the shard goes back to another router once what has begun here has ended.
+
+        That router asks for it all the time; if it does not, it is gone.
+        """
+        if not self.lender:
+            return False
+        return self.wanted_by is not None or time.monotonic() - self.standing.since_s < _FIRST_ASKED_S
+
+    def yield_shard(self, *, lend: bool) -> None:
+        """Drain the shard and give it back, for another router; ``lend``: for its turn with this router's only one."""
+        # One that is borrowed is not lent, but given back.
+        self.lent = lend and not self.lender
         self.yields_for_s = _TURN_PAUSE_S if self.is_wanted_urgently else _YIELDED_S
         self._drain("another router takes it over")
 
@@ -230,7 +251,8 @@ class ShardLink:
         self._sink.post(ShardDraining(self.address))
 
     def _leave(self) -> None:
-        self.wanted_by, self.yields_for_s = None, 0.0
+        self.returned_to = self.lender if self.yields_for_s else ""
+        self.wanted_by, self.yields_for_s, self.lender = None, 0.0, ""
         if self.client is not None:
             self.client = None
             self._runner = None
@@ -317,9 +339,14 @@ class ShardLink:
 
     async def _take(self, client: ShardCalls, info: ShardInfo) -> int:
         """Take the lease and return its epoch."""
+        holder = ""
         while not await self._ask_for(client, info):
+            holder = info.holder_url
             await self._stand_by(info.facts.fingerprint)
             self.info = info = await client.info()
+        claim = self._owner.claim(info.facts.fingerprint)
+        self.lender = holder if claim is not None and claim.urgent and not self.lent else ""
+        self.lent = False
         if self.lease is not None and info.incarnation != self.lease[0]:
             self._pace = self._new_pace()
         self.lease = (info.incarnation, info.epoch + 1)

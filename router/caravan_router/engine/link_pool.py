@@ -57,8 +57,8 @@ class LinkPool:
     Routers with the same shards share them out, those of each model apart: a router that hears that another one wants a
     shard drains it for that one if it keeps at least as many, one shard at a time. Where shards are fewer than routers,
     they take turns: a router whose requests wait for a shard gets the only one of another that has no requests, or has
-    had its turn. A router that ends lets all go but one, which serves what is left until the end. If it loses that one,
-    it asks for another, which it gets in its turn.
+    had its turn. What comes then is for the other one, see `Fleet.neighbour`. A router that ends lets all go but one,
+    which serves what is left until the end. If it loses that one, it asks for another, which it gets in its turn.
     """
 
     def __init__(self, sources: Iterable[ShardSource], config: LinkConfig, user: LinkUser) -> None:
@@ -123,7 +123,7 @@ class LinkPool:
             if wanted and (self._ends or is_heard or any(link.is_wanted_urgently for link in wanted)):
                 # The one with the least to move.
                 link = min(wanted, key=lambda link: self._user.load(link.address))
-                link.yield_shard()
+                link.yield_shard(lend=len(links) == 1 and link.is_wanted_urgently)
 
     def _should_yield(self, link: ShardLink, held: int, fingerprint: str) -> bool:
         if link.wanted_by is None or link.standing.state is not ShardState.SERVING:
