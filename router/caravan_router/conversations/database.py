@@ -170,7 +170,8 @@ class Database:
                 found = self._connection.execute(statement, entry)
                 with _tolerating():
                     self._make_log_short()
-                    while self._remove_one_abandoned():
+                    while one := self._abandoned()[:1]:
+                        self._connection.execute("DELETE FROM nodes WHERE id = ?", one)
                         self._make_log_short()
         return found.rowcount > 0
 
@@ -325,13 +326,6 @@ class Database:
         """Remove nodes that no client can name and nothing continues, and their ancestors of which that is true."""
         while ids := self._abandoned():
             self._connection.executemany("DELETE FROM nodes WHERE id = ?", [(node,) for node in ids])
-
-    def _remove_one_abandoned(self) -> bool:
-        """Remove one of them; return whether there was one."""
-        ids = self._abandoned()[:1]
-        for node in ids:
-            self._connection.execute("DELETE FROM nodes WHERE id = ?", (node,))
-        return bool(ids)
 
     def _abandoned(self) -> list[str]:
         with closing(self._connection.execute("SELECT id FROM nodes WHERE refs = 0 AND named = 0 LIMIT 256")) as found:

@@ -25,6 +25,7 @@ from caravan_router.engine.pace import StepPace
 from caravan_router.engine.security import find_tls_problem
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine.shard_turns import ShardTurns
 from caravan_router.scheduling.actions import Encode, Fetch
 from caravan_router.scheduling.events import (
     ShardDraining,
@@ -50,8 +51,6 @@ _STANDBY_S = 1.0
 # asks for it: one whose requests wait, and any other.
 _TURN_PAUSE_S = 0.4
 _YIELDED_S = 5.0
-# A router that lent a shard has asked for it again after so many seconds, and the borrower has heard of it.
-_FIRST_ASKED_S = 3.0
 
 _GONE = "its address is gone"
 
@@ -77,7 +76,7 @@ class LinkOwner:
     """``accept`` judges a shard before it joins: it returns the engine of its model, or a reason to refuse it.
 
     ``claim`` returns what to ask a shard with the model of that fingerprint with; None if this router needs no more of
-    them. ``on_wanted`` is called when `ShardLink.wanted_by` has changed.
+    them. ``on_wanted`` is called when `ShardTurns.wanted_by` has changed.
     """
 
     accept: "Callable[[ShardLink, ShardInfo], EventSink | str]"
@@ -102,18 +101,7 @@ class ShardLink:
         self.address = address
         self._config = config
         self._owner = owner
-        # The claim of another router that wants the shard; None if there is none.
-        self.wanted_by: ShardClaim | None = None
-        # The shard drains because another router takes it over, which has requests that wait for it.
-        # The seconds after that before it is asked for again; 0 if it is not to be taken over.
-        self.yields_for_s = 0.0
-        # The URL of the router that let its only shard go for requests that waited here, while this router holds it;
-        # "" if none did, or it cannot be reached.
-        self.lender = ""
-        # The URL of the router that has just got back what it had lent, until the shard says who holds it.
-        self.returned_to = ""
-        # This router let its only shard go for requests that waited at another, and has it back when those have ended.
-        self.lent = False
+        self.turns = ShardTurns()
         # None while the shard is not leased.
         self._runner: CommandRunner | None = None
         # Nothing of the shard, which drains, is needed any more.
@@ -166,26 +154,9 @@ class ShardLink:
             return False
         return True
 
-    @property
-    def is_wanted_urgently(self) -> bool:
-        """Whether requests of another router wait for the shard."""
-        return self.wanted_by is not None and self.wanted_by.urgent
-
-    @property
-    def is_borrowed(self) -> bool:
-        """Whether the shard goes back to another router once what has begun here has ended.
-
-        That router asks for it all the time; if it does not, it is gone.
-        """
-        if not self.lender:
-            return False
-        return self.wanted_by is not None or time.monotonic() - self.standing.since_s < _FIRST_ASKED_S
-
     def yield_shard(self, *, lend: bool) -> None:
-        """Drain the shard and give it back, for another router; ``lend``: for its turn with this router's only one."""
-        # One that is borrowed is not lent, but given back.
-        self.lent = lend and not self.lender
-        self.yields_for_s = _TURN_PAUSE_S if self.is_wanted_urgently else _YIELDED_S
+        """Drain the shard and give it back, for another router; ``lend``: it is this router's only one, for a turn."""
+        self.turns.yield_for(_TURN_PAUSE_S if self.turns.is_wanted_urgently else _YIELDED_S, lend=lend)
         self._drain("another router takes it over")
 
     def retire(self) -> None:
@@ -208,7 +179,7 @@ class ShardLink:
             except* (ShardRpcError, _SessionError) as errors:
                 self._note_end(errors.exceptions)
             finally:
-                yielded_for_s = self.yields_for_s
+                yielded_for_s = self.turns.yields_for_s
                 self._leave()
             if self.retired:
                 return
@@ -251,8 +222,7 @@ class ShardLink:
         self._sink.post(ShardDraining(self.address))
 
     def _leave(self) -> None:
-        self.returned_to = self.lender if self.yields_for_s else ""
-        self.wanted_by, self.yields_for_s, self.lender = None, 0.0, ""
+        self.turns.leave()
         if self.client is not None:
             self.client = None
             self._runner = None
@@ -345,8 +315,7 @@ class ShardLink:
             await self._stand_by(info.facts.fingerprint)
             self.info = info = await client.info()
         claim = self._owner.claim(info.facts.fingerprint)
-        self.lender = holder if claim is not None and claim.urgent and not self.lent else ""
-        self.lent = False
+        self.turns.take(holder, for_turn=claim is not None and claim.urgent)
         if self.lease is not None and info.incarnation != self.lease[0]:
             self._pace = self._new_pace()
         self.lease = (info.incarnation, info.epoch + 1)
@@ -397,8 +366,8 @@ class ShardLink:
         last_steps, still_s, heard_at, draining = -1, 0.0, time.monotonic(), False
         async with contextlib.aclosing(client.watch(heartbeat_s, self._config.silence_s, self.epoch)) as statuses:
             async for status in statuses:
-                if status.claim != self.wanted_by:
-                    self.wanted_by = status.claim
+                if status.claim != self.turns.wanted_by:
+                    self.turns.wanted_by = status.claim
                     self._owner.on_wanted()
                 if status.draining and not draining:
                     draining = True
