@@ -1,5 +1,6 @@
 """The router's flags and their limits. A flag that TGI has too has TGI's name."""
 
+import ipaddress
 import math
 import os
 import socket
@@ -294,6 +295,16 @@ class RouterConfig:
         return TlsFiles(
             prefix="--ssl-", certfile=self.ssl_certfile, keyfile=self.ssl_keyfile, ca_certs=self.ssl_ca_certs
         )
+
+    @property
+    def is_open_to_strangers(self) -> bool:
+        """Whether other hosts reach the port, and need neither an API key nor a certificate."""
+        if self.api_keys_file is not None or self.ssl_ca_certs is not None or self.hostname == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(self.hostname).is_loopback
+        except ValueError:
+            return True
 
     @property
     def limits(self) -> Limits:

@@ -234,6 +234,15 @@ class NotLocalError(RequestError):
         )
 
 
+class ForeignPageError(RequestError):
+    """A page of an origin that is not allowed asks."""
+
+    kind = ErrorKind(403, "forbidden", _CLIENT)
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"Pages of this origin may not use the API. Given: {origin[:200]}")
+
+
 class RateLimitedError(RequestError):
     """The API key made too many requests per minute."""
 

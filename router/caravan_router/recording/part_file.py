@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import os
 import queue
 import threading
 import time
@@ -24,7 +25,8 @@ class PartFile:
 
     def __init__(self, path: Path) -> None:
         """Create the file, or empty it. Raises OSError."""
-        self._raw = path.open("wb")
+        # It may have what users wrote.
+        self._raw = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
         self._path = path
         self._file = gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=self._raw, mtime=0)
         self._lines: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
@@ -55,31 +57,40 @@ class PartFile:
         self._thread.join()
 
     def _run(self) -> None:
-        flushed_s = time.monotonic()
-        with self._raw:
-            while True:
-                try:
-                    lines = self._lines.get(timeout=_FLUSH_S)
-                except queue.Empty:
-                    lines = []
-                if lines is None:
-                    break
-                if self.failed:
-                    continue
-                try:
-                    self._file.write(b"".join(lines))
-                    if (now := time.monotonic()) - flushed_s >= _FLUSH_S:
-                        flushed_s = now
-                        self._file.flush(zlib.Z_SYNC_FLUSH)
-                        self.written_bytes = self._raw.tell()
-                except OSError as error:
-                    self._fail(error)
-                self._taken_bytes += sum(map(len, lines))
+        try:
+            self._write_all()
             if not self.failed:
-                try:
-                    self._file.close()
-                except OSError as error:
-                    self._fail(error)
+                self._file.close()
+        except OSError as error:
+            self._fail(error)
+        try:
+            self._raw.close()
+        except OSError as error:
+            # What was buffered could not be written either.
+            if not self.failed:
+                self._fail(error)
+
+    def _write_all(self) -> None:
+        """Write until the `end`."""
+        flushed_s = time.monotonic()
+        while True:
+            try:
+                lines = self._lines.get(timeout=_FLUSH_S)
+            except queue.Empty:
+                lines = []
+            if lines is None:
+                return
+            if self.failed:
+                continue
+            try:
+                self._file.write(b"".join(lines))
+                if (now := time.monotonic()) - flushed_s >= _FLUSH_S:
+                    flushed_s = now
+                    self._file.flush(zlib.Z_SYNC_FLUSH)
+                    self.written_bytes = self._raw.tell()
+            except OSError as error:
+                self._fail(error)
+            self._taken_bytes += sum(map(len, lines))
 
     def _fail(self, error: OSError) -> None:
         self.failed = True

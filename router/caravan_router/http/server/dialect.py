@@ -38,7 +38,10 @@ class Dialects:
 
     def of(self, request: web.Request) -> Dialect:
         """Return the dialect in which ``request`` is answered; also for a path that no route has."""
-        path = path_of(request)
+        return self.of_path(path_of(request))
+
+    def of_path(self, path: str) -> Dialect:
+        """Return the dialect in which requests of ``path`` are answered."""
         if path in self.by_path:
             return self.by_path[path]
         matching = [prefix for prefix in self.by_prefix if path.startswith(prefix)]
