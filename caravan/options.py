@@ -97,6 +97,7 @@ class ServerOptions(TypedDict, total=False):
     max_input_tokens: int
     max_total_tokens: int
     payload_limit: int
+    max_bodies_mb: int
     max_media: int
     max_request_new_tokens: int
     max_connections: int

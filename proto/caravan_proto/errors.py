@@ -26,6 +26,7 @@ class ShardError(Enum):
     NOT_LEASED = ("NOT_LEASED", grpc.StatusCode.FAILED_PRECONDITION)
     UNKNOWN_RUN = ("UNKNOWN_RUN", grpc.StatusCode.NOT_FOUND)
     DRAINING = ("DRAINING", grpc.StatusCode.UNAVAILABLE)
+    CHECK_FAILED = ("CHECK_FAILED", grpc.StatusCode.UNAVAILABLE)
     FORWARD_FAILED = ("FORWARD_FAILED", grpc.StatusCode.INTERNAL)
 
     def __init__(self, code: str, status: grpc.StatusCode) -> None:

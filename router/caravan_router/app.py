@@ -191,6 +191,11 @@ class HttpService:
             drain_s=config.graceful_termination_timeout,
             inherited=inherited,
         )
+        if config.is_open_to_strangers:
+            _log.warning(
+                "whoever reaches this port may use the models: there are no API keys (--api-keys-file)",
+                extra={"hostname": config.hostname, "port": config.port},
+            )
         watching = [asyncio.create_task(watch.run()) for watch in self._watches]
         try:
             async with listening(self._app, config.limits, listen) as port:

@@ -1,5 +1,6 @@
 """The router's flags and their limits. A flag that TGI has too has TGI's name."""
 
+import ipaddress
 import math
 import os
 import socket
@@ -64,6 +65,12 @@ class RouterConfig:
     payload_limit: int | None = flag(
         None,
         "most bytes of a request body, decompressed (default: 2000000, or 32 MiB where a model sees or hears)",
+        low=1,
+    )
+    max_bodies_mb: int = flag(
+        512,
+        "most MiB that the bodies of all open requests take, decoded values included; one client may have as much as "
+        "it leaves free; more is answered 503",
         low=1,
     )
     max_media: int = flag(8, "most pictures and sounds in one request", low=0)
@@ -290,6 +297,16 @@ class RouterConfig:
         )
 
     @property
+    def is_open_to_strangers(self) -> bool:
+        """Whether other hosts reach the port, and need neither an API key nor a certificate."""
+        if self.api_keys_file is not None or self.ssl_ca_certs is not None or self.hostname == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(self.hostname).is_loopback
+        except ValueError:
+            return True
+
+    @property
     def limits(self) -> Limits:
         """The limits of the HTTP layer."""
         return Limits(
@@ -304,6 +321,7 @@ class RouterConfig:
             max_request_new_tokens=self.max_request_new_tokens,
             max_draft_tokens=self.speculate,
             payload_limit=self.payload_limit,
+            max_bodies_bytes=self.max_bodies_mb << 20,
             max_media=self.max_media,
             max_connections=self.max_connections,
             header_timeout_s=self.header_timeout_s,

@@ -1,10 +1,11 @@
 """Child processes for work on what strangers made. They may die or hang at any time, and are then replaced.
 
-A message is its length in four bytes and then its content. The process ends itself when its time for a request is up;
-one that does not, because it is stopped or starved of CPU, is killed.
+A message is its length in four bytes and then its content. A request that uses up its processor time ends its process;
+one that has no reply for longer, because its process is stopped or starved of CPU, is asked again of a new process.
 """
 
 import asyncio
+import logging
 import os
 import resource
 import signal
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import BinaryIO
 
+_log = logging.getLogger(__name__)
+
 LENGTH_BYTES = 4
 
-# Extra time before a process that should have ended itself is killed.
-_GRACE_S = 3.0
+# How a fault of the code that runs in a process ends it.
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 # Extra time for the first request of a process, which includes its start.
 _START_S = 20.0
 
@@ -26,30 +29,37 @@ _START_S = 20.0
 class Ended(Enum):
     """How a process ended without a reply."""
 
-    TIME = "it used up its time"
-    HUNG = "it neither answered nor ended"
+    TIME = "it used up its processor time"
     DIED = "it died"
+    HUNG = "it neither answered nor ended"
+    KILLED = "it was killed"
+    ABSENT = "it could not be started"
 
 
 class ProcessEndedError(Exception):
-    """The process has ended, or was ended, before it replied."""
+    """Processes ended, or were ended, before they replied. ``how``: the last one."""
 
     def __init__(self, how: Ended) -> None:
-        super().__init__(how.value)
+        super().__init__(f"a process for this failed: {how.value}")
         self.how = how
+
+    @property
+    def blames_request(self) -> bool:
+        """Whether the request may be why; else the host is."""
+        return self.how in {Ended.TIME, Ended.DIED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What runs in the processes: ``module`` answers one request after another with `serve`, each in ``time_limit_s``.
+    """What runs in the processes: ``module`` answers one request after another with `serve`.
 
-    ``grace_s``: extra time before a process is killed that has not ended itself.
+    ``time_limit_s``: processor time for each. ``grace_s``: how much longer one may take, where no processor is free.
     """
 
     module: str
     processes: int
     time_limit_s: float
-    grace_s: float = _GRACE_S
+    grace_s: float
 
 
 class GuardedProcesses:
@@ -61,11 +71,20 @@ class GuardedProcesses:
         self._idle: list[asyncio.subprocess.Process] = []
         self._closed = False
 
-    async def ask(self, request: bytes, *, anew: bool = False) -> bytes:
-        """Return the reply of an idle process, or of a new one, as is always asked with ``anew``.
+    async def ask(self, request: bytes) -> bytes:
+        """Return the reply of an idle process or of a new one; if it ends for another reason than its time, of another.
 
         Raises ProcessEndedError.
         """
+        try:
+            return await self._ask(request, anew=False)
+        except ProcessEndedError as error:
+            if error.how is Ended.TIME:
+                raise
+            _log.warning("a process is asked again: %s", error, extra={"worker": self._worker.module})
+        return await self._ask(request, anew=True)
+
+    async def _ask(self, request: bytes, *, anew: bool) -> bytes:
         async with self._turns:
             # One that died while it was idle has lost no request.
             while self._idle and self._idle[-1].returncode is not None:
@@ -106,22 +125,34 @@ class GuardedProcesses:
                 self._idle.append(process)
             else:
                 await _end(process)
-        raise ProcessEndedError(Ended.TIME if process.returncode == -signal.SIGALRM else how)
+        raise ProcessEndedError(_ended(process.returncode, how))
 
     async def _start(self) -> asyncio.subprocess.Process:
         # It gets no more of the environment than it needs, so that nobody's file can read keys or tokens in it.
         environment = {name: os.environ[name] for name in ("PYTHONPATH", "TZ") if name in os.environ}
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            self._worker.module,
-            str(self._worker.time_limit_s),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=environment,
-            # Ctrl-C is for the router, which drains first.
-            start_new_session=True,
-        )
+        try:
+            return await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self._worker.module,
+                str(self._worker.time_limit_s),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=environment,
+                # Ctrl-C is for the router, which drains first.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProcessEndedError(Ended.ABSENT) from error
+
+
+def _ended(code: int | None, how: Ended) -> Ended:
+    """Return how a process ended: by its exit code, unless it was ended because it hung."""
+    if how is Ended.HUNG or code is None:
+        return how
+    if code == -signal.SIGPROF:
+        return Ended.TIME
+    return Ended.KILLED if code < 0 and -code not in _FAULTS else Ended.DIED
 
 
 def framed(message: bytes) -> bytes:
@@ -140,11 +171,11 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
     time_limit_s = float(sys.argv[1])
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     # The signal has its default action, the kernel kills the process: nothing that runs in it can prevent that.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     while (request := _read(requests)) is not None:
-        signal.setitimer(signal.ITIMER_REAL, time_limit_s)
+        signal.setitimer(signal.ITIMER_PROF, time_limit_s)
         reply = framed(answer(request))
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(reply)
         replies.flush()
 

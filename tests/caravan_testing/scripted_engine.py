@@ -201,6 +201,7 @@ class ScriptedEngine:
     healthy: bool = True
     ready: bool = True
     neighbour_url: str | None = None
+    borrows: bool = False
     may_watch: bool = True
     streams: list[ScriptedStream] = field(default_factory=list)
     resume: asyncio.Event = field(default_factory=asyncio.Event)
@@ -329,8 +330,12 @@ class ScriptedEngine:
             return [(1 / len(text),) for text in texts]
         return [tuple(length_vector(len(text), self.model.embedding_size)) for text in texts]
 
+    @property
+    def hands_over(self) -> bool:
+        return not self.healthy or self.borrows
+
     def neighbour(self, name: str) -> str | None:
-        return self.neighbour_url if name in ("", self.model.name) and not self.healthy else None
+        return self.neighbour_url if name in ("", self.model.name) and self.hands_over else None
 
     def shards(self) -> list[ShardReport]:
         return self.reports

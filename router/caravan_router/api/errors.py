@@ -10,6 +10,7 @@ from caravan_router.core.errors import (
     ConstraintFailedError,
     DeadlineError,
     GenerationError,
+    HelperError,
     IncompleteGenerationError,
     ModelReplacedError,
     NoShardError,
@@ -130,6 +131,29 @@ class BodyTooLargeError(RequestError):
         super().__init__(f"The request body must have at most {limit_bytes} bytes after decompression")
 
 
+class DecodedBodyTooLargeError(RequestError):
+    """The body's values take more memory than one client may have."""
+
+    kind = ErrorKind(413, "validation", _CLIENT)
+
+    def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"The request body and its values may take at most {limit_bytes} bytes of memory. Needed: {needed_bytes}"
+        )
+
+
+class BodiesTooLargeError(RequestError):
+    """The bodies of all open requests together take too much memory, or those of this client take too much of it."""
+
+    kind = ErrorKind(503, "overloaded", _SERVER, None, RETRY_AFTER_S)
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            "The bodies of the open requests take too much memory. "
+            f"Allowed: {limit_bytes} bytes together, of which one client may have as much as it leaves free"
+        )
+
+
 class ValidationError(RequestError):
     """A field is unknown, missing, or breaks a rule. The message names the field, the limit and the value given.
 
@@ -219,6 +243,15 @@ class NotLocalError(RequestError):
             "host only, and neither proxies nor other pages. For others, start the router with --api-keys-file and "
             "send the key of an operator"
         )
+
+
+class ForeignPageError(RequestError):
+    """A page of an origin that is not allowed asks."""
+
+    kind = ErrorKind(403, "forbidden", _CLIENT)
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"Pages of this origin may not use the API. Given: {origin[:200]}")
 
 
 class RateLimitedError(RequestError):
@@ -350,12 +383,12 @@ class HeadMovedError(RequestError):
 
 
 class NotStoredError(RequestError):
-    """A response was generated and could not be stored."""
+    """A response was generated and could not be added to its conversation."""
 
-    kind = ErrorKind(500, "not_stored", _SERVER)
+    kind = ErrorKind(503, "not_stored", _SERVER, None, RETRY_AFTER_S)
 
     def __init__(self) -> None:
-        super().__init__("The response was generated but could not be stored, so it cannot be continued")
+        super().__init__("The response was generated but could not be stored, so it is not in the conversation")
 
 
 class NoSlotError(RequestError):
@@ -380,6 +413,12 @@ class LibraryRefusalError(RequestError):
     """The library cannot do what an operator asked for."""
 
     kind = ErrorKind(400, "library", _CLIENT)
+
+
+class LibraryFailedError(RequestError):
+    """The library's disk or the hub fails."""
+
+    kind = ErrorKind(503, "library", _SERVER)
 
 
 class UnknownShardError(RequestError):
@@ -423,11 +462,13 @@ _STORE = "Responses and conversations cannot be read or written, for example bec
 _REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
 _MEDIA = "The pictures and sounds of all open requests together take too much memory"
 _DEAD_END = "What was generated does not match the schema or grammar, and nothing that may follow was found"
+_HELPER = "A process that renders templates, decodes files or checks constraints was killed or stopped, or got no time"
 _OTHERS: dict[type[Exception], ErrorKind] = {
     ContextLengthError: ContextLengthError.kind,
     TextTooLongError: ContextLengthError.kind,
     TooMuchMediaError: ErrorKind(429, "overloaded", _RATE, Failure.VALIDATION, RETRY_AFTER_S, _MEDIA),
     QueueTimeoutError: ErrorKind(429, "overloaded", _RATE, Failure.QUEUE_TIMEOUT, RETRY_AFTER_S),
+    HelperError: ErrorKind(503, "helper_failed", _SERVER, Failure.GENERATION, RETRY_AFTER_S, _HELPER),
     DeadlineError: ErrorKind(504, "deadline_exceeded", _SERVER, Failure.DEADLINE),
     StoreError: ErrorKind(503, "store_unavailable", _SERVER, None, RETRY_AFTER_S, _STORE),
     ModelReplacedError: ErrorKind(503, "model_replaced", _SERVER, Failure.GENERATION, RETRY_AFTER_S, _REPLACED),
@@ -466,6 +507,8 @@ def message_of(error: Exception) -> str:
             return f"Model is overloaded: {error}"
         case QueueTimeoutError():
             return f"Model is overloaded: {error}"
+        case HelperError():
+            return str(error)
         case DeadlineError():
             return f"Deadline exceeded: {error}"
         case ConstraintFailedError():

@@ -42,6 +42,8 @@ class Limits:
     """Draft tokens of a sequence in one step, by default and at most. 0: no speculation."""
     payload_limit: int | None = None
     """Bytes of a request's body after decompression. None: 2,000,000, or 32 MiB where a model sees or hears."""
+    max_bodies_bytes: int = 512 << 20
+    """Bytes of the bodies of all open requests, and of what is decoded from them. Further ones are answered 503."""
     max_connections: int = 1000
     """Open connections, idle ones included. Further ones are answered 503 and closed."""
     header_timeout_s: float = 20.0

@@ -13,8 +13,8 @@ class ApiKey:
     """One entry of the key file. A limit of None means no limit.
 
     ``digest``: SHA-256 of the key. ``max_priority``: highest priority that its requests may have.
-    ``concurrent_requests``: maximum number of generations at a time, queued ones included. ``operator``: whether it may
-    use the routes under ``/admin``.
+    ``concurrent_requests``: maximum number of generations at a time, queued ones included, and of requests that only
+    tokenize. ``operator``: whether it may use the routes under ``/admin``.
     """
 
     digest: bytes

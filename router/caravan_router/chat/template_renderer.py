@@ -10,11 +10,14 @@ from caravan_router.chat.content_form import ContentForms
 from caravan_router.chat.template_errors import TemplateError, TemplateOutputError, TemplateStoppedError
 from caravan_router.chat.template_messages import RenderReply, RenderRequest
 from caravan_router.chat.tool_derivation import ToolFormats
+from caravan_router.core.errors import HelperError
 from caravan_router.guarded_process import GuardedProcesses, ProcessEndedError, Worker
 
 # With two, a template that uses up its time does not stop other conversations.
 _PROCESSES = 2
 _TIME_LIMIT_S = 2.0
+# Four times the processor time, for hosts that have no processor free.
+_GRACE_S = 6.0
 MAX_SOURCE_BYTES = 256 << 10
 
 _DECODER = msgspec.json.Decoder(RenderReply)
@@ -23,10 +26,15 @@ _DECODER = msgspec.json.Decoder(RenderReply)
 class TemplateRenderer:
     """Renders with a few processes, which it starts when they are first needed and keeps until ``close``."""
 
-    def __init__(self, time_limit_s: float = _TIME_LIMIT_S) -> None:
+    def __init__(self, time_limit_s: float = _TIME_LIMIT_S, grace_s: float = _GRACE_S) -> None:
         self._time_limit_s = time_limit_s
-        self._processes = GuardedProcesses(
-            Worker(module="caravan_router.chat.template_process", processes=_PROCESSES, time_limit_s=time_limit_s)
+        self.processes = GuardedProcesses(
+            Worker(
+                module="caravan_router.chat.template_process",
+                processes=_PROCESSES,
+                time_limit_s=time_limit_s,
+                grace_s=grace_s,
+            )
         )
         # How the models of the templates write calls of tools, and how the templates want those of earlier turns.
         self.tool_formats = ToolFormats(self.render)
@@ -35,14 +43,16 @@ class TemplateRenderer:
         self.content_forms = ContentForms(self.render)
 
     async def render(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
-        """Render ``source`` to at most ``max_bytes`` bytes of text. Raises TemplateError."""
+        """Render ``source`` to at most ``max_bytes`` bytes of text. Raises TemplateError, HelperError."""
         size = len(source.encode())
         if size > MAX_SOURCE_BYTES:
             raise TemplateError(f"its source must have at most {MAX_SOURCE_BYTES} bytes. Given: {size}")
         request = RenderRequest(source=source, variables=dict(variables), max_bytes=max_bytes)
         try:
-            reply = _DECODER.decode(await self._processes.ask(msgspec.json.encode(request)))
-        except ProcessEndedError:
+            reply = _DECODER.decode(await self.processes.ask(msgspec.json.encode(request)))
+        except ProcessEndedError as error:
+            if not error.blames_request:
+                raise HelperError(f"Chat templates cannot be rendered at present: {error}") from None
             raise TemplateStoppedError(
                 f"it did not end within {self._time_limit_s:g} s, or needed too much memory"
             ) from None
@@ -54,4 +64,4 @@ class TemplateRenderer:
 
     async def close(self) -> None:
         """End all processes. Call this when nothing is being rendered any more."""
-        await self._processes.close()
+        await self.processes.close()

@@ -14,6 +14,7 @@ import msgspec
 from caravan_router.conversations.kept_media import referenced, with_files, without_files
 from caravan_router.conversations.kept_tokens import packed, unpacked
 from caravan_router.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
+from caravan_router.conversations.reserve import Reserve
 from caravan_router.conversations.tables import ADD_FILE, ADD_NODE, CHAIN, NAME_FILE, READ_FILE, VERSIONS
 from caravan_router.core.common_length import common_length
 
@@ -24,6 +25,8 @@ _SWEEP_S = 1.0
 _TOUCH_S = 30.0
 # Another router may write to the file for a moment, when it takes over from this one.
 _BUSY_S = 10.0
+# Pages of SQLite's log until they are moved into the file.
+_LOG_PAGES, _PAGE_BYTES = 128, 4096
 
 _ITEMS = msgspec.json.Decoder(tuple[Json, ...])
 _METADATA = msgspec.json.Decoder(dict[str, str])
@@ -63,12 +66,16 @@ class Database:
             name = ":memory:" if file is None else file
             self._connection = sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None)
             self._prepare()
+            self._reserve = Reserve(file)
         except (sqlite3.Error, OSError) as error:
             raise StateFileError(str(error)) from error
 
     def _prepare(self) -> None:
         run = self._connection.execute
         run("PRAGMA journal_mode = WAL")
+        # The log is short, so that little room is needed to move what it has into the file of a full disk.
+        run(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+        run(f"PRAGMA journal_size_limit = {_LOG_PAGES * _PAGE_BYTES}")
         # Nothing stays in the file of what was deleted.
         run("PRAGMA secure_delete = ON")
         # A lost transaction is a lost turn; the file stays whole.
@@ -143,21 +150,35 @@ class Database:
 
     def delete_node(self, owner: str, node_id: str) -> bool:
         """Forget a response; return False if there is none. Its items stay while others continue it."""
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            found = self._connection.execute(
-                "UPDATE nodes SET named = 0 WHERE id = ? AND owner = ? AND named", (node_id, owner)
-            )
-            self._remove_abandoned()
-        return found.rowcount > 0
+        return self._forget("UPDATE nodes SET named = 0 WHERE id = ? AND owner = ? AND named", (node_id, owner))
 
     def delete_head(self, owner: str, head_id: str) -> bool:
         """Forget a conversation; return False if there is none. Its responses stay."""
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            found = self._connection.execute("DELETE FROM heads WHERE id = ? AND owner = ?", (head_id, owner))
-            self._remove_abandoned()
+        return self._forget("DELETE FROM heads WHERE id = ? AND owner = ?", (head_id, owner))
+
+    def _forget(self, statement: str, entry: tuple[str, str]) -> bool:
+        """Make an entry unknown to clients, and remove what nobody can name then; return False if there is none."""
+        try:
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                found = self._connection.execute(statement, entry)
+                self._remove_abandoned()
+        except sqlite3.Error as error:
+            log.info("an entry is deleted with the room that is kept for this: %s", error)
+            with self._reserve.released():
+                # A few pages. What clients cannot name any more is removed in small steps, as far as there is room.
+                found = self._connection.execute(statement, entry)
+                with _tolerating():
+                    self._make_log_short()
+                    while one := self._abandoned()[:1]:
+                        self._connection.execute("DELETE FROM nodes WHERE id = ?", one)
+                        self._make_log_short()
         return found.rowcount > 0
+
+    def _make_log_short(self) -> None:
+        """Give the room of SQLite's log back to the disk, if all of it fits the file: a part would only take room."""
+        if self._reserve.free_bytes() >= self._reserve.log_bytes():
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def used_bytes(self) -> dict[str, int]:
         """Return the bytes that each owner holds."""
@@ -268,6 +289,7 @@ class Database:
         oldest = now - self._bounds.life_s
         heads, nodes = "used < ?", "refs = 0 AND used < ?"
         with _tolerating():
+            self._reserve.fill()
             while expired := self._oldest("heads", heads, oldest) + self._oldest("nodes", nodes, oldest):
                 self._remove(expired)
 
@@ -302,14 +324,12 @@ class Database:
 
     def _remove_abandoned(self) -> None:
         """Remove nodes that no client can name and nothing continues, and their ancestors of which that is true."""
-        while True:
-            with closing(
-                self._connection.execute("SELECT id FROM nodes WHERE refs = 0 AND named = 0 LIMIT 256")
-            ) as found:
-                ids = [node for (node,) in found if node not in self._pinned]
-            if not ids:
-                return
+        while ids := self._abandoned():
             self._connection.executemany("DELETE FROM nodes WHERE id = ?", [(node,) for node in ids])
+
+    def _abandoned(self) -> list[str]:
+        with closing(self._connection.execute("SELECT id FROM nodes WHERE refs = 0 AND named = 0 LIMIT 256")) as found:
+            return [node for (node,) in found if node not in self._pinned]
 
 
 @contextmanager

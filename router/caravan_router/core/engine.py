@@ -1,6 +1,7 @@
 """The models and their engines as the API sees them."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,13 +21,15 @@ from caravan_router.core.trace import NO_TRACE, GenerationTrace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSender:
-    """Whose texts are embedded, and how urgently: higher priorities go first."""
+    """Whose texts are embedded or tokenized, and how urgently: higher priorities go first."""
 
     tenant: Tenant = ANYONE
     priority: int = 0
 
 
 ANY_SENDER = TextSender()
+# Whose request tokenizes texts. Set once for each request, since a prompt is tokenized in a dozen places.
+TEXT_SENDER: ContextVar[TextSender] = ContextVar("text_sender", default=ANY_SENDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +271,15 @@ class Fleet(Protocol):
         """Whether a shard of any model was up since the start. It stays so, since requests wait for the next one."""
         ...
 
-    def neighbour(self, name: str) -> str | None:
-        """Return the URL of a router that holds a shard of the model of this name, of which this one holds none.
+    @property
+    def hands_over(self) -> bool:
+        """Whether requests of some model may be for another router: see `neighbour`."""
+        ...
 
-        "" means the default model. None if this router has a shard, or no other router that is known.
+    def neighbour(self, name: str) -> str | None:
+        """Return the URL of the router that requests of the model of this name are for now; None if it is this one.
+
+        "" means the default model.
         """
         ...
 

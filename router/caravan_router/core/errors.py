@@ -14,6 +14,7 @@ class EngineError(Exception):
      +-- TooMuchMediaError    media of all requests together take too much memory (429)
      +-- QueueTimeoutError    a request waited too long for its turn (429)
      +-- DeadlineError        a request did not end within its timeout (504)
+     +-- HelperError          a process that helps the server was killed or stopped, twice (503)
     """
 
 
@@ -67,3 +68,7 @@ class QueueTimeoutError(EngineError):
 
 class DeadlineError(EngineError):
     """The request did not end within its `timeout`."""
+
+
+class HelperError(EngineError):
+    """A process that helps the router or a shard failed, and not because of the request."""

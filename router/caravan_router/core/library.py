@@ -105,6 +105,10 @@ class LibraryError(Exception):
     """What was asked of the library cannot be done. The text is one line for the operator who asked."""
 
 
+class LibraryFaultError(LibraryError):
+    """It cannot be done now, and not because of what was asked: a disk is full, or the hub does not answer."""
+
+
 class Stock(Protocol):
     """What operators add to a library and remove from it."""
 

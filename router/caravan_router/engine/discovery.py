@@ -20,6 +20,7 @@ _SOCKET = re.compile(r"unix(-abstract)?:\S+")
 _NO_ADDRESS = {socket.EAI_NONAME, socket.EAI_NODATA}
 # A name has no address when so many lookups in a row say that: servers of names that have just started may say it too.
 _SURE_LOOKUPS = 5
+RESOLVER_FILE = Path("/etc/resolv.conf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,30 @@ class DnsName:
 
     async def look_up(self) -> frozenset[str]:
         """Return an address for each IP address. Raises OSError or ValueError if the name cannot be resolved."""
-        found = await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        try:
+            return await self._resolve(self.host)
+        except socket.gaierror as error:
+            if error.errno != socket.EAI_AGAIN:
+                raise
+            # In a closed network, a cluster's servers know that their names have no address, and cannot ask others
+            # about the name without a domain, which is tried last.
+            domains = await asyncio.to_thread(_search_domains)
+            if not domains or self.host.endswith("."):
+                raise
+            return await self._resolve_in(domains)
+
+    async def _resolve_in(self, domains: list[str]) -> frozenset[str]:
+        """Resolve the name in each of ``domains`` alone. Raises OSError: of no address only if all of them say so."""
+        failures: list[socket.gaierror] = []
+        for domain in domains:
+            try:
+                return await self._resolve(f"{self.host}.{domain}.")
+            except socket.gaierror as error:
+                failures.append(error)
+        raise next((one for one in failures if one.errno not in _NO_ADDRESS), failures[0])
+
+    async def _resolve(self, host: str) -> frozenset[str]:
+        found = await asyncio.get_running_loop().getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
         return frozenset(
             f"[{endpoint[0]}]:{self.port}" if family == socket.AF_INET6 else f"{endpoint[0]}:{self.port}"
             for family, _, _, _, endpoint in found
@@ -50,6 +74,18 @@ class DnsName:
 
     def __str__(self) -> str:
         return f"dns:{self.host}:{self.port}"
+
+
+def _search_domains() -> list[str]:
+    """Return the domains in which the system looks for names that are not whole."""
+    try:
+        lines = RESOLVER_FILE.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    words = [line.split() for line in lines]
+    # The last line counts.
+    found = next((one[1:] for one in reversed(words) if one and one[0] in {"search", "domain"}), [])
+    return [domain for one in found if (domain := one.strip("."))]
 
 
 @dataclass(frozen=True, slots=True)

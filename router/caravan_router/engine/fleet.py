@@ -9,11 +9,11 @@ import operator
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.model_names import ModelNames
-from caravan_router.core.shards import ShardReport, ShardRoom, ShardState
+from caravan_router.core.shards import ShardReport, ShardState
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.demand import Demand
@@ -25,6 +25,7 @@ from caravan_router.engine.link_pool import LinkPool
 from caravan_router.engine.observer import EngineObserver
 from caravan_router.engine.replacement import find_engine, may_be_same, serving
 from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine.shard_report import report_of
 from caravan_router.engine.viewers import Viewers
 from caravan_router.scheduling.config import SchedulerConfig
 
@@ -276,48 +277,47 @@ class Fleet:
                 batcher.observer.model_gone()
             self._runs.pop(batcher).cancel()
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether a request may be for another router, as `neighbour` says."""
+        return any(not one.healthy or _borrowed(one.replicas.links.values()) for one in self._batchers)
+
     def neighbour(self, name: str) -> str | None:
-        """Return the URL of a router that holds a shard of the model, of which this one holds none."""
+        """Return the URL of a router that requests of the model are for now.
+
+        It holds a shard of the model, of which this one holds none; or it has lent this one its only shard, for what
+        had begun here. A router that has lent its only shard keeps its requests, since it has the shard back soon: if
+        each began the other's requests in its turn, none would have the shard for good.
+        """
         engine = self.engine(name)
-        if engine is None or engine.healthy:
+        if engine is None:
             return None
         named = (batcher for batcher in self._batchers if batcher.model.name == engine.model.name)
-        links = (link for batcher in named for link in batcher.replicas.links.values())
-        urls = {link.info.holder_url for link in links if link.standing.state is ShardState.STANDBY and link.info}
+        links = [link for batcher in named for link in batcher.replicas.links.values()]
+        if engine.healthy:
+            urls = {link.turns.lender for link in _borrowed(links)}
+        elif any(link.turns.lent for link in links):
+            return None
+        else:
+            urls = {
+                (link.info.holder_url if link.standing.state is ShardState.STANDBY else "") or link.turns.returned_to
+                for link in links
+                if link.info is not None
+            }
         others = sorted(urls - {"", self._url})
         return random.choice(others) if others else None  # noqa: S311  any of them will do
 
     def shards(self) -> list[ShardReport]:
         """Return the state of each shard whose address is known."""
-        return [self._report(link) for link in self._pool.links.values()]
-
-    def _report(self, link: ShardLink) -> ShardReport:
-        report = ShardReport(address=link.address, standing=link.standing, epoch=link.epoch)
-        if link.info is None:
-            return report
-        batcher = self._batcher_of.get(link.address)
-        leased = None if batcher is None else batcher.scheduler.shards.get(link.address)
-        limits = link.info.limits if leased is None else leased.capacity.limits
-        return replace(
-            report,
-            shard_id=link.info.shard_id,
-            version=link.info.version,
-            model=link.info.facts.name,
-            model_fingerprint=link.info.facts.sha256,
-            room=ShardRoom(
-                max_sequences=limits.max_sequences,
-                max_batch_tokens=limits.max_batch_tokens,
-                cells=limits.layout.cells,
-                cells_per_sequence=limits.layout.cells_per_sequence,
-                unified=limits.layout.shares_cells,
-                draft_tokens=limits.draft_tokens,
-            ),
-            numerics=link.info.numerics,
-            sequences=0 if leased is None else len(leased.stays.residents),
-            used_cells=0 if leased is None else leased.cells.live,
-        )
+        return [report_of(link, self._batcher_of.get(link.address)) for link in self._pool.links.values()]
 
     async def drain_shard(self, address: str) -> bool:
         """Let a shard drain and end; return whether it has agreed. Its sequences move to others where these can."""
         link = self._pool.links.get(address)
         return link is not None and await link.drain()
+
+
+def _borrowed(links: Iterable[ShardLink]) -> list[ShardLink]:
+    """Return the links of the shards that are leased, if all of them are borrowed."""
+    leased = [link for link in links if link.client is not None]
+    return leased if all(link.turns.is_borrowed for link in leased) else []

@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from caravan_proto.channel import is_tcp
 from caravan_proto.errors import ShardError
@@ -32,6 +31,7 @@ from caravan_router.engine.pace import StepPace
 from caravan_router.engine.security import find_tls_problem
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine.shard_turns import ShardTurns
 from caravan_router.scheduling.actions import Encode, Fetch
 from caravan_router.scheduling.events import (
     RunsFound,
@@ -39,9 +39,6 @@ from caravan_router.scheduling.events import (
     ShardJoined,
     ShardLost,
 )
-
-if TYPE_CHECKING:
-    from caravan_proto.messages.model import ShardClaim
 
 _log = logging.getLogger(__name__)
 
@@ -75,11 +72,7 @@ class ShardLink:
         self.address = address
         self._config = config
         self._owner = owner
-        # The claim of another router that wants the shard; None if there is none.
-        self.wanted_by: ShardClaim | None = None
-        # The shard drains because another router takes it over, which has requests that wait for it.
-        # The seconds after that before it is asked for again; 0 if it is not to be taken over.
-        self.yields_for_s = 0.0
+        self.turns = ShardTurns()
         # None while the shard is not leased.
         self._runner: CommandRunner | None = None
         # Nothing of the shard, which drains, is needed any more.
@@ -132,14 +125,9 @@ class ShardLink:
             return False
         return True
 
-    @property
-    def is_wanted_urgently(self) -> bool:
-        """Whether requests of another router wait for the shard."""
-        return self.wanted_by is not None and self.wanted_by.urgent
-
-    def yield_shard(self) -> None:
-        """Drain the shard and give it back, for another router."""
-        self.yields_for_s = _TURN_PAUSE_S if self.is_wanted_urgently else _YIELDED_S
+    def yield_shard(self, *, lend: bool) -> None:
+        """Drain the shard and give it back, for another router; ``lend``: it is this router's only one, for a turn."""
+        self.turns.yield_for(_TURN_PAUSE_S if self.turns.is_wanted_urgently else _YIELDED_S, lend=lend)
         self._drain("another router takes it over")
 
     def retire(self) -> None:
@@ -162,7 +150,7 @@ class ShardLink:
             except* (ShardRpcError, SessionError) as errors:
                 self._note_end(errors.exceptions)
             finally:
-                yielded_for_s = self.yields_for_s
+                yielded_for_s = self.turns.yields_for_s
                 self._leave()
             if self.retired:
                 return
@@ -205,7 +193,7 @@ class ShardLink:
         self._sink.post(ShardDraining(self.address))
 
     def _leave(self) -> None:
-        self.wanted_by, self.yields_for_s = None, 0.0
+        self.turns.leave()
         if self.client is not None:
             self.client = None
             self._runner = None
@@ -292,9 +280,13 @@ class ShardLink:
 
     async def _take(self, client: ShardCalls, info: ShardInfo) -> int:
         """Take the lease and return its epoch."""
+        holder = ""
         while not await self._ask_for(client, info):
+            holder = info.holder_url
             await self._stand_by(info.facts.fingerprint)
             self.info = info = await client.info()
+        claim = self._owner.claim(info.facts.fingerprint)
+        self.turns.take(holder, for_turn=claim is not None and claim.urgent)
         if self.lease is not None and info.incarnation != self.lease[0]:
             self._pace = self._new_pace()
         self.lease = (info.incarnation, info.epoch + 1)
@@ -345,8 +337,8 @@ class ShardLink:
         last_steps, still_s, heard_at, draining = -1, 0.0, time.monotonic(), False
         async with contextlib.aclosing(client.watch(heartbeat_s, self._config.silence_s, self.epoch)) as statuses:
             async for status in statuses:
-                if status.claim != self.wanted_by:
-                    self.wanted_by = status.claim
+                if status.claim != self.turns.wanted_by:
+                    self.turns.wanted_by = status.claim
                     self._owner.on_wanted()
                 if status.knows_contents and self.info is not None and not self.info.facts.sha256:
                     learned = await client.info()

@@ -34,7 +34,7 @@ class LinkOwner:
 
     ``is_other`` says whether what is known now of the shard's files tells it from the other shards of its engine.
     ``claim`` returns what to ask a shard with the model of that fingerprint with; None if this router needs no more of
-    them. ``on_wanted`` is called when `ShardLink.wanted_by` has changed.
+    them. ``on_wanted`` is called when `ShardTurns.wanted_by` has changed.
     """
 
     accept: "Callable[[ShardLink, ShardInfo], EventSink | str]"

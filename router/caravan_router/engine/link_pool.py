@@ -62,8 +62,8 @@ class LinkPool:
     Routers with the same shards share them out, those of each model apart: a router that hears that another one wants a
     shard drains it for that one if it keeps at least as many, one shard at a time. Where shards are fewer than routers,
     they take turns: a router whose requests wait for a shard gets the only one of another that has no requests, or has
-    had its turn. A router that ends lets all go but one, which serves what is left until the end. If it loses that one,
-    it asks for another, which it gets in its turn.
+    had its turn. What comes then is for the other one, see `Fleet.neighbour`. A router that ends lets all go but one,
+    which serves what is left until the end. If it loses that one, it asks for another, which it gets in its turn.
     """
 
     def __init__(self, sources: Iterable[ShardSource], config: LinkConfig, user: LinkUser) -> None:
@@ -95,7 +95,7 @@ class LinkPool:
             try:
                 while True:
                     self._update(tasks)
-                    must_check = any(link.retired or link.wanted_by is not None for link in self.links.values())
+                    must_check = any(link.retired or link.turns.wanted_by is not None for link in self.links.values())
                     await self._wait(_CHECK_S if must_check else None)
             finally:
                 for link in self.links.values():
@@ -122,25 +122,25 @@ class LinkPool:
                 held.setdefault(link.info.facts.fingerprint, []).append(link)
         now = time.monotonic()
         for fingerprint, links in held.items():
-            if any(link.yields_for_s for link in links):
+            if any(link.turns.yields_for_s for link in links):
                 self._yielded_s[fingerprint] = now
                 continue
             wanted = [link for link in links if self._should_yield(link, len(links), fingerprint)]
             is_heard = now - self._yielded_s.get(fingerprint, -math.inf) >= _SHARE_PAUSE_S
-            if wanted and (self._ends or is_heard or any(link.is_wanted_urgently for link in wanted)):
+            if wanted and (self._ends or is_heard or any(link.turns.is_wanted_urgently for link in wanted)):
                 # The one with the least to move.
                 link = min(wanted, key=lambda link: self._user.load(link.address))
-                link.yield_shard()
+                link.yield_shard(lend=len(links) == 1 and link.turns.is_wanted_urgently)
 
     def _should_yield(self, link: ShardLink, held: int, fingerprint: str) -> bool:
-        if link.wanted_by is None or link.standing.state is not ShardState.SERVING:
+        if link.turns.wanted_by is None or link.standing.state is not ShardState.SERVING:
             return False
         if self._ends:
             return held > 1
-        if link.wanted_by.urgent and held == 1:
+        if link.turns.wanted_by.urgent and held == 1:
             had_turn = time.monotonic() - link.standing.since_s >= _TURN_S
             return had_turn or not self._user.has_requests(fingerprint)
-        return link.wanted_by.urgent or held - 1 > link.wanted_by.held
+        return link.turns.wanted_by.urgent or held - 1 > link.turns.wanted_by.held
 
     def _claim(self, fingerprint: str) -> ShardClaim | None:
         """Return what to ask for another shard of the model with; None if this router needs no more of them."""

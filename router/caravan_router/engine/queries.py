@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.core.ahead import ahead, each
 from caravan_router.core.engine import ANY_SENDER, TextSender
-from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
+from caravan_router.core.errors import EngineError, GenerationError, HelperError, NoShardError, TextTooLongError
 from caravan_router.core.groups import Most, grouped
 from caravan_router.core.media import MediaPrompt
 from caravan_router.core.media_tokens import MediaTokens, media_tokens_of
@@ -22,6 +22,7 @@ from caravan_router.engine.media_shelf import MediaShelf
 from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.text_gate import TextGate
+from caravan_router.engine.text_lanes import TextLanes
 from caravan_router.scheduling.waiting.text_queue import TextQueue, room_of
 
 _T = TypeVar("_T")
@@ -31,6 +32,8 @@ _POLL_S = 0.1
 # What a shard computes in one forward pass, if its flags leave it that much room.
 _TEXTS_PER_CALL = 64
 _TEXT_TOKENS_PER_CALL = 512
+# Of the text of a token, about.
+_BYTES_OF_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,10 @@ class _Compiled:
 
 @dataclass(frozen=True, slots=True)
 class _Unanswered:
-    """A shard could not be asked; another may answer."""
+    """A shard could not be asked, or could not find out; another may answer. ``checks``: it was asked."""
 
     reason: str
+    checks: bool = False
 
 
 class ShardQueries:
@@ -59,6 +63,7 @@ class ShardQueries:
         self._shelf = MediaShelf()
         self.absence = absence
         self._texts = TextGate(TextQueue(aging_s), self._text_room)
+        self._lanes = TextLanes(aging_s, lambda: len(self._clients()))
         # Calls that wait for a shard.
         self.waiting = 0
         # Whose shards are asked instead, and why none will ever answer.
@@ -76,7 +81,7 @@ class ShardQueries:
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> TokenizedText:
         """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
         return await self._tokenize(
-            lambda client: client.tokenize(text, add_special=add_special, parse_special=parse_special)
+            lambda client: client.tokenize(text, add_special=add_special, parse_special=parse_special), _size(text)
         )
 
     async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -98,7 +103,7 @@ class ShardQueries:
         """Tokenize ``items`` in calls of as many as a shard takes at a time."""
 
         async def ask(together: Sequence[_T]) -> list[tuple[int, ...]]:
-            return await self._tokenize(lambda client: call(client, together))
+            return await self._tokenize(lambda client: call(client, together), sum(map(size_of, together)))
 
         groups = list(
             grouped(items, Most(items=_TEXTS_PER_CALL, size=self._replicas.facts.max_tokenize_bytes), size_of)
@@ -116,19 +121,21 @@ class ShardQueries:
         assert facts is not None, "the model neither sees nor hears"
         kept = self._shelf.kept(parts)
         asked = parts_of(kept, add_special=add_special, parse_special=parse_special)
-        tokenized = await self._ask_any(
-            lambda client: client.tokenize_parts(asked), lambda client: client.tokenizing.texts, facts.fingerprint
+        tokenized = await self._tokenize(
+            lambda client: client.tokenize_parts(asked),
+            sum(_size(part) for part in kept if isinstance(part, str)),
+            facts.fingerprint,
         )
         return media_tokens_of(tokenized, [part for part in kept if not isinstance(part, str)], facts)
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``."""
-        return await self._ask_any(lambda client: client.detokenize(token_ids))
+        return await self._tokenize(lambda client: client.detokenize(token_ids), _BYTES_OF_TOKEN * len(token_ids))
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:
         """Compile ``constraint`` on every shard that is up, since its sequence may run on any; return what is wrong.
 
-        If all of them go away meanwhile, wait for others.
+        If all of them go away meanwhile, wait for others. Raises HelperError if none of them can find out.
         """
         began_s = time.monotonic()
         failure = self._no_shard()
@@ -139,6 +146,8 @@ class ShardQueries:
                 return next((problem for problem in problems if problem is not None), None)
             for answer in answers:
                 if isinstance(answer, _Unanswered):
+                    if answer.checks:
+                        raise HelperError("Constraints cannot be checked at present")
                     failure = self._no_shard(answer.reason)
             await self._pause(began_s, failure)
 
@@ -198,33 +207,45 @@ class ShardQueries:
         links = sorted(self._replicas.links.values(), key=lambda link: self._load(link.address))
         return [link.client for link in links if link.client is not None and (not encoder or _has(link, encoder))]
 
-    async def _tokenize(self, call: Callable[[ShardCalls], Awaitable[_T]]) -> _T:
-        """Ask the shard that tokenizes the fewest texts, so that those of one request are spread over the shards."""
-        return await self._ask_any(call, lambda client: client.tokenizing.texts)
+    async def _tokenize(self, call: Callable[[ShardCalls], Awaitable[_T]], size: int, encoder: bytes = b"") -> _T:
+        """Ask the shard that tokenizes the fewest texts, so that those of one request are spread over the shards.
 
-    async def _ask_any(
-        self,
-        call: Callable[[ShardCalls], Awaitable[_T]],
-        busy: Callable[[ShardCalls], int] = lambda _client: 0,
-        encoder: bytes = b"",
-    ) -> _T:
-        """Ask the shard that is least ``busy``, and of those the one with the fewest sequences.
-
-        ``encoder``: see `_clients`. If it goes away meanwhile, ask the next one.
+        ``size``: bytes of text. ``encoder``: see `_clients`.
         """
         began_s = time.monotonic()
-        failure = self._no_shard()
         while True:
-            for client in sorted(self._clients(encoder), key=busy):
-                try:
-                    return await call(client)
-                except ShardRpcError as error:
-                    if error.error is ShardError.TEXT_TOO_LONG:
-                        raise TextTooLongError(str(error)) from None
-                    if error.error is not None and error.error is not ShardError.DRAINING:
-                        raise GenerationError(str(error)) from None
-                    failure = self._no_shard(str(error))
-            await self._pause(began_s, failure)
+            async with self._lanes.passing(size):
+                answer = await _first(call, sorted(self._clients(encoder), key=lambda client: client.tokenizing.texts))
+            if not isinstance(answer, _Unanswered):
+                return answer
+            await self._pause(began_s, self._no_shard(answer.reason))
+
+    async def _ask_any(self, call: Callable[[ShardCalls], Awaitable[_T]], busy: Callable[[ShardCalls], int]) -> _T:
+        """Ask the shard that is least ``busy``, and of those the one with the fewest sequences.
+
+        If it goes away meanwhile, ask the next one.
+        """
+        began_s = time.monotonic()
+        while True:
+            answer = await _first(call, sorted(self._clients(), key=busy))
+            if not isinstance(answer, _Unanswered):
+                return answer
+            await self._pause(began_s, self._no_shard(answer.reason))
+
+
+async def _first(call: Callable[[ShardCalls], Awaitable[_T]], clients: Iterable[ShardCalls]) -> _T | _Unanswered:
+    """Return what the first of ``clients`` answers that can be asked. Raises TextTooLongError, GenerationError."""
+    reason = ""
+    for client in clients:
+        try:
+            return await call(client)
+        except ShardRpcError as error:
+            if error.error is ShardError.TEXT_TOO_LONG:
+                raise TextTooLongError(str(error)) from None
+            if error.error is not None and error.error is not ShardError.DRAINING:
+                raise GenerationError(str(error)) from None
+            reason = str(error)
+    return _Unanswered(reason)
 
 
 def _size(text: str) -> int:
@@ -241,6 +262,6 @@ async def _compile(client: ShardCalls, constraint: Constraint) -> _Compiled | _U
     try:
         return _Compiled(await client.compile_constraint(constraint))
     except ShardRpcError as error:
-        if error.error is not None and error.error is not ShardError.DRAINING:
+        if error.error not in {None, ShardError.DRAINING, ShardError.CHECK_FAILED}:
             raise GenerationError(str(error)) from None
-        return _Unanswered(str(error))
+        return _Unanswered(str(error), checks=error.error is ShardError.CHECK_FAILED)

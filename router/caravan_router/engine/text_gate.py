@@ -1,4 +1,4 @@
-"""Lets calls with texts to embed pass to the shards in the order of a `TextQueue`."""
+"""Lets calls with texts pass to the shards in the order of a `TextQueue`."""
 
 import asyncio
 import itertools
@@ -13,18 +13,22 @@ from caravan_router.scheduling.waiting.text_queue import TextCall, TextQueue
 class TextGate:
     """``room`` returns how many tokens all shards that are up may have, see `room_of`; 0 if none is."""
 
-    def __init__(self, queue: TextQueue, room: Callable[[], int]) -> None:
+    def __init__(self, queue: TextQueue, room: Callable[[], float]) -> None:
         self._queue = queue
         self._room = room
         self._call_ids: Iterator[int] = itertools.count()
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
     @asynccontextmanager
-    async def passing(self, tokens: int, sender: TextSender) -> AsyncIterator[None]:
-        """Wait until it is the turn of a call of ``tokens`` tokens, which is under way for the block."""
+    async def passing(self, tokens: int, sender: TextSender, cost: int | None = None) -> AsyncIterator[None]:
+        """Wait until it is the turn of a call of ``tokens`` tokens, which is under way for the block.
+
+        ``cost``: see `TextCall`.
+        """
         call = TextCall(
             call_id=next(self._call_ids),
             tokens=tokens,
+            cost=cost,
             arrived_s=time.monotonic(),
             priority=sender.priority,
             tenant=sender.tenant,

@@ -15,18 +15,16 @@ from caravan_router.api.anthropic.schema import (
 )
 from caravan_router.api.anthropic.translation import chat_request_of
 from caravan_router.api.generation.parts import MediaParts
-from caravan_router.api.generation.permits import check_rate
 from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
 from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
-from caravan_router.http.generation.counting import counting_refusals
+from caravan_router.http.generation.counting import counting_refusals, reading_texts
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import CLIENT
 from caravan_router.http.server.tolerant_body import IGNORED
 
 _VERSION = (Parameter(name="anthropic-version", place="header", description="Accepted and without effect"),)
@@ -57,6 +55,7 @@ async def messages(request: web.Request, body: MessagesRequest) -> web.StreamRes
     "POST",
     "/v1/messages/count_tokens",
     "Count the tokens of the prompt that a request for a message has",
+    around=reading_texts,
     parameters=_VERSION,
     reply=TokenCount,
     errors=(*BODY_ERRORS, 404, 429, 503),
@@ -71,6 +70,7 @@ async def count_tokens(request: web.Request, body: CountTokensRequest) -> web.Re
     "POST",
     "/v1/messages/render",
     "Return the tokens of the prompt that a request for a message has, as vLLM does",
+    around=reading_texts,
     parameters=_VERSION,
     reply=RenderedTokens,
     errors=(*BODY_ERRORS, 404, 429, 503),
@@ -82,7 +82,6 @@ async def render_message(request: web.Request, body: CountTokensRequest) -> web.
 
 async def _prompt(request: web.Request, body: CountTokensRequest) -> tuple[str, tuple[int, ...]]:
     """Return the model's name and the tokens of the prompt. Raises RequestError, EngineError."""
-    check_rate(request[CLIENT])
     context = await context_of(request, asked_model(request, body.model))
     media = MediaParts(context.model.media)
     plan = chat_plan_of(context, chat_request_of(body, context.model, media), constrained=False, media=media)

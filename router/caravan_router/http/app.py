@@ -22,6 +22,7 @@ from caravan_router.http.page.files import page
 from caravan_router.http.page.routes import SHOWN
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.authentication import Authentication
+from caravan_router.http.server.body_room import BoundingBodies
 from caravan_router.http.server.connection import mark_serving
 from caravan_router.http.server.dialect import DIALECTS
 from caravan_router.http.server.handing_over import HandingOver
@@ -79,6 +80,7 @@ def build_app(
             cors.preflight,
             errors_as_json,
             authentication.identify,
+            BoundingBodies(limits.max_bodies_bytes).bound,
             neighbours.hand_over,
         ],
     )

@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 
+from caravan_router.core.errors import HelperError
 from caravan_router.core.media import Media, Picture, Sound
 from caravan_router.guarded_process import Ended, GuardedProcesses, ProcessEndedError, Worker
 from caravan_router.media.decoded_files import DecodedFiles, key_of
@@ -22,7 +23,7 @@ class MediaDecoder:
     """Decodes with a few processes, which it starts when they are first needed and keeps until ``close``."""
 
     def __init__(
-        self, time_limit_s: float = TIME_LIMIT_S, grace_s: float = 3.0, remembered_bytes: int = REMEMBERED_BYTES
+        self, time_limit_s: float = TIME_LIMIT_S, grace_s: float = 5.0, remembered_bytes: int = REMEMBERED_BYTES
     ) -> None:
         self._time_limit_s = time_limit_s
         self._decoded = DecodedFiles(remembered_bytes)
@@ -36,7 +37,7 @@ class MediaDecoder:
         )
 
     async def decode(self, file: MediaFile, owner: str = "") -> Media:
-        """Return the picture or the sound that ``file`` has; ``owner`` sent it. Raises MediaFileError."""
+        """Return the picture or the sound that ``file`` has; ``owner`` sent it. Raises MediaFileError, HelperError."""
         _check_bytes(file)
         key = await asyncio.to_thread(key_of, file, owner)
         medium = self._decoded.find(key)
@@ -46,7 +47,10 @@ class MediaDecoder:
         return medium
 
     async def _decode(self, file: MediaFile) -> Media:
-        reply = _DECODER.decode(await self._ask(_request(file)))
+        try:
+            reply = _DECODER.decode(await self.processes.ask(_request(file)))
+        except ProcessEndedError as error:
+            raise self._failure(error) from None
         if reply.reason:
             raise MediaFileError(Reason(reply.reason), reply.problem)
         # The digest of many megabytes, in a thread of its own, by this process: the other one has read the file.
@@ -58,16 +62,12 @@ class MediaDecoder:
         """End all processes. Call this when nothing is being decoded any more."""
         await self.processes.close()
 
-    async def _ask(self, request: bytes) -> bytes:
-        """Ask a process, and if it ends for another reason than the file's time, a new one."""
-        for anew in (False, True):
-            try:
-                return await self.processes.ask(request, anew=anew)
-            except ProcessEndedError as error:
-                if error.how is Ended.TIME:
-                    problem = f"takes more than {self._time_limit_s:g} s to decode"
-                    raise MediaFileError(Reason.TIME, problem) from None
-        raise MediaFileError(Reason.DECODER, "cannot be decoded: two processes that tried it ended")
+    def _failure(self, error: ProcessEndedError) -> MediaFileError | HelperError:
+        if not error.blames_request:
+            return HelperError(f"Files cannot be decoded at present: {error}")
+        if error.how is Ended.TIME:
+            return MediaFileError(Reason.TIME, f"takes more than {self._time_limit_s:g} s to decode")
+        return MediaFileError(Reason.DECODER, "cannot be decoded: two processes that tried it ended")
 
 
 def _check_bytes(file: MediaFile) -> None:

@@ -35,30 +35,39 @@ class Checker:
         self._turn = asyncio.Lock()
 
     async def check(self, constraint: Constraint) -> Problem | None:
-        """Return why the constraint cannot be compiled, None if it can; raises CheckUnavailableError."""
-        name = constraint.kind.value
+        """Return why the constraint cannot be compiled, None if it can.
+
+        Raises CheckUnavailableError if two processes fail, and not because of the constraint.
+        """
         async with self._turn:
             try:
-                process = await asyncio.wait_for(self._ready(), _START_S)
-            except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+                return await self._check(constraint)
+            except CheckUnavailableError as error:
+                _log.warning("a constraint is checked again", extra={"reason": str(error)})
+            return await self._check(constraint)
+
+    async def _check(self, constraint: Constraint) -> Problem | None:
+        name = constraint.kind.value
+        try:
+            process = await asyncio.wait_for(self._ready(), _START_S)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            await self.close()
+            raise CheckUnavailableError(f"cannot start the check of constraints: {error!r}") from error
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        finished = False
+        try:
+            sentence = await asyncio.wait_for(_send(process, (name, constraint.source)), _MAX_WALL_S)
+            finished = True
+        except TimeoutError as error:
+            # It has not used up its processor time: it is stopped, or gets none.
+            raise CheckUnavailableError(f"the check of constraints did not answer in {_MAX_WALL_S:g} s") from error
+        except (OSError, asyncio.IncompleteReadError) as error:
+            return await _autopsy(process, name, error)
+        finally:
+            if not finished:
                 await self.close()
-                raise CheckUnavailableError(f"cannot start the check of constraints: {error!r}") from error
-            except asyncio.CancelledError:
-                await self.close()
-                raise
-            finished = False
-            try:
-                sentence = await asyncio.wait_for(
-                    _send(process, (constraint.kind.value, constraint.source)), _MAX_WALL_S
-                )
-                finished = True
-            except TimeoutError:
-                return Problem(f"{name} takes too long to compile")
-            except (OSError, asyncio.IncompleteReadError) as error:
-                return await _autopsy(process, name, error)
-            finally:
-                if not finished:
-                    await self.close()
         return Problem(sentence) if sentence else None
 
     async def close(self) -> None:

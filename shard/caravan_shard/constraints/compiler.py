@@ -1,7 +1,6 @@
 """Compiles each constraint once, off the event loop, after the check process has survived it."""
 
 import asyncio
-import logging
 import os
 import sys
 import threading
@@ -10,12 +9,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from caravan_proto.messages.constraint import Constraint
-from caravan_shard.constraints.checker import Checker, CheckUnavailableError
+from caravan_shard.constraints.checker import Checker
 from caravan_shard.constraints.grammar import Grammar, check_size, make_matcher
 from caravan_shard.constraints.problem import Problem
 from caravan_shard.constraints.tokenizer import ConstraintTokenizer
-
-_log = logging.getLogger(__name__)
 
 # Outcomes remembered. A grammar takes about 1 MB, at worst some 100 MB (see check_process).
 MAX_REMEMBERED = 64
@@ -37,7 +34,10 @@ class ConstraintCompiler:
         self._pool = ThreadPoolExecutor(1, "constraints", _yield_to_decoding)
 
     async def compile(self, constraint: Constraint) -> Grammar | Problem:
-        """Return the grammar of ``constraint``: the same object for as long as it is remembered."""
+        """Return the grammar of ``constraint``: the same object for as long as it is remembered.
+
+        Raises CheckUnavailableError.
+        """
         problem = check_size(constraint)
         if problem is not None:
             return problem
@@ -52,9 +52,6 @@ class ConstraintCompiler:
                 return known
             try:
                 outcome = await self._compile(constraint)
-            except CheckUnavailableError as error:
-                _log.error("a constraint could not be checked", extra={"error": str(error)})
-                return Problem("constraints cannot be checked at present")
             finally:
                 self._compiling.pop(constraint, None)
             self._outcomes[constraint] = outcome
@@ -63,7 +60,7 @@ class ConstraintCompiler:
         return outcome
 
     async def compile_all(self, constraints: Iterable[Constraint]) -> dict[Constraint, Grammar] | Problem:
-        """Return the grammars of all, or the problem of the first that has one."""
+        """Return the grammars of all, or the problem of the first that has one. Raises CheckUnavailableError."""
         grammars = {}
         for constraint in constraints:
             outcome = await self.compile(constraint)

@@ -1,8 +1,10 @@
 """Answers the calls of routers, whether gRPC brings them or a caller in this process. A refused call is a value."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Command, Load, Prefill
@@ -11,6 +13,7 @@ from caravan_proto.messages.media import EncodedMedia, MediaShape, PromptPart, T
 from caravan_proto.messages.model import Info, ShardClaim, ShardStatus, TokenizedText
 from caravan_shard.checks.embed import split_texts
 from caravan_shard.checks.preview import check_keys
+from caravan_shard.constraints.checker import CheckUnavailableError
 from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.problem import Problem
@@ -28,6 +31,10 @@ from caravan_shard.service.model_calls import ModelCalls
 from caravan_shard.service.phase import Phase, PhaseSignal
 from caravan_shard.service.run_exchange import RunExchange
 from caravan_shard.service.text import TextService
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +153,7 @@ class CallHandler:
         constraints = [one.constraint for one in setups if one.constraint is not None]
         grammars: dict[Constraint, Grammar] | Problem | Refusal = {}
         if constraints:
-            grammars = await self._model_calls.unless_ending(self._compiler.compile_all(constraints))
+            grammars = await self._checked(self._compiler.compile_all(constraints))
         if isinstance(grammars, Problem):
             return bad_request(grammars.sentence)
         if isinstance(grammars, Refusal):
@@ -208,8 +215,16 @@ class CallHandler:
         """Compile a constraint for the sequences to come, or return what is wrong with it."""
         if self._compiler is None:
             return _ONLY_EMBEDS
-        outcome = await self._model_calls.unless_ending(self._compiler.compile(constraint))
+        outcome = await self._checked(self._compiler.compile(constraint))
         return None if isinstance(outcome, Grammar) else outcome
+
+    async def _checked(self, compiling: Coroutine[Any, Any, T]) -> T | Refusal:
+        """Return what the compiler returns, or that constraints cannot be checked now."""
+        try:
+            return await self._model_calls.unless_ending(compiling)
+        except CheckUnavailableError as error:
+            _log.error("a constraint could not be checked", extra={"error": str(error)})
+            return Refusal(ShardError.CHECK_FAILED, "constraints cannot be checked at present")
 
     async def embed(self, token_ids: Sequence[int], counts: Sequence[int]) -> list[float] | Refusal:
         """Return the vectors of texts of ``counts`` tokens, one after another."""

@@ -167,7 +167,7 @@ def test_the_renderer_starts_with_the_first_messages_and_ends_with_the_executor(
         executor.create().prompt_messages(_START)
         executor.create().prompt_messages(_START)
         assert _loops() == before + 1
-        processes = list(executor.chat_prompts._context.templates._processes._idle)
+        processes = list(executor.chat_prompts._context.templates.processes._idle)
         assert [process.returncode for process in processes] == [None]
     assert _loops() == before
     assert all(process.returncode is not None for process in processes)

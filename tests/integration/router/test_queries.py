@@ -12,7 +12,7 @@ import pytest
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_proto.shard.v1 import shard_pb2
-from caravan_router.core.errors import GenerationError, TextTooLongError
+from caravan_router.core.errors import GenerationError, HelperError, TextTooLongError
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_testing.cluster import ClusterConfig, cluster
@@ -150,4 +150,14 @@ async def test_a_shard_that_refuses_a_constraint_otherwise_is_asked_once(monkeyp
     monkeypatch.setattr(ShardClient, "compile_constraint", refuse)
     async with cluster(ClusterConfig(shards=1)) as running:
         with pytest.raises(GenerationError, match="there is no constraint"):
+            await running.engine.queries.compile_constraint(Constraint(ConstraintKind.REGEX, "x"))
+
+
+async def test_a_constraint_that_cannot_be_checked_is_no_fault_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_client: ShardClient, _constraint: Constraint) -> str | None:
+        raise ShardRpcError(ShardError.CHECK_FAILED, "constraints cannot be checked at present")
+
+    monkeypatch.setattr(ShardClient, "compile_constraint", fail)
+    async with cluster(ClusterConfig(shards=2)) as running:
+        with pytest.raises(HelperError, match="cannot be checked at present"):
             await running.engine.queries.compile_constraint(Constraint(ConstraintKind.REGEX, "x"))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,11 +31,11 @@ CONFIG = ClusterConfig(
 
 
 @contextlib.asynccontextmanager
-async def other_router(running: Cluster, name: str = "second") -> AsyncIterator[Fleet]:
+async def other_router(running: Cluster, name: str = "second", url: str = "") -> AsyncIterator[Fleet]:
     """Run another router with the same shards."""
     sources = [Address(address) for address in running.addresses]
     # On a busy host nothing is lost by silence. Leases end long after each test.
-    link = LinkConfig(router_id=name, heartbeat_s=0.2, silence_s=DEADLINE_S, lease_ttl_s=10 * DEADLINE_S)
+    link = LinkConfig(router_id=name, url=url, heartbeat_s=0.2, silence_s=DEADLINE_S, lease_ttl_s=10 * DEADLINE_S)
     fleet = Fleet(sources, SchedulerConfig(), link, Metrics().of)
     serving = asyncio.create_task(fleet.run())
     try:
@@ -132,6 +133,36 @@ async def test_routers_take_turns_with_the_only_shard() -> None:
 
         await asyncio.gather(*(ask(name, fleet) for name, fleet in (("first", running.fleet), ("second", second))))
         assert sum(one != other for one, other in pairwise(ended)) >= 2
+
+
+async def test_a_borrowed_shard_goes_back_for_good_once_what_had_begun_has_ended() -> None:
+    """Requests wait at a router that lost its shard, and new ones come to both: each goes where `neighbour` says."""
+    config = ClusterConfig(step_s=0.005, link=replace(CONFIG.link, url="http://first"))
+    async with cluster(config) as running, other_router(running, url="http://second") as second:
+        await eventually(lambda: [one.standing.state for one in second.shards()] == [ShardState.STANDBY])
+        routers = {"http://first": running.fleet, "http://second": second}
+        begun: Counter[str] = Counter()
+        enough = asyncio.Event()
+
+        async def ask(url: str) -> None:
+            while not enough.is_set():
+                there = routers[url].neighbour("") or url
+                begun[there] += 1
+                wanted = spec([1, 2, 3], 20)
+                assert await run(routers[there].engines[0], wanted) == undisturbed(wanted)
+
+        asking = [asyncio.create_task(ask(url)) for url in routers for _ in range(2)]
+        await eventually(lambda: begun["http://first"] > 8, "the second hands its requests over")
+        assert begun["http://second"] == 0
+        # They last longer than a turn.
+        had_begun = [spec([7, 8, number], 700) for number in range(2)]
+        await asyncio.gather(*(run(second.engines[0], one) for one in had_begun))
+        seen = begun["http://first"]
+        await eventually(lambda: begun["http://first"] > seen + 20, "the first has the shard for good")
+        assert held(running.fleet) == set(running.addresses)
+        assert begun["http://second"] == 0, "a router began something new in its turn"
+        enough.set()
+        await asyncio.gather(*asking)
 
 
 async def test_a_query_without_a_shard_counts_as_a_request() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from caravan_router.config import RouterConfig
+from caravan_router.engine import discovery
 from caravan_router.engine.discovery import Address, AddressFile, Discovery, DnsName, ShardSource, parse_source
 from caravan_testing.waiting import eventually
 
@@ -21,18 +22,21 @@ class Names:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: list[str] | OSError = []
+        # What is said of other names than those of the sources.
+        self.whole: dict[str, list[str] | OSError] = {}
         self.lookups = 0
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", self._look_up)
 
-    async def _look_up(self, _host: str, port: int, **_options: object) -> list[Any]:
-        self.lookups += 1
-        if isinstance(self.found, OSError):
-            raise self.found
+    async def _look_up(self, host: str, port: int, **_options: object) -> list[Any]:
+        self.lookups += host not in self.whole
+        found = self.whole.get(host, self.found)
+        if isinstance(found, OSError):
+            raise found
         return [
             (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (ip, port, 0, 0))
             if ":" in ip
             else (socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port))
-            for ip in self.found
+            for ip in found
         ]
 
     async def looked_up(self, times: int = 2) -> None:
@@ -128,6 +132,43 @@ async def test_an_address_is_gone_when_two_lookups_in_a_row_lack_it(names: Names
         await names.looked_up()
         both = {"10.0.0.1:1", "10.0.0.2:1"}
         assert told[1:] == [both, both | {"10.0.0.3:1"}, {"10.0.0.2:1", "10.0.0.3:1"}]
+
+
+NO_NAME = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+NO_DATA = socket.gaierror(socket.EAI_NODATA, "No address associated with hostname")
+AGAIN = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "left"),
+    [
+        (NO_NAME, NO_NAME, set()),
+        (NO_NAME, NO_DATA, set()),
+        # The cluster's own servers fail.
+        (AGAIN, AGAIN, {"10.0.0.1:1"}),
+        (NO_NAME, AGAIN, {"10.0.0.1:1"}),
+        (NO_NAME, ["10.0.0.2"], {"10.0.0.2:1"}),
+    ],
+)
+async def test_a_name_without_an_address_is_known_where_no_other_names_can_be_looked_up(
+    names: Names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: Any, last: Any, left: set[str]
+) -> None:
+    """As in a cluster without a way out: the last name that is tried, which has no domain, fails for another reason."""
+    monkeypatch.setattr(discovery, "RESOLVER_FILE", tmp_path / "resolv.conf")
+    await asyncio.to_thread(
+        (tmp_path / "resolv.conf").write_text, "search old\n# x\nsearch one.svc.cluster.local cluster.local.\n"
+    )
+    names.found = ["10.0.0.1"]
+    async with watching(DnsName("shards.one.svc", 1)) as told:
+        await names.looked_up()
+        assert told[-1] == {"10.0.0.1:1"}
+        names.whole = {
+            "shards.one.svc.one.svc.cluster.local.": first,
+            "shards.one.svc.cluster.local.": last,
+        }
+        names.found = AGAIN
+        await names.looked_up(7)
+        assert told[-1] == left
 
 
 async def test_a_name_that_cannot_be_resolved_keeps_its_addresses(

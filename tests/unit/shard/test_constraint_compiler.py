@@ -2,8 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Coroutine
 from time import process_time
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,6 +14,7 @@ from caravan_proto.limits import MAX_CONSTRAINT_BYTES
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
 from caravan_shard.constraints import checker, compiler
+from caravan_shard.constraints.checker import CheckUnavailableError
 from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.problem import Problem
@@ -187,26 +190,43 @@ async def test_expensive_sources_are_stopped_and_do_not_block_the_loop(
     assert max(waits) < max(2.0, took_s / 2)
 
 
-async def test_a_compilation_that_takes_too_long_is_stopped_and_the_next_one_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(checker, "_MAX_WALL_S", 0.000_001)
+async def test_a_process_that_does_not_answer_is_not_blamed_on_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ConstraintCompiler(ConstraintTokenizer.of(ToyVocabulary(), TOY_FACTS))
-    slow = await made.compile(Constraint(REGEX, "a"))
+    monkeypatch.setattr(checker, "_MAX_WALL_S", 0.000_001)
+    with pytest.raises(CheckUnavailableError, match="did not answer"):
+        await made.compile(Constraint(REGEX, "a"))
     monkeypatch.undo()
-    assert slow == Problem("regex takes too long to compile")
+    assert isinstance(await made.compile(Constraint(REGEX, "a")), Grammar)
+    await made.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+async def test_a_constraint_whose_process_is_killed_or_stopped_is_checked_again(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    made = ConstraintCompiler(ConstraintTokenizer.of(ToyVocabulary(), TOY_FACTS))
+    assert isinstance(await made.compile(Constraint(REGEX, "a")), Grammar)
+    process = made._checker._process
+    assert process is not None
+    waited = asyncio.wait_for
+
+    async def wait_less(work: Coroutine[Any, Any, str], limit_s: float) -> str:
+        """Wait for less time as long as the process is the first one, which may be stopped."""
+        return await waited(work, 0.1 if made._checker._process is process else limit_s)
+
+    monkeypatch.setattr(asyncio, "wait_for", wait_less)
+    process.send_signal(number)
     assert isinstance(await made.compile(Constraint(REGEX, "b")), Grammar)
-    # The outcome is cached: without the cache this would take as long again.
-    assert await made.compile(Constraint(REGEX, "a")) == slow
+    assert made._checker._process is not process
     await made.close()
 
 
 async def test_a_failed_check_process_is_not_blamed_on_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ConstraintCompiler(ConstraintTokenizer.of(ToyVocabulary(), TOY_FACTS))
-    monkeypatch.setattr("sys.executable", "/nowhere/python")
-    assert await made.compile(Constraint(REGEX, "a")) == Problem("constraints cannot be checked at present")
-    monkeypatch.setattr("sys.executable", "/bin/true")
-    assert await made.compile(Constraint(REGEX, "a")) == Problem("constraints cannot be checked at present")
+    for program in ("/nowhere/python", "/bin/true"):
+        monkeypatch.setattr("sys.executable", program)
+        with pytest.raises(CheckUnavailableError, match="cannot start"):
+            await made.compile(Constraint(REGEX, "a"))
     monkeypatch.undo()
     assert isinstance(await made.compile(Constraint(REGEX, "a")), Grammar)
     await made.close()

@@ -40,6 +40,19 @@ def holding_permits(client: Client, of_model: PermitPool, permits: int) -> Itera
 
 
 @contextmanager
+def counting_texts(client: Client) -> Iterator[None]:
+    """Count a request that only reads texts against its key's rate, and for the block as one that runs.
+
+    Raises RateLimitedError, KeyConcurrencyError.
+    """
+    check_rate(client)
+    if not client.permits.can_take(1):
+        raise KeyConcurrencyError(client.key.concurrent_requests or 0, 1)
+    with client.permits.take(1):
+        yield
+
+
+@contextmanager
 def counting_failures(metrics: ModelMetrics, generations: int) -> Iterator[None]:
     """Count ``generations``, which are not submitted yet, as failed if the block raises."""
     try:

@@ -7,7 +7,7 @@ from functools import wraps
 from aiohttp import web
 
 from caravan_router.api.errors import RequestError
-from caravan_router.api.generation.permits import check_rate, counting_failures
+from caravan_router.api.generation.permits import check_rate, counting_failures, counting_texts
 from caravan_router.core.errors import EngineError
 from caravan_router.http.generation.models import asked_model, metrics_of
 from caravan_router.http.server.route import Handler
@@ -44,5 +44,16 @@ def counting_refusals(handler: Handler) -> Handler:
             asked = asked_model(request, request.get(NAMED_MODEL))
             with counting_request(request, metrics_of(request.app[STATE], asked), 1):
                 raise
+
+    return counted
+
+
+def reading_texts(handler: Handler) -> Handler:
+    """Count a request that only tokenizes as one of its key's that runs, and against the key's rate."""
+
+    @wraps(handler)
+    async def counted(request: web.Request) -> web.StreamResponse:
+        with counting_texts(request[CLIENT]):
+            return await handler(request)
 
     return counted

@@ -6,13 +6,14 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
-from caravan_router.api.errors import LibraryRefusalError, UnknownModelError
+from caravan_router.api.errors import UnknownModelError
+from caravan_router.api.generation.library_errors import library_errors
 from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.errors import OLLAMA
 from caravan_router.api.ollama.recipe import NO_RECIPE, changed_recipe, recipe_of, stored_recipe
 from caravan_router.api.ollama.validation import bare_name, check_ranges
-from caravan_router.core.library import Library, LibraryError, MadeModel
+from caravan_router.core.library import Library, MadeModel
 from caravan_router.http.generation.models import library_of
 from caravan_router.http.ollama.steps import send_steps, step_of
 from caravan_router.http.server.route import BODY_ERRORS, JSON, LINES
@@ -52,7 +53,7 @@ async def copy(request: web.Request, body: ollama.OllamaCopyRequest) -> web.Resp
     errors=(*BODY_ERRORS, 404),
 )
 async def create(request: web.Request, body: ollama.OllamaCreateRequest) -> web.StreamResponse:
-    """Raises NoLibraryError, LibraryRefusalError, ValidationError."""
+    """Raises NoLibraryError, LibraryRefusalError, LibraryFailedError, ValidationError."""
     for field, instead in _NOT_HONOURED.items():
         if given := getattr(body, field):
             raise unsupported_field_error(field, f"set it to null: {instead}", given)
@@ -73,10 +74,8 @@ def _made(library: Library, name: str, source: str, body: ollama.OllamaCreateReq
 
 
 async def _making(library: Library, made: MadeModel) -> AsyncGenerator[ollama.OllamaPullReply, None]:
-    try:
+    with library_errors():
         async with contextlib.aclosing(library.stock.make(made)) as told:
             async for progress in told:
                 yield step_of(progress)
-    except LibraryError as error:
-        raise LibraryRefusalError(str(error)) from None
     yield ollama.OllamaPullReply(status="success")

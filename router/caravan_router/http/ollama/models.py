@@ -4,13 +4,12 @@ import time
 
 from aiohttp import web
 
-from caravan_router.api.errors import LibraryRefusalError
+from caravan_router.api.generation.library_errors import library_errors
 from caravan_router.api.generation.models import model_name
 from caravan_router.api.ollama.errors import OLLAMA
 from caravan_router.api.ollama.models import described, described_cold, described_made, loaded, tags_of, tags_of_made
 from caravan_router.api.ollama.schema import OllamaRunningList, OllamaShowReply, OllamaShowRequest, OllamaTagList
 from caravan_router.api.ollama.validation import bare_name
-from caravan_router.core.library import LibraryError
 from caravan_router.http.generation.models import asked_model, awaited_model, library_models, listed_models
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS
@@ -59,9 +58,7 @@ async def _shown(state: AppState, name: str, asked: str) -> OllamaShowReply:
     """Describe a model of which there are files, or an adapter."""
     meant = model_name(state.fleet, asked)
     if state.library is not None and state.fleet.engine(meant) is None and state.library.find(meant) is not None:
-        try:
+        with library_errors():
             return described_cold(await state.library.describe(meant))
-        except LibraryError as error:
-            raise LibraryRefusalError(str(error)) from None
     served = await awaited_model(state, asked)
     return described(name, served.engine.model)

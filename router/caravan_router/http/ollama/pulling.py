@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
-from caravan_router.api.errors import LibraryRefusalError
+from caravan_router.api.generation.library_errors import library_errors
 from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.ollama.errors import OLLAMA
 from caravan_router.api.ollama.schema import OllamaDeleteRequest, OllamaPullReply, OllamaPullRequest
 from caravan_router.api.ollama.validation import bare_name
-from caravan_router.core.library import LibraryError, Stock
+from caravan_router.core.library import Stock
 from caravan_router.http.generation.models import library_of
 from caravan_router.http.ollama.steps import send_steps, step_of
 from caravan_router.http.server.route import BODY_ERRORS, JSON, LINES
@@ -28,7 +28,7 @@ ROUTES = Routes(OLLAMA, operator=True)
     errors=(*BODY_ERRORS, 404),
 )
 async def pull(request: web.Request, body: OllamaPullRequest) -> web.StreamResponse:
-    """Raises NoLibraryError, LibraryRefusalError, ValidationError."""
+    """Raises NoLibraryError, LibraryRefusalError, LibraryFailedError, ValidationError."""
     if body.insecure:
         raise unsupported_field_error("insecure", "set it to false", body.insecure)
     steps = _steps(library_of(request.app[STATE]).stock, bare_name(body.model or body.name))
@@ -36,21 +36,17 @@ async def pull(request: web.Request, body: OllamaPullRequest) -> web.StreamRespo
 
 
 async def _steps(stock: Stock, name: str) -> AsyncGenerator[OllamaPullReply, None]:
-    try:
+    with library_errors():
         async with contextlib.aclosing(stock.pull(name)) as told:
             yield OllamaPullReply(status="pulling manifest")
             async for progress in told:
                 yield step_of(progress)
-    except LibraryError as error:
-        raise LibraryRefusalError(str(error)) from None
     yield OllamaPullReply(status="success")
 
 
 @ROUTES.route("DELETE", "/api/delete", "Delete a model that was downloaded", errors=(*BODY_ERRORS, 404))
 async def delete(request: web.Request, body: OllamaDeleteRequest) -> web.Response:
-    """Raises NoLibraryError, LibraryRefusalError."""
-    try:
+    """Raises NoLibraryError, LibraryRefusalError, LibraryFailedError."""
+    with library_errors():
         await library_of(request.app[STATE]).stock.remove(bare_name(body.model or body.name))
-    except LibraryError as error:
-        raise LibraryRefusalError(str(error)) from None
     return web.Response()

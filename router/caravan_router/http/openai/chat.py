@@ -3,7 +3,6 @@
 from aiohttp import web
 
 from caravan_router.api.generation.parts import MediaParts
-from caravan_router.api.generation.permits import check_rate
 from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
 from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.api.openai.chat.reply import AskedChat
@@ -14,12 +13,12 @@ from caravan_router.api.openai.responses.schema import InputTokenCount
 from caravan_router.chat.prompt import ChatPrompt
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
-from caravan_router.http.generation.counting import counting_refusals
+from caravan_router.http.generation.counting import counting_refusals, reading_texts
 from caravan_router.http.generation.models import asked_model, served_model
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.http.server.state import STATE
 
 ROUTES = Routes(OPENAI)
 
@@ -44,6 +43,7 @@ ROUTES.also("/chat/completions", "unversioned")
     "POST",
     "/v1/chat/completions/input_tokens",
     "Return how many tokens the prompt of a chat has",
+    around=reading_texts,
     reply=InputTokenCount,
     errors=(*BODY_ERRORS, 404, 429, 503),
 )
@@ -55,6 +55,7 @@ async def chat_input_tokens(request: web.Request, body: ChatRequest) -> web.Resp
     "POST",
     "/v1/chat/completions/render",
     "Return the tokens of the prompt of a chat, as vLLM does",
+    around=reading_texts,
     reply=RenderedTokens,
     errors=(*BODY_ERRORS, 404, 429, 503),
 )
@@ -68,6 +69,7 @@ async def render_chat(request: web.Request, body: ChatRequest) -> web.Response:
     "POST",
     "/apply-template",
     "Render a conversation with the model's chat template and return the text",
+    around=reading_texts,
     reply=RenderedPrompt,
     errors=(*BODY_ERRORS, 404, 429, 503),
 )
@@ -77,7 +79,6 @@ async def apply_template(request: web.Request, body: ChatRequest) -> web.Respons
 
 async def rendered_chat(request: web.Request, body: ChatRequest) -> ChatPrompt:
     """Return the prompt of a chat that is not answered. Raises RequestError, EngineError."""
-    check_rate(request[CLIENT])
     context = await context_of(request, asked_model(request, body.model))
     constrained = constraint_of(body, context.limits) is not None
     media = MediaParts(context.model.media)

@@ -4,12 +4,13 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from caravan_router.api.errors import ForbiddenError, InvalidKeyError, MissingKeyError, NotLocalError
 from caravan_router.auth.client import Client
 from caravan_router.auth.key import NO_KEY
 from caravan_router.auth.keyring import Keyring
+from caravan_router.core.engine import ANY_SENDER, TEXT_SENDER, TextSender
 from caravan_router.http.server.dialect import path_of
 from caravan_router.http.server.route import Handler, Route
 from caravan_router.http.server.state import CLIENT
@@ -17,7 +18,17 @@ from caravan_router.http.server.state import CLIENT
 _ANTHROPIC_HEADER = "x-api-key"
 _NOBODY = Client(NO_KEY, now=0.0)
 # Proxies add them.
-_SENT_FOR_OTHERS = ("Forwarded", "X-Forwarded-For")
+_SENT_FOR_OTHERS = (
+    "Forwarded",
+    "X-Forwarded-For",
+    "X-Forwarded-Host",
+    "X-Forwarded-Proto",
+    "X-Real-IP",
+    "X-Client-IP",
+    "CF-Connecting-IP",
+    "True-Client-IP",
+    "Via",
+)
 
 
 class Authentication:
@@ -42,12 +53,16 @@ class Authentication:
             request[CLIENT] = _find(self._keyring, _secret_of(request))
         if route is not None and route.operator and not request[CLIENT].key.operator:
             raise ForbiddenError
+        TEXT_SENDER.set(TextSender(tenant=request[CLIENT].key.tenant) if CLIENT in request else ANY_SENDER)
         return await handler(request)
 
 
 def _is_local(request: web.Request) -> bool:
     """Whether a program on this host asks for itself or for this server's page, and not as a proxy."""
     if any(name in request.headers for name in _SENT_FOR_OTHERS) or not _is_of_own_page(request):
+        return False
+    # As nginx asks that adds no header, with the host's own address as the name.
+    if request.version < HttpVersion11:
         return False
     try:
         return ipaddress.ip_address(request.remote or "").is_loopback

@@ -7,6 +7,7 @@ import msgspec
 from aiohttp import web
 
 from caravan_router.api.body import decode
+from caravan_router.api.decoded_size import most_decoded_bytes
 from caravan_router.api.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
@@ -14,6 +15,7 @@ from caravan_router.api.errors import (
     UnsupportedCodingError,
     UnsupportedMediaError,
 )
+from caravan_router.http.server.body_room import SHARE
 from caravan_router.http.server.state import NAMED_MODEL, STATE, AppState
 
 T = TypeVar("T")
@@ -40,7 +42,7 @@ def payload_limit(state: AppState) -> int:
 async def read_json(request: web.Request) -> bytes:
     """Read and decompress the body; the size limit counts decompressed bytes.
 
-    Raises UnsupportedMediaError, UnsupportedCodingError, BodyTimeoutError, BodyTooLargeError, BrokenBodyError.
+    Raises UnsupportedMediaError, UnsupportedCodingError, BodyTimeoutError, BrokenBodyError, and what `read_bytes` does.
     """
     if "Content-Type" in request.headers and not _is_json(request.content_type):
         raise UnsupportedMediaError(request.content_type)
@@ -58,14 +60,18 @@ async def read_json(request: web.Request) -> bytes:
 
 
 async def read_bytes(request: web.Request) -> bytes:
-    """Return the decompressed body, which is read once. Raises BodyTooLargeError."""
+    """Return the decompressed body, which is read once.
+
+    Raises BodyTooLargeError, and what `BodyShare.grow` does.
+    """
     if _BODY not in request:
-        limit = payload_limit(request.app[STATE])
+        limit, share = payload_limit(request.app[STATE]), request[SHARE]
         body = bytearray()
         async for chunk in request.content.iter_any():
             body += chunk
             if len(body) > limit:
                 raise BodyTooLargeError(limit)
+            share.grow(len(chunk))
         request[_BODY] = bytes(body)
     return request[_BODY]
 
@@ -73,6 +79,7 @@ async def read_bytes(request: web.Request) -> bytes:
 def forget_body(request: web.Request) -> None:
     """Free the bytes of a body that was decoded: with pictures, they are many."""
     if _BODY in request:
+        request[SHARE].shrink(len(request[_BODY]))
         del request[_BODY]
 
 
@@ -82,7 +89,9 @@ async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T
     msgspec alone reads the JSON: the standard library accepts NaN, lone surrogates and infinite numbers.
     Raises BodyMismatchError, and what `read_json` raises.
     """
-    body = decode(await read_json(request), decoder)
+    data = await read_json(request)
+    request[SHARE].grow(most_decoded_bytes(data))
+    body = decode(data, decoder)
     request[NAMED_MODEL] = getattr(body, "model", None) or ""
     return body
 

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
-from caravan_router.api.dialect import Dialect
-from caravan_router.api.errors import MalformedRequestError
+from caravan_router.api.errors import MalformedRequestError, RequestError, UnsupportedCodingError
 from caravan_router.api.limits import Limits
-from caravan_router.http.server.dialect import error_response
+from caravan_router.http.server.dialect import Dialects, error_response
 from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import ARRIVED
 
@@ -23,14 +22,16 @@ _log = logging.getLogger(__name__)
 KEEPALIVE_S = 75.0
 # After refusing a request, the rest of its body is read for this long, so that a client that is sending gets the reply.
 LINGERING_S = 2.0
+_MOST_LINE_BYTES = 4096
 
 
 class Connection(web.RequestHandler):
     """A connection that aiohttp closes when idle for `KEEPALIVE_S`, and `check` when stuck."""
 
     __slots__ = (
-        "_dialect",
+        "_dialects",
         "_idle_since",
+        "_line",
         "_opened_at",
         "_received_head",
         "_serving",
@@ -38,8 +39,8 @@ class Connection(web.RequestHandler):
         "_unsent_since",
     )
 
-    def __init__(self, server: web.Server, dialect: Dialect) -> None:
-        """``dialect``: for answers to bytes that are not HTTP."""
+    def __init__(self, server: web.Server, dialects: Dialects) -> None:
+        """``dialects``: for answers to bytes that are not HTTP, or not as aiohttp can read it."""
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -47,7 +48,9 @@ class Connection(web.RequestHandler):
             lingering_time=LINGERING_S,
             access_log=None,  # type: ignore[arg-type] # as AppRunner passes it: the middleware logs
         )
-        self._dialect = dialect
+        self._dialects = dialects
+        # The first line of what came last.
+        self._line = b""
         self._opened_at = self._idle_since = time.monotonic()
         self._received_head = False
         # True while a handler runs, which has its own deadlines.
@@ -115,7 +118,19 @@ class Connection(web.RequestHandler):
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         _log.debug("not HTTP, from %s: %s", request.remote, exc)
-        return error_response(self._dialect, MalformedRequestError(exc.message))
+        words = self._line.split(b" ", 2)
+        path = words[1].partition(b"?")[0].decode(errors="replace") if len(words) > 1 else "/"
+        error: RequestError = MalformedRequestError(exc.message)
+        if isinstance(exc, ContentEncodingError):
+            error = UnsupportedCodingError(exc.message.partition(": ")[2].partition(".")[0])
+        response = error_response(self._dialects.of_path(path), error)
+        response.force_close()
+        return response
+
+    def data_received(self, data: bytes) -> None:
+        """Note what may be the beginning of a request, of which aiohttp tells nothing if it cannot read it."""
+        self._line = data[:_MOST_LINE_BYTES].partition(b"\r\n")[0]
+        super().data_received(data)
 
 
 @web.middleware

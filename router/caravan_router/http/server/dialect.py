@@ -46,6 +46,10 @@ class Dialects:
         for (where, header), dialect in self.by_header.items():
             if where == path and header in request.headers:
                 return dialect
+        return self.of_path(path)
+
+    def of_path(self, path: str) -> Dialect:
+        """Return the dialect in which requests of ``path`` are answered."""
         if path in self.by_path:
             return self.by_path[path]
         matching = [prefix for prefix in self.by_prefix if path.startswith(prefix)]

@@ -15,6 +15,7 @@ from caravan_router.api.errors import (
     UnsupportedMediaError,
 )
 from caravan_router.http.server.body import payload_limit
+from caravan_router.http.server.body_room import SHARE
 from caravan_router.http.server.state import NAMED_MODEL, STATE
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ async def read_form(request: web.Request, kind: type[T]) -> T:
     """Read a form; a field of bytes is a file.
 
     Raises UnsupportedMediaError, BodyTimeoutError, BodyTooLargeError, BrokenBodyError, MalformedFormError,
-    BodyMismatchError.
+    BodyMismatchError, and what `BodyShare.grow` does.
     """
     if request.content_type != FORM:
         raise UnsupportedMediaError(request.content_type, FORM)
@@ -62,6 +63,7 @@ async def _fields(request: web.Request, limit: int) -> dict[str, str | bytes]:
                 data += chunk
                 if len(data) > most:
                     raise BodyTooLargeError(limit if most == left else _MAX_TEXT_BYTES)
+                request[SHARE].grow(len(chunk))
             left -= len(data)
             fields[part.name] = bytes(data) if part.filename is not None else data.decode()
     except (ValueError, AssertionError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Hands requests over to another router while this one holds no shard of their model."""
+"""Hands requests over to another router while this one holds no shard of their model, or a borrowed one."""
 
 import logging
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class HandingOver:
 
     @web.middleware
     async def hand_over(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer with what another router answers, if this one has no shard of the model and that one has."""
+        """Answer with what another router answers, if the request is for that one now."""
         found = await self._neighbour(request)
         if found is None:
             return await handler(request)
@@ -71,7 +71,7 @@ class HandingOver:
         # The model of a form is known when all of it has been read.
         if request.content_type == FORM:
             return None
-        if all(engine.healthy for engine in fleet.engines):
+        if not fleet.hands_over:
             return None
         try:
             named = decode(await read_json(request), self._decoder)

@@ -16,7 +16,7 @@ from caravan_router.api.dialect import Dialect
 from caravan_router.api.errors import TooManyConnectionsError, headers_of, kind_of
 from caravan_router.api.limits import Limits
 from caravan_router.http.server.connection import Connection
-from caravan_router.http.server.dialect import DIALECTS
+from caravan_router.http.server.dialect import DIALECTS, Dialects
 from caravan_router.http.server.state import ENDING
 
 _MOST_BETWEEN_CHECKS_S = 1.0
@@ -95,7 +95,7 @@ async def listening(app: web.Application, limits: Limits, listen: Listen) -> Asy
     try:
         server = runner.server
         assert server is not None
-        acceptor = _Acceptor(server, limits, app[DIALECTS].default)
+        acceptor = _Acceptor(server, limits, app[DIALECTS])
         loop = asyncio.get_running_loop()
         handshake_s = None if listen.tls is None else limits.header_timeout_s
         if listen.inherited is None:
@@ -119,16 +119,16 @@ async def listening(app: web.Application, limits: Limits, listen: Listen) -> Asy
 
 
 class _Acceptor:
-    def __init__(self, server: web.Server, limits: Limits, dialect: Dialect) -> None:
+    def __init__(self, server: web.Server, limits: Limits, dialects: Dialects) -> None:
         self._server = server
         self._limits = limits
-        self._dialect = dialect
+        self._dialects = dialects
 
     def accept(self) -> asyncio.Protocol:
         """Return a connection, or a protocol that refuses it because there are too many."""
         if len(self._server.connections) < self._limits.max_connections:
-            return Connection(self._server, self._dialect)
-        return _Refused(TooManyConnectionsError(self._limits.max_connections), self._dialect)
+            return Connection(self._server, self._dialects)
+        return _Refused(TooManyConnectionsError(self._limits.max_connections), self._dialects.default)
 
     async def check(self) -> None:
         """Check every connection, about once a second, until cancelled."""

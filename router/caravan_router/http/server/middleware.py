@@ -9,7 +9,13 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from caravan_router.api.errors import ExpectationError, MethodNotAllowedError, NotFoundError, RequestError
+from caravan_router.api.errors import (
+    ExpectationError,
+    ForeignPageError,
+    MethodNotAllowedError,
+    NotFoundError,
+    RequestError,
+)
 from caravan_router.conversations.store import StoreError
 from caravan_router.core.errors import EngineError
 from caravan_router.core.trace import NO_TRACE, ArrivedRequest, RequestTrace
@@ -31,6 +37,8 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _QUIET = frozenset({"/health", "/ping", "/livez", "/readyz", "/metrics"})
 
 CLIENT_CLOSED = 499
+# Methods that change nothing and generate nothing.
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOGGED_CHARACTERS = 200
 
 
@@ -138,10 +146,26 @@ class Cors:
         origin = request.headers.get("Origin")
         return {"Access-Control-Allow-Origin": origin} if origin in self._allowed and origin is not None else {}
 
+    def _is_foreign(self, request: web.Request) -> bool:
+        """Whether a page asks that is neither of an allowed origin nor this server's own."""
+        origin = request.headers.get("Origin")
+        if not self._varies or origin is None or origin in self._allowed:
+            return False
+        if request.headers.get("Sec-Fetch-Site") == "same-origin":
+            return False
+        # A proxy that ends TLS asks over HTTP.
+        return origin.partition("://")[2] != request.host
+
     @web.middleware
     async def preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a browser's preflight request."""
+        """Answer a browser's preflight request, and refuse what a page of another origin sends without one.
+
+        Browsers send a body without a type unasked: the page cannot read the answer, but would use the model.
+        """
         if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
+            if request.method not in _READING and self._is_foreign(request):
+                error = ForeignPageError(request.headers["Origin"])
+                return error_response(request.app[DIALECTS].of(request), error, request[REQUEST_ID])
             return await handler(request)
         # Any header is allowed: clients send a dozen of their own, and unknown ones have no effect.
         asked = request.headers.get("Access-Control-Request-Headers", "")

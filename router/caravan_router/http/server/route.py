@@ -13,7 +13,7 @@ LINES = "application/x-ndjson"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-BODY_ERRORS = (400, 408, 413, 415)
+BODY_ERRORS = (400, 408, 413, 415, 503)
 GENERATION_ERRORS = (*BODY_ERRORS, 404, 410, 424, 429, 503, 504)
 STORE_ERRORS = (404, 503)
 

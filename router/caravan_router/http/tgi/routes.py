@@ -10,7 +10,6 @@ from aiohttp import web
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.api.generation.bounds import bounds_of
 from caravan_router.api.generation.models import MODEL_HEADER
-from caravan_router.api.generation.permits import check_rate
 from caravan_router.api.generation.prompt import check_token_ids, tokenize_prompt
 from caravan_router.api.tgi.errors import TGI
 from caravan_router.api.tgi.reply import AskedGenerate
@@ -26,12 +25,12 @@ from caravan_router.api.tgi.schema import (
     TokenizeRequest,
 )
 from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.counting import counting_refusals
+from caravan_router.http.generation.counting import counting_refusals, reading_texts
 from caravan_router.http.generation.models import asked_model, listed_models, served_model
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.http.server.state import STATE
 from caravan_router.text.prompt_text import token_spans
 
 GENERATE_ERRORS = (*GENERATION_ERRORS, 422)
@@ -86,12 +85,12 @@ async def generate_compat(request: web.Request, body: CompatGenerateRequest) -> 
     "POST",
     "/tokenize",
     "Split a text into tokens and return their ids and places in the text",
+    around=reading_texts,
     reply=list[TokenizedToken],
     errors=(*BODY_ERRORS, 404, 422, 429, 503),
 )
 async def tokenize(request: web.Request, body: TokenizeRequest) -> web.Response:
     state = request.app[STATE]
-    check_rate(request[CLIENT])
     engine = served_model(state, asked_model(request, body.model)).engine
     bounds = bounds_of(state.limits, engine.model)
     add_special = body.add_special_tokens is not False
@@ -110,12 +109,12 @@ async def tokens_of(text: str, tokenized: TokenizedText) -> list[TokenizedToken]
     "POST",
     "/detokenize",
     "Return the text of tokens",
+    around=reading_texts,
     reply=DetokenizedText,
     errors=(*BODY_ERRORS, 404, 422, 424, 429, 503),
 )
 async def detokenize(request: web.Request, body: DetokenizeRequest) -> web.Response:
     state = request.app[STATE]
-    check_rate(request[CLIENT])
     engine = served_model(state, asked_model(request, body.model)).engine
     model = engine.model
     limit = bounds_of(state.limits, model).max_prompt_bytes

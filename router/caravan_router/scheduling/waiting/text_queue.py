@@ -21,10 +21,14 @@ def room_of(tokens_at_once: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCall:
-    """Texts of ``tokens`` tokens in all. ``call_id`` ascends with the order of arrival."""
+    """Texts of ``tokens`` tokens in all. ``call_id`` ascends with the order of arrival.
+
+    ``tokens`` is the room that they take. ``cost``: what their tenant is charged, if it is something else.
+    """
 
     call_id: int
     tokens: int
+    cost: int | None = None
     arrived_s: float
     priority: int = 0
     tenant: Tenant = ANYONE
@@ -65,7 +69,7 @@ class TextQueue:
             if not bucket:
                 del self._waiting[_bucket(call)]
 
-    def start(self, room: int, now: float) -> list[TextCall]:
+    def start(self, room: float, now: float) -> list[TextCall]:
         """Return the calls that go to a shard now, in order; they are under way until they are removed.
 
         ``room``: the tokens that all shards which are up may have. While none is, one call at a time looks for one.
@@ -80,7 +84,7 @@ class TextQueue:
             self.remove(call)
             self._under_way[call.call_id] = call
             self.tokens += call.tokens
-            self._fair_share.charge(call.tenant, PROMPT_TOKEN * call.tokens)
+            self._fair_share.charge(call.tenant, PROMPT_TOKEN * (call.tokens if call.cost is None else call.cost))
             started.append(call)
         return started
 

@@ -4,15 +4,31 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from caravan_models.cache_folder import cache_folder
-from caravan_models.errors import FetchError
+from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.fetching import fetch
 from caravan_models.known import known_model, known_models
 from caravan_models.local_store import remove, stored_models
 from caravan_models.progress import Phase, Progress
 from caravan_models.reference import HUB_PREFIX, HubModel, KnownModel, hub_model, parse_hub
-from caravan_router.core.library import Download, LibraryError, PullProgress
+from caravan_router.core.library import Download, LibraryError, LibraryFaultError, PullProgress
 from caravan_router.serve.library.catalogue import CatalogueError, check_name
 from caravan_router.serve.library.entry import CatalogueEntry
+
+# Problems of this host, the network or the hub, whatever was asked for.
+_FAULTS = frozenset(
+    {
+        FetchProblem.NO_NETWORK,
+        FetchProblem.CUT_OFF,
+        FetchProblem.HUB_FAILS,
+        FetchProblem.TOO_MANY_REQUESTS,
+        FetchProblem.NO_HUB,
+        FetchProblem.BUSY,
+        FetchProblem.DISK_FULL,
+        FetchProblem.CACHE_UNUSABLE,
+        FetchProblem.NEEDS_EXTRA,
+        FetchProblem.BROKEN,
+    }
+)
 
 
 def stored_entries() -> tuple[CatalogueEntry, ...]:
@@ -65,13 +81,13 @@ async def pulled(reference: HubModel | KnownModel) -> AsyncGenerator[PullProgres
             )
         fetched = await fetching
     except FetchError as error:
-        raise LibraryError(str(error)) from error
+        raise _failure(error) from error
     finally:
         fetching.cancel()
         await asyncio.wait({fetching})
     if not fetched.model.is_relative_to(cache_folder()):
         # It is the demo model, which no later start would find under the name of the hub's model.
-        raise LibraryError(f"{reference.name} cannot be pulled: the hub does not answer")
+        raise LibraryFaultError(f"{reference.name} cannot be pulled: the hub does not answer")
     yield await asyncio.to_thread(_newest_entry, hub_model(reference))
 
 
@@ -88,4 +104,10 @@ async def removed(entry: CatalogueEntry) -> None:
     try:
         await asyncio.to_thread(remove, reference, cache_folder())
     except (FetchError, OSError) as error:
-        raise LibraryError(str(error)) from error
+        raise _failure(error) from error
+
+
+def _failure(error: FetchError | OSError) -> LibraryError:
+    """Return what an operator hears of a problem with the hub or the cache."""
+    ours = isinstance(error, OSError) or error.problem in _FAULTS
+    return LibraryFaultError(str(error)) if ours else LibraryError(str(error))

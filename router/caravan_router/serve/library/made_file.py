@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from caravan_router.api.ollama.recipe import recipe_of
-from caravan_router.core.library import LibraryError, MadeModel
+from caravan_router.core.library import LibraryFaultError, MadeModel
 from caravan_router.serve.library.catalogue import CatalogueError, check_name
 
 _NAME = "caravan-models.json"
@@ -74,7 +74,7 @@ class MadeFile:
                 yield models
                 self._write(models)
         except (OSError, CatalogueError) as error:
-            raise LibraryError(f"the file {_NAME} beside the models cannot be changed") from error
+            raise LibraryFaultError(f"the file {_NAME} beside the models cannot be changed") from error
 
     def _write(self, models: Mapping[str, MadeModel]) -> None:
         file = _File(

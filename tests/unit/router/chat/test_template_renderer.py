@@ -1,17 +1,21 @@
 """Templates are rendered as transformers renders them, and a bad template harms no other request."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from caravan_router import guarded_process
 from caravan_router.chat.template_errors import TemplateError, TemplateOutputError
 from caravan_router.chat.template_renderer import MAX_SOURCE_BYTES, TemplateRenderer
+from caravan_router.core.errors import HelperError
 
-# For templates that would never end.
-TIME_LIMIT_S = 3.0
+# For templates that would never end: they use up so much processor time.
+TIME_LIMIT_S = 0.5
 # For templates that end of themselves, also on a busy machine.
 LONG_TIME_LIMIT_S = 60.0
 
@@ -90,7 +94,7 @@ async def test_a_bad_template_is_an_error_that_names_its_problem_and_the_next_is
 
 
 async def test_a_template_without_end_is_ended_and_the_next_is_served() -> None:
-    renderer = TemplateRenderer(TIME_LIMIT_S)
+    renderer = TemplateRenderer(TIME_LIMIT_S, LONG_TIME_LIMIT_S)
     try:
         for source in (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -102,6 +106,52 @@ async def test_a_template_without_end_is_ended_and_the_next_is_served() -> None:
             assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
     finally:
         await renderer.close()
+
+
+async def test_a_process_that_is_stopped_or_killed_loses_no_request() -> None:
+    renderer = TemplateRenderer(TIME_LIMIT_S, grace_s=0.5)
+    try:
+        await renderer.render("start", {}, 10)
+        for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM):
+            (pid,) = renderer.processes.idle_pids
+            os.kill(pid, number)
+            assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
+            assert pid not in renderer.processes.idle_pids
+    finally:
+        await renderer.close()
+
+
+@pytest.fixture(params=[signal.SIGKILL, signal.SIGSTOP])
+def ended(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder with a library, in place of jinja2, that ends or stops as if another process did that."""
+    (tmp_path / "jinja2.py").write_text(f"import os; os.kill(os.getpid(), {request.param:d})")
+    return tmp_path
+
+
+async def test_a_template_is_not_blamed_for_two_processes_that_others_end(
+    monkeypatch: pytest.MonkeyPatch, ended: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ended))
+    # Time for its start is part of what a process may take.
+    monkeypatch.setattr(guarded_process, "_START_S", 1.0)
+    renderer = TemplateRenderer(TIME_LIMIT_S, grace_s=0.1)
+    try:
+        with pytest.raises(HelperError, match="cannot be rendered at present"):
+            await renderer.render("x", {}, 10)
+        monkeypatch.undo()
+        assert await renderer.render("x", {}, 10) == "x"
+    finally:
+        await renderer.close()
+
+
+async def test_a_process_that_cannot_be_started_is_not_blamed_on_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    renderer = TemplateRenderer()
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(HelperError, match="could not be started"):
+        await renderer.render("x", {}, 10)
+    monkeypatch.undo()
+    assert await renderer.render("x", {}, 10) == "x"
+    await renderer.close()
 
 
 async def test_the_source_has_a_size_limit(renderer: TemplateRenderer) -> None:
@@ -150,6 +200,6 @@ async def test_the_process_does_not_get_the_routers_environment(
 ) -> None:
     monkeypatch.setenv("SECRET", "s3cret")
     await renderer.render("start", {}, 10)
-    (pid,) = renderer._processes.idle_pids
+    (pid,) = renderer.processes.idle_pids
     environment = await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_text)
     assert "s3cret" not in environment

@@ -12,6 +12,7 @@ import pytest
 
 from caravan_router.conversations.database import Bounds, Database, StateFileError
 from caravan_router.conversations.nodes import START, ExactTokens, Head, Node, Position, Transaction
+from caravan_router.conversations.reserve import RESERVED_BYTES
 
 NOW = 1_000_000.0
 LARGE = Bounds(max_bytes=1 << 30, life_s=3600)
@@ -218,6 +219,31 @@ def test_what_cannot_be_written_can_still_be_read(tmp_path: Path, caplog: pytest
     assert found is not None, "it has expired and could not be removed"
     messages = [record.getMessage() for record in caplog.records]
     assert messages == ["entries cannot be removed, or marked as used: the disk is full"] * 4
+    database.close()
+
+
+def test_entries_are_forgotten_on_a_full_disk(tmp_path: Path) -> None:
+    """Nothing can be written to the disk as long as the room that is kept for forgetting is taken."""
+    reserve = tmp_path / "state-reserve"
+    database = Database(tmp_path / "state", LARGE)
+    database.commit("a", Transaction(node=turn("r1"), head=head("c", at("r1"))), NOW)
+    database.commit("a", Transaction(node=turn("r2", at("r1"))), NOW)
+    run = database._connection.execute
+    database._connection.create_function("is_full", 0, lambda: reserve.stat().st_size >= RESERVED_BYTES)
+    for table, change in product(("heads", "nodes"), ("INSERT", "UPDATE", "DELETE")):
+        full = "WHEN is_full() BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+        run(f"CREATE TEMP TRIGGER full_{table}_{change} BEFORE {change} ON {table} {full}")
+    with pytest.raises(sqlite3.Error, match="the disk is full"):
+        database.commit("a", Transaction(node=turn("r3")), NOW)
+    assert not database.delete_node("b", "r2")
+    assert not database.delete_head("a", "unknown")
+    assert database.delete_node("a", "r2")
+    assert database.delete_head("a", "c")
+    assert database.node("a", "r1", NOW) is not None
+    assert database.delete_node("a", "r1")
+    assert run("SELECT count(*) FROM nodes").fetchall() == [(0,)]
+    assert reserve.stat().st_size == RESERVED_BYTES
+    assert reserve.stat().st_mode & 0o777 == 0o600
     database.close()
 
 

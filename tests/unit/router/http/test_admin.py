@@ -330,7 +330,15 @@ def _served(method: str, path: str) -> int:
 @pytest.mark.parametrize(("method", "path"), OPERATOR_ROUTES)
 @pytest.mark.parametrize(
     "headers",
-    [{"X-Forwarded-For": "10.0.0.9"}, {"Forwarded": "for=10.0.0.9"}, {"Origin": "https://example.com"}],
+    [
+        {"X-Forwarded-For": "10.0.0.9"},
+        {"Forwarded": "for=10.0.0.9"},
+        {"X-Forwarded-Proto": "https"},
+        {"X-Real-IP": "10.0.0.9"},
+        {"CF-Connecting-IP": "10.0.0.9"},
+        {"Via": "1.1 proxy"},
+        {"Origin": "https://example.com"},
+    ],
     ids=lambda headers: next(iter(headers)),
 )
 async def test_without_keys_routes_under_admin_answer_programs_on_this_host_only(

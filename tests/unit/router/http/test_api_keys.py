@@ -9,9 +9,10 @@ from typing import Any
 import openai
 import pytest
 
+from caravan_proto.messages.model import TokenizedText
 from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.core.engine import TextSender
+from caravan_router.core.engine import TEXT_SENDER, TextSender
 from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
@@ -184,6 +185,44 @@ async def test_running_generations_are_limited_by_key(locked: Service) -> None:
     for response in (first, second):
         response.close()
     await eventually(locked.is_idle)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"inputs": "a"}),
+        ("/detokenize", {"tokens": [200]}),
+        ("/chat_tokenize", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/messages/count_tokens", {"model": "m", "messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/responses/input_tokens", {"model": "m", "input": "a"}),
+    ],
+)
+async def test_requests_that_only_tokenize_count_as_running(locked: Service, path: str, body: dict[str, Any]) -> None:
+    locked.engine.script = lambda _: [Pause()]
+    running = await locked.post("/v1/completions", {"prompt": "a", "n": 2, "stream": True}, Authorization=AS_BOB)
+    assert running.status == 200
+    response = await locked.post(path, body, Authorization=AS_BOB)
+    assert response.status == 429, await response.text()
+    assert "2 generations at a time" in await response.text()
+    assert (await locked.post("/tokenize", {"inputs": "a"}, Authorization=AS_ALICE)).status == 200
+    running.close()
+    await eventually(locked.is_idle)
+
+
+async def test_texts_are_tokenized_for_their_key(locked: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    senders: list[str] = []
+    tokenize = ScriptedEngine.tokenize
+
+    async def noting(engine: ScriptedEngine, text: str, **options: bool) -> TokenizedText:
+        senders.append(TEXT_SENDER.get().tenant.name)
+        return await tokenize(engine, text, **options)
+
+    monkeypatch.setattr(ScriptedEngine, "tokenize", noting)
+    # One client, whose requests share a connection.
+    for key in (AS_ALICE, AS_BOB, AS_ALICE):
+        assert (await locked.post("/tokenize", {"inputs": "a"}, Authorization=key)).status == 200
+    assert (await locked.post("/generate", ONE_TOKEN, Authorization=AS_BOB)).status == 200
+    assert senders == ["alice", "bob", "alice", "bob"]
 
 
 async def test_the_access_log_names_the_key(locked: Service, caplog: pytest.LogCaptureFixture) -> None:

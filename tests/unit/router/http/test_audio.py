@@ -121,6 +121,8 @@ async def test_the_size_of_a_form_is_limited(engine: ScriptedEngine) -> None:
         assert "10000 bytes" in str(await reply(service, TRANSCRIBE, form(), 413))
     async with serving(engine) as service:
         await reply(service, TRANSCRIBE, form(prompt="x" * 70_000), 413)
+    async with serving(engine, Limits(max_bodies_bytes=10_000)) as service:
+        assert "5000 bytes of memory" in str(await reply(service, TRANSCRIBE, form(), 413))
 
 
 @pytest.fixture

@@ -107,3 +107,18 @@ async def test_bytes_that_are_not_http_get_a_json_error(service: Service) -> Non
         assert reply.status == 400, raw
         assert reply.json()["error_type"] == "validation"
         assert str(reply.json()["error"]).startswith("The request is not valid HTTP/1.1: ")
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "snappy"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+async def test_a_coding_that_cannot_be_read_is_named_in_the_form_of_the_route(
+    service: Service, path: str, coding: str
+) -> None:
+    async with service.client.post(
+        path, data=b"x", headers={"Content-Encoding": coding, "Content-Type": "application/json"}
+    ) as response:
+        assert response.status == 415
+        body = await response.json()
+    error = body["error"]["message"] if path == "/v1/completions" else body["error"]
+    assert "`Content-Encoding` must be `gzip` or `deflate`" in error
+    assert coding in error

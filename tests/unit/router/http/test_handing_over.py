@@ -40,6 +40,17 @@ async def test_a_whole_reply_and_a_stream_are_those_of_the_neighbour() -> None:
         await eventually(second.is_idle)
 
 
+async def test_a_router_with_a_borrowed_shard_begins_nothing_new() -> None:
+    async with neighbours() as (first, second):
+        first.engine.healthy, first.engine.borrows = True, True
+        await first.reply("/v1/completions", BODY)
+        assert (len(first.engine.streams), len(second.engine.streams)) == (0, 1)
+        # What was handed over to it is not handed back.
+        response = await first.post("/v1/completions", BODY, X_Caravan_Handed_Over="1")
+        assert response.status == 200
+        assert (len(first.engine.streams), len(second.engine.streams)) == (1, 1)
+
+
 async def test_a_stream_arrives_as_it_is_generated_and_ends_with_its_client() -> None:
     async with neighbours() as (first, second):
         second.engine.step_s = 0.01

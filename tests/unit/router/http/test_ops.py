@@ -185,6 +185,34 @@ async def test_only_the_configured_origins_are_allowed(origin: str, allowed: str
         assert response.headers["Vary"] == "Origin"
 
 
+@pytest.mark.parametrize("origin", ["https://b.example", "null"])
+async def test_pages_of_other_origins_cannot_use_the_model_without_a_preflight(origin: str) -> None:
+    """A body without a type, such as a Blob's, is sent without one."""
+    access = Access(cors_allow_origin=("https://a.example",))
+    async with serving(ScriptedEngine(), access=access) as service:
+
+        async def status(method: str, path: str, headers: dict[str, str]) -> int:
+            data = b'{"prompt":"a","max_tokens":1}' if method == "POST" else None
+            async with service.client.request(
+                method, path, data=data, headers=headers, skip_auto_headers=["Content-Type"]
+            ) as response:
+                return response.status
+
+        assert await status("POST", "/v1/completions", {"Origin": origin}) == 403
+        assert await status("DELETE", "/v1/requests/a", {"Origin": origin}) == 403
+        assert await status("GET", "/v1/models", {"Origin": origin}) == 200
+        own = service.url.removeprefix("http://")
+        same = {"Origin": origin, "Sec-Fetch-Site": "same-origin"}
+        for allowed in (
+            same,
+            {"Origin": "https://a.example"},
+            {"Origin": f"https://{own}"},
+            {"Origin": service.url},
+            {},
+        ):
+            assert await status("POST", "/v1/completions", allowed) == 200
+
+
 @pytest.mark.parametrize("path", ["/openapi.json", "/api-doc/openapi.json"])
 async def test_the_description_has_two_addresses(service: Service, path: str) -> None:
     assert await (await service.client.get(path)).read() == openapi_document()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.conversations.store import Store, StoreSettings
+from caravan_router.conversations.store import Store, StoreError, StoreSettings
 from caravan_testing.http_server import named_events, serving
 from caravan_testing.word_engine import WordEngine
 
@@ -57,14 +57,28 @@ async def test_requests_that_need_the_store_are_told_to_come_again(
                 assert response.headers["Retry-After"] == "1"
                 assert (await response.json())["error"]["code"] == "store_unavailable"
         assert service.is_idle()
-        refused = await service.post("/v1/responses", {"input": "a"})
-        assert (refused.status, (await refused.json())["error"]["code"]) == (500, "not_stored")
+        # What was computed is answered, and says that it cannot be continued.
+        answered = await service.reply("/v1/responses", {"input": "a"})
+        assert (answered["status"], answered["store"]) == ("completed", False)
         streamed = await service.post("/v1/responses", {"input": "a", "stream": True})
         last = named_events(await streamed.text())[-1]
-        assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "not_stored")
+        assert (last["type"], last["response"]["store"]) == ("response.completed", False)
         await service.reply("/v1/responses", {"input": "a", "store": False})
         await service.reply("/v1/completions", {"prompt": "a"})
     failures = [record for record in caplog.records if record.name == "caravan_router.conversations.store"]
     assert len(failures) == len(REQUESTS) + 2
     assert all("no such table" in record.getMessage() for record in failures)
     assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_conversation_does_not_lose_a_turn_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(WordEngine()) as service:
+        conversation = (await service.reply("/v1/conversations", {}))["id"]
+
+        async def fail(*_: object) -> bool:
+            raise StoreError
+
+        monkeypatch.setattr(Store, "commit", fail)
+        refused = await service.post("/v1/responses", {"input": "a", "conversation": conversation})
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert (await refused.json())["error"]["code"] == "not_stored"

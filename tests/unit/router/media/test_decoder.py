@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from caravan_router.core.errors import HelperError
 from caravan_router.core.media import Picture, Sound
 from caravan_router.media.decoder import MediaDecoder
 from caravan_router.media.file import MediaFile
@@ -127,10 +128,11 @@ async def test_a_process_that_hangs_is_replaced_and_the_file_tried_again() -> No
 
 
 async def test_a_file_that_uses_up_its_time_is_refused_and_not_tried_again() -> None:
-    decoder = MediaDecoder(time_limit_s=0.0001)
+    decoder = MediaDecoder(time_limit_s=0.001, grace_s=LONG_TIME_LIMIT_S)
+    large = picture_file(noise().resize((3000, 3000)), "JPEG")
     try:
-        with pytest.raises(MediaFileError, match=r"takes more than 0\.0001 s to decode") as caught:
-            await decoder.decode(MediaFile(wav(tone(20.0)), RATE))
+        with pytest.raises(MediaFileError, match=r"takes more than 0\.001 s to decode") as caught:
+            await decoder.decode(MediaFile(large))
         assert caught.value.reason is Reason.TIME
     finally:
         await decoder.close()
@@ -139,9 +141,19 @@ async def test_a_file_that_uses_up_its_time_is_refused_and_not_tried_again() -> 
 @pytest.fixture
 def crashing(tmp_path: Path) -> Path:
     """A folder with a library that crashes, in place of Pillow."""
-    (tmp_path / "PIL").mkdir()
-    (tmp_path / "PIL" / "__init__.py").write_text("import os; os.abort()")
-    return tmp_path
+    return _in_place_of_pillow(tmp_path, "import os; os.abort()")
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A folder with a library, in place of Pillow, that ends as where the kernel kills a process for memory."""
+    return _in_place_of_pillow(tmp_path, "import os; os.kill(os.getpid(), 9)")
+
+
+def _in_place_of_pillow(folder: Path, code: str) -> Path:
+    (folder / "PIL").mkdir()
+    (folder / "PIL" / "__init__.py").write_text(code)
+    return folder
 
 
 async def test_a_file_that_ends_two_processes_is_refused(monkeypatch: pytest.MonkeyPatch, crashing: Path) -> None:
@@ -153,6 +165,18 @@ async def test_a_file_that_ends_two_processes_is_refused(monkeypatch: pytest.Mon
         assert caught.value.reason is Reason.DECODER
         monkeypatch.delenv("PYTHONPATH")
         assert isinstance(await decoder.decode(MediaFile(FILE)), Picture)
+    finally:
+        await decoder.close()
+
+
+async def test_a_file_is_not_blamed_for_two_processes_that_others_end(
+    monkeypatch: pytest.MonkeyPatch, killed: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(killed))
+    decoder = MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=0)
+    try:
+        with pytest.raises(HelperError, match="cannot be decoded at present"):
+            await decoder.decode(MediaFile(FILE))
     finally:
         await decoder.close()
 

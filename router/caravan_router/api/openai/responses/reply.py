@@ -1,12 +1,13 @@
 """Replies of ``/v1/responses``, whole and streamed."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from caravan_router.api.errors import ContextLengthError
+from caravan_router.api.errors import ContextLengthError, NotStoredError
 from caravan_router.api.generation.answer import Answer
 from caravan_router.api.generation.asked import Asked
 from caravan_router.api.generation.context import Context
@@ -35,6 +36,8 @@ from caravan_router.api.stream import NAMED_EVENTS, Events
 from caravan_router.conversations.nodes import ExactTokens, Node
 from caravan_router.core.errors import TextTooLongError
 from caravan_router.text.assembler import Piece
+
+_log = logging.getLogger(__name__)
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -175,8 +178,19 @@ class ResponseAnswer(Answer):
         response.completed_at = int(time.time())
         response.usage = self._usage(output)
         if response.store:
-            await self._turn.commit(self.node())
+            await self._store(response)
         self._running.ended.set()
+
+    async def _store(self, response: ResponseObject) -> None:
+        """Raises HeadMovedError, and NotStoredError in a conversation, which must not lose a turn silently."""
+        try:
+            await self._turn.commit(self.node())
+        except NotStoredError:
+            if self._turn.head is not None:
+                raise
+            # It was computed, so its client gets it, and reads that it cannot be continued.
+            response.store = False
+            _log.warning("a response was not stored and is answered with `store` false")
 
     def _usage(self, output: ChatOutput) -> ResponseUsage:
         prompt, generated = len(self._chat.request.prompt), output.run.tokens if self._wanted.output else 0

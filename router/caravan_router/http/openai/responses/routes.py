@@ -5,7 +5,6 @@ from contextlib import AbstractAsyncContextManager
 from aiohttp import web
 
 from caravan_router.api.errors import UnknownEntryError
-from caravan_router.api.generation.permits import check_rate
 from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
 from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.openai.chat.validation import ValidChat
@@ -26,7 +25,7 @@ from caravan_router.api.openai.responses.turn import Turn, begun_turn
 from caravan_router.api.openai.responses.validation import check_request, validate_turn
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
-from caravan_router.http.generation.counting import counting_refusals
+from caravan_router.http.generation.counting import counting_refusals, reading_texts
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.openai.responses.pages import PAGE_PARAMETERS
 from caravan_router.http.openai.responses.running import RUNNING
@@ -38,7 +37,7 @@ from caravan_router.http.server.route import (
     Parameter,
 )
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import CLIENT, STATE, owner_of
+from caravan_router.http.server.state import STATE, owner_of
 from caravan_router.http.server.tolerant_body import IGNORED
 
 _PATH = "/v1/responses"
@@ -81,6 +80,7 @@ def _begun_turn(request: web.Request, body: InputFields, *, extends: bool) -> Ab
     "POST",
     "/v1/responses/input_tokens",
     "Return how many tokens the prompt of a response has",
+    around=reading_texts,
     reply=InputTokenCount,
     errors=(*BODY_ERRORS, 404, 429, 503),
 )
@@ -92,6 +92,7 @@ async def count_input_tokens(request: web.Request, body: InputFields) -> web.Res
     "POST",
     "/v1/responses/render",
     "Return the tokens of the prompt of a response, as vLLM does",
+    around=reading_texts,
     reply=RenderedTokens,
     errors=(*BODY_ERRORS, 404, 429, 503),
 )
@@ -104,7 +105,6 @@ async def _valid_chat(request: web.Request, body: InputFields) -> ValidChat:
     """Return a turn that is not answered. Raises RequestError, EngineError."""
     if body.prompt is not None:
         raise unsupported_field_error("prompt", "send `instructions` and `input`", body.prompt)
-    check_rate(request[CLIENT])
     async with _begun_turn(request, body, extends=False) as turn:
         context = await context_of(request, asked_model(request, body.model))
         return (await validate_turn(context, body, turn, offered_tools(body.tools or (), turn.all_items))).chat
