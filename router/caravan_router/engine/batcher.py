@@ -1,7 +1,9 @@
 """Passes events to the scheduler of one model and executes its actions. The one owner of the model's requests."""
 
 import asyncio
+import logging
 import time
+import traceback
 from collections.abc import Iterator
 from typing import assert_never
 
@@ -10,6 +12,7 @@ from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import (
     DeadlineError,
     EngineError,
+    FaultError,
     GenerationError,
     ModelReplacedError,
     QueueTimeoutError,
@@ -25,6 +28,7 @@ from caravan_router.engine.queries import ShardQueries
 from caravan_router.engine.replacement import can_continue, tokens_mean_the_same
 from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.streams import RequestStream
+from caravan_router.scheduling import recovery
 from caravan_router.scheduling.actions import (
     Action,
     Deliver,
@@ -33,6 +37,7 @@ from caravan_router.scheduling.actions import (
     Encode,
     Fail,
     FailureReason,
+    Faulted,
     Fetch,
     Flushed,
     Joins,
@@ -44,6 +49,7 @@ from caravan_router.scheduling.actions import (
 )
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import (
+    ActionFailed,
     Cancelled,
     Event,
     GraceChanged,
@@ -56,6 +62,8 @@ from caravan_router.scheduling.events import (
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request, Sequence
 from caravan_router.scheduling.shard.kept_run import Tier
+
+_log = logging.getLogger(__name__)
 
 
 class Batcher:
@@ -81,6 +89,10 @@ class Batcher:
         self._queue_timeout_s = config.queue_timeout_s
         self._streams: dict[int, RequestStream] = {}
         self._request_ids = request_ids
+        # The bugs whose places were logged.
+        self._known_faults: set[str] = set()
+        # Whether the scheduler has forgotten what shards do.
+        self._begins_anew = False
         # The engine that has its requests now.
         self._successor: Batcher | None = None
         self._events: list[Event] = []
@@ -94,27 +106,63 @@ class Batcher:
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises the exception of a bug, such as a violated invariant."""
+        """Serve until cancelled, whatever bugs there are."""
         while True:
             await self._posted.wait()
             self._posted.clear()
             events, self._events = self._events, []
             now = time.monotonic()
-            for action in self._handle(events, now) if self.followers else self.scheduler.handle(events, now):
-                self._execute(action)
+            for action in self._handle(events, now):
+                try:
+                    self._execute(action)
+                except Exception as error:  # noqa: BLE001  whatever a bug raises
+                    self._give_up(action, error)
+            if self._begins_anew:
+                self._begins_anew = False
+                self._restart_shards()
             if self.scheduler.shards:
                 self.ready.set()
 
     def _handle(self, events: list[Event], now: float) -> list[Action]:
         """Let the scheduler handle ``events``, and its followers know."""
+        if not self.followers:
+            return recovery.handle(self.scheduler, events, now)
         self.followers.hear(events)
-        try:
-            actions = self.scheduler.handle(events, now)
-        except Exception as error:
-            self.followers.note_error(error, now)
-            raise
+        actions = recovery.handle(self.scheduler, events, now)
         self.followers.note(events, actions, now)
         return actions
+
+    def _give_up(self, action: Action, error: Exception) -> None:
+        """End the request of which an action was not carried out; let all shards be lost if it was one of theirs."""
+        self._log_fault(error, action=type(action).__name__)
+        match action:
+            case Deliver() | Drafted() | Start() | Resume() | Preempt() | Fail():
+                if (stream := self._streams.pop(action.request_id, None)) is not None:
+                    stream.fail(self._error(FailureReason.FAULT))
+                self.post(Cancelled(action.request_id))
+            case _:
+                self.post(ActionFailed())
+
+    def _log_fault(self, error: Exception, **extra: object) -> None:
+        """Log a bug, with its place once."""
+        place = traceback.extract_tb(error.__traceback__)[-1:]
+        known = repr((type(error), place))
+        _log.error(
+            "a bug was met: %r",
+            error,
+            exc_info=None if known in self._known_faults else error,
+            extra={"model": self.model.name, **extra},
+        )
+        self._known_faults.add(known)
+
+    def _restart_shards(self) -> None:
+        """Let the shards join the scheduler again, which has begun anew, and end requests that it does not have."""
+        for link in self.replicas.links.values():
+            if link.client is not None:
+                link.restart()
+        coming = {event.request.request_id for event in self._events if isinstance(event, Submitted)}
+        for request_id in self._streams.keys() - self.scheduler.sequences.keys() - coming:
+            self._streams.pop(request_id).fail(self._error(FailureReason.FAULT))
 
     @property
     def is_settled(self) -> bool:
@@ -217,6 +265,10 @@ class Batcher:
                 self.prefixes.note(action)
             case Left():
                 self._pass_on(action.sequences)
+            case Faulted():
+                self._log_fault(action.error, requests=list(action.request_ids), rebuilt=action.is_rebuilt)
+                self.observer.faulted(rebuilt=action.is_rebuilt)
+                self._begins_anew = self._begins_anew or action.is_rebuilt
             case _:
                 assert_never(action)
 
@@ -234,6 +286,10 @@ class Batcher:
                 return QueueTimeoutError("the request waited too long for its turn")
             case FailureReason.DEADLINE:
                 return DeadlineError("the request did not end within its timeout")
+            case FailureReason.NO_LOGITS:
+                return GenerationError("the model computed no finite logits for this request")
+            case FailureReason.FAULT:
+                return FaultError("the request has met a bug of the router")
             case _:
                 assert_never(reason)
 

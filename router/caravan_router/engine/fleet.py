@@ -26,6 +26,7 @@ from caravan_router.engine.observer import EngineObserver
 from caravan_router.engine.replacement import serving
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.engine.viewers import Viewers
+from caravan_router.engine.wall import guarded, lasting
 from caravan_router.scheduling.config import SchedulerConfig
 
 _log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Fleet:
         request_ids = itertools.count(1)
 
         def make_batcher(facts: ModelFacts) -> Batcher:
-            return Batcher(facts, scheduler_config, observer_of(facts.name), request_ids)
+            return Batcher(facts, scheduler_config, guarded(observer_of(facts.name)), request_ids)
 
         self._make_batcher = make_batcher
         self._url = link_config.url
@@ -108,16 +109,19 @@ class Fleet:
         self.demand = Demand(self, Absence(scheduler_config.no_shard_grace_s))
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises the exception of a bug, such as a violated invariant."""
+        """Serve until cancelled. A bug ends the request that has met it, or the sessions with the shards of a model."""
         async with self._tasks as tasks:
             tasks.create_task(self._pool.run())
-            while True:
-                self._forget_models(time.monotonic())
-                for named in self._by_name((*self._batchers.values(), *self._leaving)):
-                    for batcher in named:
-                        batcher.tick()
-                    named[0].observer.queue(functools.reduce(operator.add, (batcher.queue for batcher in named)))
-                await asyncio.sleep(_TICK_S)
+            await lasting(self._tick, "the clock of the schedulers")
+
+    async def _tick(self) -> None:
+        while True:
+            self._forget_models(time.monotonic())
+            for named in self._by_name((*self._batchers.values(), *self._leaving)):
+                for batcher in named:
+                    batcher.tick()
+                named[0].observer.queue(functools.reduce(operator.add, (batcher.queue for batcher in named)))
+            await asyncio.sleep(_TICK_S)
 
     async def settle(self, timeout_s: float) -> None:
         """Give the shards back once they have saved what they keep of ended sequences; wait at most ``timeout_s``.
@@ -253,7 +257,7 @@ class Fleet:
         self.timeline.on_engine(batcher)
         self._batchers[_identity(facts)] = batcher
         self._last[_identity(facts)] = _Last(time.monotonic(), time.monotonic())
-        self._runs[batcher] = self._tasks.create_task(batcher.run())
+        self._runs[batcher] = self._tasks.create_task(lasting(batcher.run, f"the engine of {facts.name}"))
         self.demand.note_model(batcher)
         return batcher
 

@@ -198,6 +198,8 @@ class ModelMetrics:
             self._value("caravan_preemptions", how.value)
         for failure in Failure:
             self._value("tgi_request_failure", failure.value)
+        for scope in ("request", "model"):
+            self._value("caravan_scheduler_faults_total", scope)
 
     def _value(self, name: str, *labels: str) -> Value:
         return self._families[name].value(*labels, self._model)
@@ -349,6 +351,9 @@ class ModelMetrics:
 
     def preempted(self, how: Preemption) -> None:
         self._value("caravan_preemptions", how.value).add()
+
+    def faulted(self, *, rebuilt: bool) -> None:
+        self._value("caravan_scheduler_faults_total", "model" if rebuilt else "request").add()
 
     def shard_use(self, use: ShardUse) -> None:
         self._value("caravan_kv_cells_used", use.shard).set(use.used_cells)

@@ -140,6 +140,7 @@ class Step(_Event, frozen=True):
     evaluations: list[tuple[int, list[tuple[int, float | None]]]]
     feedback: list[tuple[int, float]]
     missing: list[int]
+    without_logits: list[int] = []
 
 
 class Save(_Event, frozen=True):
@@ -230,11 +231,15 @@ class Grace(_Event, frozen=True):
     seconds: float | None
 
 
+class Undone(_Event, frozen=True):
+    """`ActionFailed`."""
+
+
 class Tick(_Event, frozen=True):
     pass
 
 
 Event = (
     Submit | Cancel | Replace | Take | Join | Lose | Drain | Step | Save | Load | Layout | Fetch | Encode | End | Flush
-    | Pin | Unpin | Grace | Tick
+    | Pin | Unpin | Grace | Undone | Tick
 )  # fmt: skip

@@ -5,17 +5,28 @@ Plan, execute (the shell), apply (the next events).
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import assert_never
 
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
 from caravan_router.core.generation import GenerationState
-from caravan_router.core.tokens import Alternative, GeneratedToken
-from caravan_router.scheduling.actions import Action, FailureReason, Flushed, Left, PinAnswered, Preempt, Preemption
+from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_router.scheduling.actions import (
+    Action,
+    Fail,
+    FailureReason,
+    Flushed,
+    Left,
+    PinAnswered,
+    Preempt,
+    Preemption,
+)
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.encoding_results import EncodingResults
 from caravan_router.scheduling.events import (
+    ActionFailed,
     Cancelled,
     CommandEnded,
     Encoded,
@@ -35,6 +46,7 @@ from caravan_router.scheduling.events import (
     Unpinned,
 )
 from caravan_router.scheduling.failures import Failures
+from caravan_router.scheduling.fault import on_behalf
 from caravan_router.scheduling.pins import Pins
 from caravan_router.scheduling.planning.planner import Planner
 from caravan_router.scheduling.planning.preemption import victim_of_full_cache
@@ -43,6 +55,7 @@ from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.state import SchedulerState
 from caravan_router.scheduling.waiting.fair_share import OUTPUT_TOKEN
 from caravan_router.scheduling.waiting.queue import WaitingQueue
@@ -96,7 +109,10 @@ class Scheduler:
             shard.checkpoints.forget_seen()
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
-        """Apply what happened, then plan what shards do next."""
+        """Apply what happened, then plan what shards do next.
+
+        Raises whatever a bug raises, and must not be called again then, unless `expel` or `begin_anew` was.
+        """
         preempted = False
         self._state.clock.now_s = now
         for event in events:
@@ -104,6 +120,46 @@ class Scheduler:
         self._failures.fail_late(now)
         self._failures.fail_without_shards(now)
         self._planner.plan(now, preempted=preempted)
+        return self._state.outbox.drain()
+
+    # After a bug, see `recovery`
+
+    def requests_with(self, request_id: int) -> tuple[int, ...]:
+        """Return a request, with the other known ones of its beam search: they end together."""
+        sequence = self._state.sequences.get(request_id)
+        if sequence is None or sequence.group is None:
+            return (request_id,)
+        return tuple(member.request_id for member in sequence.group.members)
+
+    def expel(self, request_ids: Collection[int]) -> None:
+        """End requests whose turn raised an exception, and let the next plan look at everything again."""
+        for request_id in request_ids:
+            if (sequence := self._state.sequences.get(request_id)) is not None:
+                self._state.abort(sequence)
+            self._state.outbox.add(Fail(request_id, FailureReason.FAULT))
+        for name in self._state.shards:
+            self._state.note_change(name, may_start=True)
+        self._state.waiting.mark_due()
+
+    def begin_anew(self, failed: Collection[int]) -> tuple[int, ...]:
+        """Forget all but the requests, as if all shards were lost. Those that ``failed`` end. Return who ends by that.
+
+        If none has, nobody knows which one to blame: each has lost its cells once more, and ends if that is too often.
+        """
+        grace_s = self._failures.grace_s
+        self._state = self._state.after_fault(failed)
+        self._planner = Planner(self._state, self._planner.last_command_id)
+        self._failures = Failures(self._state)
+        self._failures.set_grace(grace_s)
+        self._encoding_results = EncodingResults(self._state, self._failures)
+        for sequence in [] if failed else list(self._state.waiting):
+            sequence.losses += 1
+            if sequence.losses > self._state.config.max_losses:
+                self._failures.fail(sequence, FailureReason.FAULT)
+        return self._state.outbox.faulted
+
+    def take_actions(self) -> list[Action]:
+        """Return what was decided before an exception, without a plan."""
         return self._state.outbox.drain()
 
     def _apply(self, event: Event) -> bool:
@@ -162,6 +218,8 @@ class Scheduler:
                 self._state.outbox.add(Flushed(event.flush_id, evicted))
             case GraceChanged():
                 self._failures.set_grace(event.seconds)
+            case ActionFailed():
+                raise RuntimeError("an action was not carried out")
             case Tick():
                 for name in self._state.shards:  # for what is done after some time
                     self._state.note_change(name, may_start=False)
@@ -250,31 +308,37 @@ class Scheduler:
             if event.outcome is StepOutcome.MEDIA_MISSING:
                 self._encoding_results.note_missing(shard, command, event.missing_media)
             return event.outcome is StepOutcome.NO_KV and self._make_room(shard, command)
-        self._deliver_prompt_logprobs(command, event)
+        for sequence_id, logprobs in event.prompt_logprobs:
+            if sequence_id not in event.without_logits:
+                self._deliver_prompt_logprobs(command.residents[sequence_id], logprobs)
         drafted = self._note_drafts(command, event) if event.drafts else 0
         may_start = shard.apply_step(command, event.seconds, tokens=len(event.tokens), drafted=drafted)
         self._state.note_change(shard.name, may_start=may_start)
+        for sequence_id in event.without_logits:
+            resident = command.residents[sequence_id]
+            if resident.is_live:
+                self._failures.fail(resident.sequence, FailureReason.NO_LOGITS)
+        taken = shard.take_tokens(command, event.tokens)
         for sequence_id, feedback in event.feedback:
             resident = command.residents[sequence_id]
             # Else its token is not taken either.
             if resident.status.is_live:
                 resident.sequence.feedback = feedback
-        self._apply_tokens(shard.take_tokens(command, event.tokens))
-        if event.evaluations:
-            self._apply_evaluations(shard, command, event.evaluations)
+        self._apply_tokens(taken)
+        for sequence_id, likeliest in event.evaluations:
+            self._apply_evaluation(command.residents[sequence_id], shard, likeliest)
         return False
 
-    def _deliver_prompt_logprobs(self, command: InFlight, event: Stepped) -> None:
+    @on_behalf(1)
+    def _deliver_prompt_logprobs(self, resident: Resident, tokens: tuple[PromptToken, ...]) -> None:
         """Deliver what was not delivered before: a prompt that lost its cells halfway is computed from its start."""
-        for sequence_id, tokens in event.prompt_logprobs:
-            resident = command.residents[sequence_id]
-            if resident.is_live:
-                sequence = resident.sequence
-                sequence.add_prompt_logprobs(resident.computed, tokens)
-                new = tuple(sequence.prompt_logprobs[sequence.prompt_logprobs_delivered :])
-                sequence.prompt_logprobs_delivered += len(new)
-                self._state.known_logprobs.note(sequence)
-                self._state.outbox.deliver_prompt_logprobs(sequence.request_id, new)
+        if resident.is_live:
+            sequence = resident.sequence
+            sequence.add_prompt_logprobs(resident.computed, tokens)
+            new = tuple(sequence.prompt_logprobs[sequence.prompt_logprobs_delivered :])
+            self._state.outbox.deliver_prompt_logprobs(sequence.request_id, new)
+            sequence.prompt_logprobs_delivered += len(new)
+            self._state.known_logprobs.note(sequence)
 
     def _note_drafts(self, command: InFlight, event: Stepped) -> int:
         """Tell requests about their drafts. Return the number of draft tokens."""
@@ -286,26 +350,28 @@ class Scheduler:
 
     def _apply_tokens(self, taken: list[tuple[Sequence, GeneratedToken]]) -> None:
         """Hand out the tokens of a step. It makes no call for each of them, since that would cost as much again."""
+        # First of all: what was not delivered is computed again after a bug, and what was delivered is not.
+        self._state.outbox.deliver_tokens([(sequence.request_id, token) for sequence, token in taken])
         ended = []
         for sequence, token in taken:
             sequence.output.append(token.token_id)
             sequence.losses = 0
             if token.finish is not None:
                 ended.append(sequence)
-        self._state.outbox.deliver_tokens([(sequence.request_id, token) for sequence, token in taken])
         self._state.fair_share.charge_each([sequence.spec.tenant for sequence, _ in taken], OUTPUT_TOKEN)
         for sequence in ended:
             self._state.finish(sequence)
 
-    def _apply_evaluations(
-        self, shard: ShardLedger, command: InFlight, evaluations: tuple[tuple[int, tuple[Alternative, ...]], ...]
-    ) -> None:
-        """Note the next tokens of beams, and advance the searches of which those of all beams are known."""
-        for sequence_id, likeliest in evaluations:
-            resident = command.residents[sequence_id]
-            group = resident.sequence.group
-            if resident.is_live and group is not None and group.note_next(resident.sequence, likeliest):
-                self._advance(shard, group)
+    @on_behalf(1)
+    def _apply_evaluation(self, resident: Resident, shard: ShardLedger, likeliest: tuple[Alternative, ...]) -> None:
+        """Note the next tokens of a beam, and advance its search if those of all beams are known."""
+        group = resident.sequence.group
+        if not resident.is_live or group is None:
+            return
+        if not likeliest or not math.isfinite(likeliest[0].logprob):
+            self._failures.fail(group.leader, FailureReason.NO_LOGITS)
+        elif group.note_next(resident.sequence, likeliest):
+            self._advance(shard, group)
 
     def _advance(self, shard: ShardLedger, group: BeamGroup[Sequence]) -> None:
         leader = group.leader
