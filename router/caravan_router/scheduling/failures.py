@@ -32,7 +32,8 @@ class Failures:
         ended: set[int] = set()
         if group is not None and reason is FailureReason.DEADLINE:
             ended = self.deliver_beams(group)
-        self._state.abort(sequence)
+        # Cells without numbers would make those of others so that begin with them.
+        self._state.abort(sequence, keeps=reason is not FailureReason.NO_LOGITS)
         for member in members:
             if member.request_id not in ended:
                 self._state.outbox.add(Fail(member.request_id, reason))

@@ -37,15 +37,15 @@ class SchedulerState:
     def __init__(self, config: "SchedulerConfig", before: "SchedulerState | None" = None) -> None:
         """``before``: a state that this one replaces, without its requests and shards."""
         self.config = config
-        self.clock = Clock() if before is None else before.clock
+        self.clock: Clock = Clock() if before is None else before.clock
         self.fair_share = FairShare()
         self.lengths = OutputLengths()
         self.deadlines = Deadlines()
         self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.fair_share)
         self.outbox = Outbox()
-        self.transfers = Transfers(0 if before is None else before.transfers.last_id)
-        self.encodings = Encodings(0 if before is None else before.encodings.last_id)
-        self.pins = Pins() if before is None else before.pins
+        self.transfers: Transfers = Transfers(0 if before is None else before.transfers.last_id)
+        self.encodings: Encodings = Encodings(0 if before is None else before.encodings.last_id)
+        self.pins: Pins = Pins() if before is None else before.pins
         self.known_logprobs = KnownLogprobs()
         self.shards: dict[str, ShardLedger] = {}
         self.sequences: dict[int, Sequence] = {}
@@ -272,14 +272,17 @@ class SchedulerState:
             self._forget(member)
 
     @on_behalf(1)
-    def abort(self, sequence: Sequence) -> None:
-        """Forget a request that nobody waits for, wherever it is. A beam search ends as a whole."""
+    def abort(self, sequence: Sequence, *, keeps: bool = True) -> None:
+        """Forget a request that nobody waits for, wherever it is. A beam search ends as a whole.
+
+        ``keeps``: others may begin with what is computed of it.
+        """
         if sequence.group is not None:
             self._abort_beams(sequence.group)
             return
         if sequence.request_id in self._stays:
             shard, resident = self._end_stay(sequence)
-            shard.cancel(resident)
+            shard.cancel(resident, keeps=keeps)
         else:
             self.waiting.remove(sequence)
             self.waiting.mark_due()  # others may have been behind it
