@@ -8,6 +8,7 @@ from typing import ClassVar
 from caravan_router.conversations.store import StoreError
 from caravan_router.core.errors import (
     DeadlineError,
+    FaultError,
     GenerationError,
     IncompleteGenerationError,
     ModelReplacedError,
@@ -414,6 +415,7 @@ class UnhealthyError(RequestError):
 
 _STORE = "Responses and conversations cannot be read or written, for example because the disk is full"
 _REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
+_FAULT = "The request has met a bug of the router; its log says which"
 _MEDIA = "The pictures and sounds of all open requests together take too much memory"
 _OTHERS: dict[type[Exception], ErrorKind] = {
     TextTooLongError: ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION),
@@ -425,6 +427,7 @@ _OTHERS: dict[type[Exception], ErrorKind] = {
     NoShardError: ErrorKind(503, "no_shard", _SERVER, Failure.GENERATION, RETRY_AFTER_S, "No shard is up"),
     IncompleteGenerationError: ErrorKind(500, "incomplete_generation", _SERVER, Failure.INCOMPLETE),
     GenerationError: ErrorKind(424, "generation", _SERVER, Failure.GENERATION),
+    FaultError: ErrorKind(500, "internal", _SERVER, Failure.GENERATION, None, _FAULT),
 }
 # By the class of an error; the most specific one along its bases counts.
 TABLE: dict[type[Exception], ErrorKind] = {kind: kind.kind for kind in RequestError.__subclasses__()} | _OTHERS
