@@ -23,8 +23,8 @@ _FUNCTIONS = {
     if not name.startswith(
         (
             # The wall itself.
-            "state.SchedulerState.after_fault", "scheduler.Scheduler.begin_anew", "scheduler.Scheduler.expel",
-            "scheduler.Scheduler.requests_with", "scheduler.Scheduler.take_actions", "scheduler.Scheduler.handle",
+            "state.SchedulerState.after_fault", "scheduler.Scheduler.begin_anew", "state.SchedulerState.expel",
+            "state.SchedulerState.requests_with", "scheduler.Scheduler.state", "scheduler.Scheduler.handle",
             # They are read by tests.
             "scheduler.Scheduler.shards", "scheduler.Scheduler.sequences", "scheduler.Scheduler.waiting",
             "scheduler.Scheduler.pins",

@@ -1,9 +1,7 @@
 """Passes events to the scheduler of one model and executes its actions. The one owner of the model's requests."""
 
 import asyncio
-import logging
 import time
-import traceback
 from collections.abc import Iterator
 from typing import assert_never
 
@@ -28,6 +26,7 @@ from caravan_router.engine.queries import ShardQueries
 from caravan_router.engine.replacement import can_continue, tokens_mean_the_same
 from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.streams import RequestStream
+from caravan_router.engine.wall import FaultLog
 from caravan_router.scheduling import recovery
 from caravan_router.scheduling.actions import (
     Action,
@@ -63,8 +62,6 @@ from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Request, Sequence
 from caravan_router.scheduling.shard.kept_run import Tier
 
-_log = logging.getLogger(__name__)
-
 
 class Batcher:
     """The engine of one model. Nothing moves unless ``run`` is running; everything happens on its event loop.
@@ -89,10 +86,7 @@ class Batcher:
         self._queue_timeout_s = config.queue_timeout_s
         self._streams: dict[int, RequestStream] = {}
         self._request_ids = request_ids
-        # The bugs whose places were logged.
-        self._known_faults: set[str] = set()
-        # Whether the scheduler has forgotten what shards do.
-        self._begins_anew = False
+        self._faults = FaultLog(facts.name)
         # The engine that has its requests now.
         self._successor: Batcher | None = None
         self._events: list[Event] = []
@@ -112,29 +106,22 @@ class Batcher:
             self._posted.clear()
             events, self._events = self._events, []
             now = time.monotonic()
-            for action in self._handle(events, now):
+            if self.followers:
+                self.followers.hear(events)
+            actions = recovery.handle(self.scheduler, events, now)
+            if self.followers:
+                self.followers.note(events, actions, now)
+            for action in actions:
                 try:
                     self._execute(action)
                 except Exception as error:  # noqa: BLE001  whatever a bug raises
                     self._give_up(action, error)
-            if self._begins_anew:
-                self._begins_anew = False
-                self._restart_shards()
             if self.scheduler.shards:
                 self.ready.set()
 
-    def _handle(self, events: list[Event], now: float) -> list[Action]:
-        """Let the scheduler handle ``events``, and its followers know."""
-        if not self.followers:
-            return recovery.handle(self.scheduler, events, now)
-        self.followers.hear(events)
-        actions = recovery.handle(self.scheduler, events, now)
-        self.followers.note(events, actions, now)
-        return actions
-
     def _give_up(self, action: Action, error: Exception) -> None:
         """End the request of which an action was not carried out; let all shards be lost if it was one of theirs."""
-        self._log_fault(error, action=type(action).__name__)
+        self._faults.log(error, action=type(action).__name__)
         match action:
             case Deliver() | Drafted() | Start() | Resume() | Preempt() | Fail():
                 if (stream := self._streams.pop(action.request_id, None)) is not None:
@@ -142,27 +129,6 @@ class Batcher:
                 self.post(Cancelled(action.request_id))
             case _:
                 self.post(ActionFailed())
-
-    def _log_fault(self, error: Exception, **extra: object) -> None:
-        """Log a bug, with its place once."""
-        place = traceback.extract_tb(error.__traceback__)[-1:]
-        known = repr((type(error), place))
-        _log.error(
-            "a bug was met: %r",
-            error,
-            exc_info=None if known in self._known_faults else error,
-            extra={"model": self.model.name, **extra},
-        )
-        self._known_faults.add(known)
-
-    def _restart_shards(self) -> None:
-        """Let the shards join the scheduler again, which has begun anew, and end requests that it does not have."""
-        for link in self.replicas.links.values():
-            if link.client is not None:
-                link.restart()
-        coming = {event.request.request_id for event in self._events if isinstance(event, Submitted)}
-        for request_id in self._streams.keys() - self.scheduler.sequences.keys() - coming:
-            self._streams.pop(request_id).fail(self._error(FailureReason.FAULT))
 
     @property
     def is_settled(self) -> bool:
@@ -266,9 +232,15 @@ class Batcher:
             case Left():
                 self._pass_on(action.sequences)
             case Faulted():
-                self._log_fault(action.error, requests=list(action.request_ids), rebuilt=action.is_rebuilt)
+                self._faults.log(action.error, requests=list(action.request_ids), rebuilt=action.is_rebuilt)
                 self.observer.faulted(rebuilt=action.is_rebuilt)
-                self._begins_anew = self._begins_anew or action.is_rebuilt
+                if action.is_rebuilt:
+                    # The shards join again, and a request that the scheduler has lost ends.
+                    for link in self.replicas.links.values():
+                        if link.client is not None:
+                            link.give_back()
+                    for request_id in self._streams.keys() - self.scheduler.sequences.keys():
+                        self._streams.pop(request_id).fail(self._error(FailureReason.FAULT))
             case _:
                 assert_never(action)
 

@@ -110,18 +110,19 @@ class Fleet:
 
     async def run(self) -> None:
         """Serve until cancelled. A bug ends the request that has met it, or the sessions with the shards of a model."""
+
+        async def tick() -> None:
+            while True:
+                self._forget_models(time.monotonic())
+                for named in self._by_name((*self._batchers.values(), *self._leaving)):
+                    for batcher in named:
+                        batcher.tick()
+                    named[0].observer.queue(functools.reduce(operator.add, (batcher.queue for batcher in named)))
+                await asyncio.sleep(_TICK_S)
+
         async with self._tasks as tasks:
             tasks.create_task(self._pool.run())
-            await lasting(self._tick, "the clock of the schedulers")
-
-    async def _tick(self) -> None:
-        while True:
-            self._forget_models(time.monotonic())
-            for named in self._by_name((*self._batchers.values(), *self._leaving)):
-                for batcher in named:
-                    batcher.tick()
-                named[0].observer.queue(functools.reduce(operator.add, (batcher.queue for batcher in named)))
-            await asyncio.sleep(_TICK_S)
+            await lasting(tick, "the clock of the schedulers")
 
     async def settle(self, timeout_s: float) -> None:
         """Give the shards back once they have saved what they keep of ended sequences; wait at most ``timeout_s``.

@@ -67,10 +67,6 @@ class _InsecureError(_SessionError):
     """Router and shard do not agree on TLS, or one refuses the other's certificate."""
 
 
-class _RestartedError(_SessionError):
-    """The router has forgotten what the shard does, and takes it again."""
-
-
 class _DrainedError(_SessionError):
     """The shard drained as planned, and has ended or is another router's."""
 
@@ -114,8 +110,6 @@ class ShardLink:
         self._runner: CommandRunner | None = None
         # Nothing of the shard, which drains, is needed any more.
         self._drained = asyncio.Event()
-        # What this router knows of the shard, which is well, counts no more.
-        self._restarted = asyncio.Event()
         self._pace = self._new_pace()
         # Incarnation of the shard and number of its steps when it last reported.
         self._reported: tuple[str, int] | None = None
@@ -151,12 +145,8 @@ class ShardLink:
             self._runner.encode(work)
 
     def give_back(self) -> None:
-        """End the lease of the shard, which has drained."""
+        """End the lease of the shard, which has drained, or of which the scheduler knows no more what it does."""
         self._drained.set()
-
-    def restart(self) -> None:
-        """End the session with the shard, which is well, and begin another: the shard is empty then."""
-        self._restarted.set()
 
     async def drain(self) -> bool:
         """Ask the shard to drain and end; return whether it is leased and has agreed."""
@@ -226,7 +216,7 @@ class ShardLink:
             self._become(ShardState.REFUSED, reason)
             return
         level = logging.DEBUG if self.client is None else logging.WARNING
-        if any(isinstance(error, _DrainedError | _RestartedError) for error in errors):
+        if any(isinstance(error, _DrainedError) for error in errors):
             level = logging.INFO
         elif any(isinstance(error, _InsecureError) for error in errors):
             level = level_of_refusal
@@ -249,7 +239,6 @@ class ShardLink:
             self.client = None
             self._runner = None
             self._drained.clear()
-            self._restarted.clear()
             self._sink.observer.shard_gone(self.address)
             self._sink.post(ShardLost(self.address))
 
@@ -294,7 +283,6 @@ class ShardLink:
                 tasks.create_task(runner.run_fetches())
                 tasks.create_task(runner.run_encodings())
                 tasks.create_task(self._give_back(client, epoch))
-                tasks.create_task(self._await_restart())
         except asyncio.CancelledError:
             # This router ends. Neither the next one nor a shard that drains has to wait until the lease expires.
             if self.client is not None:
@@ -379,10 +367,6 @@ class ShardLink:
         await self._drained.wait()
         await client.give_back(self._config.router_id, epoch)
         raise _DrainedError("it has drained")
-
-    async def _await_restart(self) -> None:
-        await self._restarted.wait()
-        raise _RestartedError("its scheduler begins anew")
 
     async def _watch(self, client: ShardCalls, info: ShardInfo, runner: CommandRunner) -> None:
         """Note that the shard drains. Raise once it ends, reports nothing, or completes no step for too long."""

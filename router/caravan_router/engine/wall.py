@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -27,6 +28,21 @@ async def lasting(work: Callable[[], Awaitable[None]], what: str, pause_s: float
 def log_bug(message: str, **extra: object) -> None:
     """Log the exception that is handled now."""
     _log.exception(message, extra=extra)
+
+
+class FaultLog:
+    """Logs the bugs of one model's scheduler, each with its place once."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._known: set[str] = set()
+
+    def log(self, error: Exception, **extra: object) -> None:
+        """Log one. ``extra``: what it has led to."""
+        known = repr((type(error), traceback.extract_tb(error.__traceback__)[-1:]))
+        place = None if known in self._known else error
+        _log.error("a bug was met: %r", error, exc_info=place, extra={"model": self._model, **extra})
+        self._known.add(known)
 
 
 class _Guarded:

@@ -198,8 +198,6 @@ class ModelMetrics:
             self._value("caravan_preemptions", how.value)
         for failure in Failure:
             self._value("tgi_request_failure", failure.value)
-        for scope in ("request", "model"):
-            self._value("caravan_scheduler_faults_total", scope)
 
     def _value(self, name: str, *labels: str) -> Value:
         return self._families[name].value(*labels, self._model)

@@ -61,6 +61,7 @@ class _Recovery:
         self._scheduler = scheduler
         self._now = now
         self._actions: list[Action] = []
+        self._faults: list[Faulted] = []
         self._failed: set[int] = set()
 
     def after(self, error: Exception, left: Sequence[Event]) -> list[Action]:
@@ -68,7 +69,8 @@ class _Recovery:
         found = self._contain(error, left)
         if found is not None:
             self._begin_anew(*found)
-        return self._actions
+        # Last: all that was decided before is told first.
+        return [*self._actions, *self._faults]
 
     def _contain(self, error: Exception, left: Sequence[Event]) -> tuple[Exception, Sequence[Event]] | None:
         """End the requests that met bugs while no other was touched, and go on; None if that was all.
@@ -84,13 +86,13 @@ class _Recovery:
             if not is_contained or not self._failed.isdisjoint(failed):
                 return error, left
             try:
-                scheduler.expel(failed)
+                scheduler.state.expel(failed)
             except Exception:  # noqa: BLE001  as above
                 return error, left
             reading = _Reading([one for one in left if not (isinstance(one, Submitted) and _id_of(one) in failed)])
             self._note(error, failed, is_rebuilt=False)
             try:
-                self._actions[:0] = scheduler.handle(reading, self._now)
+                self._actions += scheduler.handle(reading, self._now)
                 check(scheduler)
             except Exception as another:  # noqa: BLE001  as above
                 error, left = another, reading.left
@@ -110,7 +112,7 @@ class _Recovery:
             # Nothing can be kept.
             submitted = {_id_of(event) for event in left if isinstance(event, Submitted)}
             self._restart(another, tuple({*self._scheduler.sequences, *submitted} - self._failed))
-            self._actions += self._scheduler.take_actions()
+            self._actions += self._scheduler.state.outbox.drain()
 
     def _is_over(self, event: Event) -> bool:
         """Whether the request that ``event`` brings has failed, or has come before."""
@@ -140,7 +142,7 @@ class _Recovery:
     def _note(self, error: Exception, failed: tuple[int, ...], *, is_rebuilt: bool) -> None:
         self._failed.update(failed)
         cause = error.error if isinstance(error, FaultError) else error
-        self._actions.append(Faulted(cause, failed, is_rebuilt))
+        self._faults.append(Faulted(cause, failed, is_rebuilt))
 
     def _blamed(self, error: Exception, left: Sequence[Event]) -> tuple[int, ...]:
         """Return the requests that fail with the one to blame, and itself; none if nobody knows which it is."""
@@ -148,7 +150,7 @@ class _Recovery:
         if not blamed and left and isinstance(left[0], Submitted):
             blamed = {_id_of(left[0])}
         for request_id in tuple(blamed):
-            blamed.update(self._scheduler.requests_with(request_id))
+            blamed.update(self._scheduler.state.requests_with(request_id))
         for event in left:
             if isinstance(event, Submitted) and (beams := event.request.spec.beams) is not None:
                 first = _id_of(event) - beams.index

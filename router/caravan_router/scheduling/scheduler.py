@@ -14,7 +14,6 @@ from caravan_router.core.generation import GenerationState
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.scheduling.actions import (
     Action,
-    Fail,
     FailureReason,
     Flushed,
     Left,
@@ -57,6 +56,7 @@ from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
 from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.state import SchedulerState
+from caravan_router.scheduling.transfer_results import apply_transfer
 from caravan_router.scheduling.waiting.fair_share import OUTPUT_TOKEN
 from caravan_router.scheduling.waiting.queue import WaitingQueue
 
@@ -86,6 +86,11 @@ class Scheduler:
         return self._state.sequences
 
     @property
+    def state(self) -> SchedulerState:
+        """All that it knows, for `recovery`."""
+        return self._state
+
+    @property
     def pins(self) -> Pins:
         """The prefixes that operators pinned."""
         return self._state.pins
@@ -109,10 +114,7 @@ class Scheduler:
             shard.checkpoints.forget_seen()
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
-        """Apply what happened, then plan what shards do next.
-
-        Raises whatever a bug raises, and must not be called again then, unless `expel` or `begin_anew` was.
-        """
+        """Apply what happened, then plan what shards do next. Raises whatever a bug raises: see `recovery`."""
         preempted = False
         self._state.clock.now_s = now
         for event in events:
@@ -121,25 +123,6 @@ class Scheduler:
         self._failures.fail_without_shards(now)
         self._planner.plan(now, preempted=preempted)
         return self._state.outbox.drain()
-
-    # After a bug, see `recovery`
-
-    def requests_with(self, request_id: int) -> tuple[int, ...]:
-        """Return a request, with the other known ones of its beam search: they end together."""
-        sequence = self._state.sequences.get(request_id)
-        if sequence is None or sequence.group is None:
-            return (request_id,)
-        return tuple(member.request_id for member in sequence.group.members)
-
-    def expel(self, request_ids: Collection[int]) -> None:
-        """End requests whose turn raised an exception, and let the next plan look at everything again."""
-        for request_id in request_ids:
-            if (sequence := self._state.sequences.get(request_id)) is not None:
-                self._state.abort(sequence)
-            self._state.outbox.add(Fail(request_id, FailureReason.FAULT))
-        for name in self._state.shards:
-            self._state.note_change(name, may_start=True)
-        self._state.waiting.mark_due()
 
     def begin_anew(self, failed: Collection[int]) -> tuple[int, ...]:
         """Forget all but the requests, as if all shards were lost. Those that ``failed`` end. Return who ends by that.
@@ -157,10 +140,6 @@ class Scheduler:
             if sequence.losses > self._state.config.max_losses:
                 self._failures.fail(sequence, FailureReason.FAULT)
         return self._state.outbox.faulted
-
-    def take_actions(self) -> list[Action]:
-        """Return what was decided before an exception, without a plan."""
-        return self._state.outbox.drain()
 
     def _apply(self, event: Event) -> bool:
         """Apply ``event``. Return whether it took cells from a request."""
@@ -187,7 +166,11 @@ class Scheduler:
                 joined.saves.note_runs(event.runs)
                 self._state.shards[event.shard] = joined
                 if event.survived:
-                    self._forgive_loss(event.shard)
+                    # It did not die of what it computed: its last loss counts against no request.
+                    state.encodings.forgive(event.shard)
+                    for sequence in state.sequences.values():
+                        if sequence.fatal_on == event.shard:
+                            sequence.fatal_losses, sequence.fatal_on = 0, ""
                 self._note_fleet_change(event.shard)
             case ShardLost():
                 self._lose(event.shard)
@@ -200,7 +183,7 @@ class Scheduler:
                 if (found := self._find_command(event)) is not None:
                     self._apply_reply(*found, event)
             case Fetched():
-                self._apply_transfer(event)
+                apply_transfer(self._state, event)
             case Encoded():
                 self._encoding_results.apply(event)
             case PinRequested():
@@ -260,13 +243,6 @@ class Scheduler:
         for resident in (*shard.stays.residents.values(), *shard.stays.leaving.values()):
             if resident.is_live:
                 self._lose_cells(resident.sequence, fatal.get(resident.sequence_id, range(0)), name)
-
-    def _forgive_loss(self, shard: str) -> None:
-        """Count the last loss of ``shard`` against no request: it did not die of what it computed."""
-        self._state.encodings.forgive(shard)
-        for sequence in self._state.sequences.values():
-            if sequence.fatal_on == shard:
-                sequence.fatal_losses, sequence.fatal_on = 0, ""
 
     def _lose_cells(self, sequence: Sequence, fatal: range = range(0), shard: str = "") -> None:
         """Queue a sequence that lost its cells by a failure, unless it has lost them too often.
@@ -398,24 +374,6 @@ class Scheduler:
         shard.take_back(victim)
         self._lose_cells(victim.sequence)
         return True
-
-    def _apply_transfer(self, event: Fetched) -> None:
-        """Note which runs have come to a shard, and let the request that waits for them start."""
-        unwanted = self._state.transfers.unwanted_keys(event.transfer_id)
-        transfer = self._state.transfers.end(event.transfer_id, event.seconds if all(event.fetched) else 0.0)
-        if transfer is None:
-            return  # one of the shards was lost
-        target = self._state.shards[transfer.target]
-        came = [run for run, fetched in zip(transfer.runs, event.fetched, strict=True) if fetched]
-        target.saves.note_runs(came)
-        for key in unwanted:
-            target.saves.drop(key)
-        waiting = self._state.sequences.get(transfer.request_id) if transfer.request_id is not None else None
-        if waiting is not None and len(came) < len(transfer.runs):
-            self._state.fetch_no_more(waiting)
-        self._state.waiting.mark_due()
-        self._state.note_change(transfer.source, may_start=False)
-        self._state.note_change(transfer.target, may_start=True)
 
     def _apply_reply(
         self, shard: ShardLedger, command: InFlight, event: Saved | Loaded | LayoutSet | CommandEnded

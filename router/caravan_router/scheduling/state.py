@@ -80,6 +80,23 @@ class SchedulerState:
             new.take(sequence)
         return new
 
+    def requests_with(self, request_id: int) -> tuple[int, ...]:
+        """Return a request, with the other known ones of its beam search: they end together."""
+        sequence = self.sequences.get(request_id)
+        if sequence is None or sequence.group is None:
+            return (request_id,)
+        return tuple(member.request_id for member in sequence.group.members)
+
+    def expel(self, request_ids: Collection[int]) -> None:
+        """End requests whose turn raised an exception, and let the next plan look at everything again."""
+        for request_id in request_ids:
+            if (sequence := self.sequences.get(request_id)) is not None:
+                self.abort(sequence)
+            self.outbox.add(Fail(request_id, FailureReason.FAULT))
+        for name in self.shards:
+            self.note_change(name, may_start=True)
+        self.waiting.mark_due()
+
     def reached_by(self, sequence: Sequence) -> int:
         """Return how many first tokens of a request were computed, so far or in an earlier stay."""
         stay = self._stays.get(sequence.request_id)
