@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from caravan.errors import RequestError
+import numpy as np
+
+from caravan.errors import GenerationError, RequestError
 from caravan.executor_facts import LIMITS, model_facts
 from caravan.processing import processor_error
 from caravan.request_bodies import completion_body
@@ -15,6 +17,7 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend
 from caravan_shard.sampling.biases import make_biases
 from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.finite import has_peak, rows_without_numbers
 from caravan_shard.sampling.penalties import make_penalties
 from caravan_shard.sampling.processors import Processors
 
@@ -27,7 +30,7 @@ def choose(
 ) -> int:
     """Choose the token that follows ``tokens``; ``outputs`` says which of them were sampled.
 
-    Raises RequestError, LogitsProcessorError.
+    Raises RequestError, LogitsProcessorError, or GenerationError if the logits are NaN or infinite.
     """
     parameters = _parameters(backend, params)
     penalties = make_penalties(parameters, lambda token: backend.vocabulary.piece(token).data)
@@ -42,9 +45,18 @@ def choose(
         for penalty in penalties:
             penalty.add(known, output=outputs[start])
         start = end
+    if params.logits_processors and not has_peak(logits):
+        raise _no_logits()
     processed = _processed(logits, params, [token for token, output in zip(tokens, outputs, strict=True) if output])
     choice = Choice(parameters, len(tokens), penalties, processed=processed, biases=make_biases(parameters.biases))
-    return choose_token(logits, choice, backend.candidate_filter)
+    token = choose_token(logits, choice, backend.candidate_filter)
+    if rows_without_numbers(logits[np.newaxis], [token]):
+        raise _no_logits()
+    return token
+
+
+def _no_logits() -> GenerationError:
+    return GenerationError("the model computed no finite logits behind these tokens")
 
 
 def _processed(logits: Floats, params: SamplingParams, output: Sequence[int]) -> Floats | None:

@@ -202,6 +202,7 @@ def _stepped(result: StepResult, shard: str, command_id: int) -> Stepped:
         if evaluations is None
         else tuple(zip(evaluations.sequence_ids, alternatives_of(_rounded(evaluations)), strict=True)),
         feedback=feedback_of(rows),
+        without_logits=tuple(rows.without_logits),
         missing_media=tuple(result.missing_media),
     )
 

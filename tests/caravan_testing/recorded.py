@@ -6,6 +6,7 @@ from pathlib import Path
 from caravan_router.recording.read_lines import RecordingFile
 from caravan_router.recording.recorder import Recorder, SchedulerRecorder
 from caravan_router.replay.player import Difference, Player, play
+from caravan_router.scheduling import recovery
 from caravan_router.scheduling.actions import Action
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import Event
@@ -13,22 +14,22 @@ from caravan_router.scheduling.scheduler import Scheduler
 
 
 class RecordedScheduler(Scheduler):
-    """A scheduler that is recorded: it is in front of the one that decides, and has the same state."""
+    """A scheduler that is recorded: it is in front of the one that decides, and has the same state.
+
+    It goes on after a bug, as in the router. Callers must see to it that there is no `Faulted` where there is no bug.
+    """
 
     def __init__(self, scheduler: Scheduler, follower: SchedulerRecorder) -> None:
-        self.__dict__ |= scheduler.__dict__
         self._scheduler = scheduler
         self._follower = follower
+        self.__dict__ |= scheduler.__dict__
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Let the scheduler handle ``events``, and the recorder know."""
         heard = list(events)
         self._follower.hear(heard)
-        try:
-            actions = self._scheduler.handle(heard, now)
-        except Exception as error:
-            self._follower.note_error(error, now)
-            raise
+        actions = recovery.handle(self._scheduler, heard, now)
+        self.__dict__ |= self._scheduler.__dict__
         self._follower.note(heard, actions, now)
         return actions
 

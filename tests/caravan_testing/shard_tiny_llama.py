@@ -8,6 +8,7 @@ The record needs torch and transformers, which the tests do not. To make it agai
 import itertools
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -48,11 +49,16 @@ class Parts:
 
 
 def write_tiny_llama(
-    path: Path, shape: Shape = _TINY, tokenizer_of: Path | None = None, parts: Parts | None = None
+    path: Path,
+    shape: Shape = _TINY,
+    tokenizer_of: Path | None = None,
+    parts: Parts | None = None,
+    broken: Mapping[int, float] | None = None,
 ) -> Path:
     """Write a GGUF with a vocabulary of bytes, or with the tokenizer and template of another; always the same.
 
-    It has half a megabyte if nothing is given. Return the path of the file, or of its first part.
+    It has half a megabyte if nothing is given. ``broken``: tokens of which all weights have another value. Return the
+    path of the file, or of its first part.
     """
     splitting: dict[str, Any] = {}
     if parts is not None:
@@ -73,7 +79,10 @@ def write_tiny_llama(
         writer.add_token_list(TOKENS)
         writer.add_token_scores([0.0] * tokens)
         writer.add_token_types(TYPES)
-    for name, tensor in _tensors(shape, tokens).items():
+    tensors = _tensors(shape, tokens)
+    for token, value in (broken or {}).items():
+        tensors["token_embd.weight"][token] = value
+    for name, tensor in tensors.items():
         # llama.cpp rotates neighbours; transformers rotates the halves of a head.
         is_rotated = name.endswith(("attn_q.weight", "attn_k.weight"))
         writer.add_tensor(name, _interleaved(tensor, shape.heads) if is_rotated else tensor)

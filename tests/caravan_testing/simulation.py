@@ -21,6 +21,7 @@ from caravan_router.scheduling.actions import (
     Encode,
     Fail,
     FailureReason,
+    Faulted,
     Fetch,
     Flushed,
     Joins,
@@ -155,10 +156,16 @@ class Simulation:
                 self.drained.append(action.shard)
             case PinAnswered():
                 self.pin_answers[action.pin_id] = action.refusal
+            case Faulted():
+                self._go_on(action)
             case Start() | Resume() | Preempt():
                 assert action.request_id in self.requests
             case Joins() | Left():
                 pass
+
+    def _go_on(self, fault: Faulted) -> None:
+        """Raise the exception of a bug that the scheduler has survived."""
+        raise fault.error
 
     def _deliver(self, action: Deliver) -> None:
         request_id = action.request_id

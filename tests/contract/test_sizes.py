@@ -17,7 +17,7 @@ PACKAGES = (
 # Methods and attributes of the classes that it inherits from count too.
 MOST_METHODS = 25
 MOST_ATTRIBUTES = 15
-MOST_LINES = 400
+MOST_LINES = 600
 
 REASONS = {
     "Conversation": "the calls of a conversation in the library; its methods are what users look up",
@@ -25,7 +25,6 @@ REASONS = {
     "SchedulerState": "what all requests of a router share, each part with a method or two",
     "Sequence": "a record with an owner for each field, which `test_owners` checks",
 }
-TABLES = {"router/caravan_router/api/errors.py": "each error once: its status, code, text and meaning"}
 
 
 class Members(NamedTuple):
@@ -52,9 +51,9 @@ def test_no_class_is_too_large_without_a_reason() -> None:
     assert {name for name, _, _ in too_large} == REASONS.keys(), too_large
 
 
-def test_no_file_is_too_long_but_tables() -> None:
+def test_no_file_is_too_long() -> None:
     lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in product_files()}
-    assert {name for name, count in lines.items() if count > MOST_LINES} == TABLES.keys()
+    assert {name for name, count in lines.items() if count > MOST_LINES} == set()
 
 
 def _whole(by_name: dict[str, Members], members: Members) -> Members:

@@ -9,6 +9,7 @@ from caravan_router.conversations.store import StoreError
 from caravan_router.core.errors import (
     ConstraintFailedError,
     DeadlineError,
+    FaultError,
     GenerationError,
     HelperError,
     IncompleteGenerationError,
@@ -460,6 +461,7 @@ class UnhealthyError(RequestError):
 
 _STORE = "Responses and conversations cannot be read or written, for example because the disk is full"
 _REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
+_FAULT = "The request has met a bug of the router; its log says which"
 _MEDIA = "The pictures and sounds of all open requests together take too much memory"
 _DEAD_END = "What was generated does not match the schema or grammar, and nothing that may follow was found"
 _HELPER = "A process that renders templates, decodes files or checks constraints was killed or stopped, or got no time"
@@ -476,6 +478,7 @@ _OTHERS: dict[type[Exception], ErrorKind] = {
     ConstraintFailedError: ErrorKind(500, "constraint_failed", _SERVER, Failure.GENERATION, None, _DEAD_END),
     IncompleteGenerationError: ErrorKind(500, "incomplete_generation", _SERVER, Failure.INCOMPLETE),
     GenerationError: ErrorKind(424, "generation", _SERVER, Failure.GENERATION),
+    FaultError: ErrorKind(500, "internal", _SERVER, Failure.GENERATION, None, _FAULT),
 }
 # By the class of an error; the most specific one along its bases counts.
 TABLE: dict[type[Exception], ErrorKind] = {kind: kind.kind for kind in RequestError.__subclasses__()} | _OTHERS

@@ -10,6 +10,7 @@ class EngineError(Exception):
      +-- GenerationError      a started generation could not continue (424)
      |    +-- ConstraintFailedError       its output does not match its constraint and cannot go on (500)
      |    +-- IncompleteGenerationError   its stream ended without a finish reason (500)
+     +-- FaultError           the request has met a bug of the router (500)
      +-- TextTooLongError     a text is longer than a shard tokenizes (422)
      +-- TooMuchMediaError    media of all requests together take too much memory (429)
      +-- QueueTimeoutError    a request waited too long for its turn (429)
@@ -47,6 +48,10 @@ class ConstraintFailedError(GenerationError):
 
 class IncompleteGenerationError(GenerationError):
     """The token stream ended without a finish reason."""
+
+
+class FaultError(EngineError):
+    """The request has met a bug of the router, which was logged."""
 
 
 class TextTooLongError(EngineError):

@@ -10,6 +10,7 @@ from caravan_router.core.engine import ModelFacts
 from caravan_router.core.errors import (
     DeadlineError,
     EngineError,
+    FaultError,
     GenerationError,
     ModelReplacedError,
     QueueTimeoutError,
@@ -25,6 +26,8 @@ from caravan_router.engine.queries import ShardQueries
 from caravan_router.engine.replacement import can_continue, tokens_mean_the_same
 from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.streams import RequestStream
+from caravan_router.engine.wall import FaultLog
+from caravan_router.scheduling import recovery
 from caravan_router.scheduling.actions import (
     Action,
     Deliver,
@@ -33,6 +36,7 @@ from caravan_router.scheduling.actions import (
     Encode,
     Fail,
     FailureReason,
+    Faulted,
     Fetch,
     Flushed,
     Joins,
@@ -44,6 +48,7 @@ from caravan_router.scheduling.actions import (
 )
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.events import (
+    ActionFailed,
     Cancelled,
     Event,
     GraceChanged,
@@ -81,6 +86,7 @@ class Batcher:
         self._queue_timeout_s = config.queue_timeout_s
         self._streams: dict[int, RequestStream] = {}
         self._request_ids = request_ids
+        self._faults = FaultLog(facts.name)
         # The engine that has its requests now.
         self._successor: Batcher | None = None
         self._events: list[Event] = []
@@ -94,27 +100,35 @@ class Batcher:
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises the exception of a bug, such as a violated invariant."""
+        """Serve until cancelled, whatever bugs there are."""
         while True:
             await self._posted.wait()
             self._posted.clear()
             events, self._events = self._events, []
             now = time.monotonic()
-            for action in self._handle(events, now) if self.followers else self.scheduler.handle(events, now):
-                self._execute(action)
+            if self.followers:
+                self.followers.hear(events)
+            actions = recovery.handle(self.scheduler, events, now)
+            if self.followers:
+                self.followers.note(events, actions, now)
+            for action in actions:
+                try:
+                    self._execute(action)
+                except Exception as error:  # noqa: BLE001  whatever a bug raises
+                    self._give_up(action, error)
             if self.scheduler.shards:
                 self.ready.set()
 
-    def _handle(self, events: list[Event], now: float) -> list[Action]:
-        """Let the scheduler handle ``events``, and its followers know."""
-        self.followers.hear(events)
-        try:
-            actions = self.scheduler.handle(events, now)
-        except Exception as error:
-            self.followers.note_error(error, now)
-            raise
-        self.followers.note(events, actions, now)
-        return actions
+    def _give_up(self, action: Action, error: Exception) -> None:
+        """End the request of which an action was not carried out; let all shards be lost if it was one of theirs."""
+        self._faults.log(error, action=type(action).__name__)
+        match action:
+            case Deliver() | Drafted() | Start() | Resume() | Preempt() | Fail():
+                if (stream := self._streams.pop(action.request_id, None)) is not None:
+                    stream.fail(self._error(FailureReason.FAULT))
+                self.post(Cancelled(action.request_id))
+            case _:
+                self.post(ActionFailed())
 
     @property
     def is_settled(self) -> bool:
@@ -217,6 +231,16 @@ class Batcher:
                 self.prefixes.note(action)
             case Left():
                 self._pass_on(action.sequences)
+            case Faulted():
+                self._faults.log(action.error, requests=list(action.request_ids), rebuilt=action.is_rebuilt)
+                self.observer.faulted(rebuilt=action.is_rebuilt)
+                if action.is_rebuilt:
+                    # The shards join again, and a request that the scheduler has lost ends.
+                    for link in self.replicas.links.values():
+                        if link.client is not None:
+                            link.give_back()
+                    for request_id in self._streams.keys() - self.scheduler.sequences.keys():
+                        self._streams.pop(request_id).fail(self._error(FailureReason.FAULT))
             case _:
                 assert_never(action)
 
@@ -234,6 +258,10 @@ class Batcher:
                 return QueueTimeoutError("the request waited too long for its turn")
             case FailureReason.DEADLINE:
                 return DeadlineError("the request did not end within its timeout")
+            case FailureReason.NO_LOGITS:
+                return GenerationError("the model computed no finite logits for this request")
+            case FailureReason.FAULT:
+                return FaultError("the request has met a bug of the router")
             case _:
                 assert_never(reason)
 

@@ -27,6 +27,7 @@ from caravan_router.engine.replacement import find_engine, may_be_same, serving
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.engine.shard_report import report_of
 from caravan_router.engine.viewers import Viewers
+from caravan_router.engine.wall import guarded, lasting
 from caravan_router.scheduling.config import SchedulerConfig
 
 _log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Fleet:
         request_ids = itertools.count(1)
 
         def make_batcher(facts: ModelFacts) -> Batcher:
-            return Batcher(facts, scheduler_config, observer_of(facts.name), request_ids)
+            return Batcher(facts, scheduler_config, guarded(observer_of(facts.name)), request_ids)
 
         self._make_batcher = make_batcher
         self._url = link_config.url
@@ -108,9 +109,9 @@ class Fleet:
         self.demand = Demand(self, Absence(scheduler_config.no_shard_grace_s))
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises the exception of a bug, such as a violated invariant."""
-        async with self._tasks as tasks:
-            tasks.create_task(self._pool.run())
+        """Serve until cancelled. A bug ends the request that has met it, or the sessions with the shards of a model."""
+
+        async def tick() -> None:
             while True:
                 self._forget_models(time.monotonic())
                 for named in _by_name((*self._batchers, *self._leaving)):
@@ -118,6 +119,10 @@ class Fleet:
                         batcher.tick()
                     named[0].observer.queue(functools.reduce(operator.add, (batcher.queue for batcher in named)))
                 await asyncio.sleep(_TICK_S)
+
+        async with self._tasks as tasks:
+            tasks.create_task(self._pool.run())
+            await lasting(tick, "the clock of the schedulers")
 
     async def settle(self, timeout_s: float) -> None:
         """Give the shards back once they have saved what they keep of ended sequences; wait at most ``timeout_s``.
@@ -250,7 +255,7 @@ class Fleet:
         self.timeline.on_engine(batcher)
         self._batchers.append(batcher)
         self._last[batcher] = _Last(time.monotonic(), time.monotonic())
-        self._runs[batcher] = self._tasks.create_task(batcher.run())
+        self._runs[batcher] = self._tasks.create_task(lasting(batcher.run, f"the engine of {facts.name}"))
         self.demand.note_model(batcher)
         return batcher
 

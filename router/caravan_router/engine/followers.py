@@ -21,10 +21,6 @@ class Follower(Protocol):
         """Note what the scheduler has decided because of ``events``. The actions are not carried out yet."""
         ...
 
-    def note_error(self, error: Exception, now: float) -> None:
-        """Note that the scheduler has raised ``error`` instead, which is a bug."""
-        ...
-
 
 class Followers:
     """One that raises an exception, which is a bug, is told nothing any more; the others are, and requests go on."""
@@ -51,10 +47,6 @@ class Followers:
     def note(self, events: list[Event], actions: list[Action], now: float) -> None:
         """Tell all what the scheduler has decided."""
         self._tell(lambda follower: follower.note(events, actions, now))
-
-    def note_error(self, error: Exception, now: float) -> None:
-        """Tell all that the scheduler has raised ``error``."""
-        self._tell(lambda follower: follower.note_error(error, now))
 
     def _tell(self, tell: Callable[[Follower], None]) -> None:
         for follower in tuple(self._followers):

@@ -32,6 +32,7 @@ from caravan_router.engine.security import find_tls_problem
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.engine.shard_turns import ShardTurns
+from caravan_router.engine.wall import log_bug
 from caravan_router.scheduling.actions import Encode, Fetch
 from caravan_router.scheduling.events import (
     RunsFound,
@@ -112,7 +113,7 @@ class ShardLink:
             self._runner.encode(work)
 
     def give_back(self) -> None:
-        """End the lease of the shard, which has drained."""
+        """End the lease of the shard, which has drained, or of which the scheduler knows no more what it does."""
         self._drained.set()
 
     async def drain(self) -> bool:
@@ -148,6 +149,9 @@ class ShardLink:
             try:
                 await self._session()
             except* (ShardRpcError, SessionError) as errors:
+                self._note_end(errors.exceptions)
+            except* Exception as errors:  # noqa: BLE001  whatever a bug raises
+                log_bug("a session with a shard has met a bug and begins again", shard=self.address)
                 self._note_end(errors.exceptions)
             finally:
                 yielded_for_s = self.turns.yields_for_s

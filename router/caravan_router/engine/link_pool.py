@@ -16,6 +16,7 @@ from caravan_router.engine.link import ShardLink
 from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.link_owner import LinkOwner
 from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine.wall import lasting, log_bug
 
 _log = logging.getLogger(__name__)
 
@@ -91,10 +92,13 @@ class LinkPool:
     async def run(self) -> None:
         """Keep the links until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._discovery.run())
+            tasks.create_task(lasting(self._discovery.run, "the lookup of the shards' addresses"))
             try:
                 while True:
-                    self._update(tasks)
+                    try:
+                        self._update(tasks)
+                    except Exception:  # noqa: BLE001  whatever a bug raises
+                        log_bug("the shards could not be shared out")
                     must_check = any(link.retired or link.turns.wanted_by is not None for link in self.links.values())
                     await self._wait(_CHECK_S if must_check else None)
             finally:
@@ -105,7 +109,7 @@ class LinkPool:
         """Start links for new addresses, and end those whose address is gone once nothing runs there."""
         for address in sorted(self._listed - self.links.keys()):
             link = self.links[address] = self._make_link(address)
-            self._running[address] = task = tasks.create_task(link.run())
+            self._running[address] = task = tasks.create_task(lasting(link.run, f"the link to {address}"))
             task.add_done_callback(functools.partial(self._forget, address))
         for address, link in self.links.items():
             if address not in self._listed:

@@ -89,6 +89,9 @@ class EngineObserver(Protocol):
     def preempted(self, how: Preemption) -> None:
         """A running request gave its cells to others."""
 
+    def faulted(self, *, rebuilt: bool) -> None:
+        """The scheduler has met a bug. ``rebuilt``: it has begun anew; else one request has failed."""
+
     def fetched(self, size_bytes: int, *, complete: bool) -> None:
         """A shard has fetched saved runs of ``size_bytes`` from another; some are missing unless ``complete``."""
 

@@ -48,6 +48,7 @@ def stepped(message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep, *, shard:
         prompt_logprobs=prompt_logprobs_of(message.prompt) if isinstance(message, shard_pb2.PrefillResponse) else (),
         drafts=_drafts(message.drafts) if isinstance(message, shard_pb2.DecodeStep) else (),
         feedback=feedback_of(message.tokens),
+        without_logits=tuple(message.tokens.without_logits_sequence_ids),
         missing_media=tuple(message.missing_media_ids) if isinstance(message, shard_pb2.PrefillResponse) else (),
     )
 

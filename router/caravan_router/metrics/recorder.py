@@ -350,6 +350,9 @@ class ModelMetrics:
     def preempted(self, how: Preemption) -> None:
         self._value("caravan_preemptions", how.value).add()
 
+    def faulted(self, *, rebuilt: bool) -> None:
+        self._value("caravan_scheduler_faults_total", "model" if rebuilt else "request").add()
+
     def shard_use(self, use: ShardUse) -> None:
         self._value("caravan_kv_cells_used", use.shard).set(use.used_cells)
         self._value("caravan_kv_cells_cached", use.shard).set(use.cached_cells)

@@ -148,6 +148,12 @@ METRICS = (
         ("reason",),
     ),
     MetricSpec("caravan_preemptions", C, "Running requests that gave their cells to others: swap, recompute", ("how",)),
+    MetricSpec(
+        "caravan_scheduler_faults_total",
+        C,
+        "Bugs that the scheduler has met: request (one request has failed), model (its scheduler has begun anew)",
+        ("scope",),
+    ),
     MetricSpec("caravan_recomputed_tokens", C, "Tokens computed again for requests that had lost their cells"),
     MetricSpec("caravan_fetched_bytes", C, "Saved prefixes that shards fetched from each other, in bytes"),
     MetricSpec("caravan_media_encodings_total", C, "Pictures and sounds that shards encoded for prompts"),

@@ -148,6 +148,7 @@ class Step(_Event, frozen=True):
     evaluations: list[tuple[int, list[tuple[int, float | None]]]]
     feedback: list[tuple[int, float]]
     missing: list[int]
+    without_logits: list[int] = []
 
 
 class Save(_Event, frozen=True):
@@ -238,11 +239,15 @@ class Grace(_Event, frozen=True):
     seconds: float | None
 
 
+class Undone(_Event, frozen=True):
+    """`ActionFailed`."""
+
+
 class Tick(_Event, frozen=True):
     pass
 
 
 Event = (
     Submit | Cancel | Replace | Take | Join | Found | Lose | Drain | Step | Save | Load | Layout | Fetch | Encode | End
-    | Flush | Pin | Unpin | Grace | Tick
+    | Flush | Pin | Unpin | Grace | Undone | Tick
 )  # fmt: skip

@@ -52,13 +52,12 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class CallLine(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What a scheduler heard at once, and what it decided then; or the name of the error that it raised."""
+    """What a scheduler heard at once, and what it decided then."""
 
     scheduler: int
     at: float
     events: list[Event]
     actions: list[list[Any]]
-    error: str = ""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

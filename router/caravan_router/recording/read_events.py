@@ -99,6 +99,8 @@ class EventReader:
                 return heard.Unpinned(b"" if event.pin is None else pins[event.pin])
             case form.Grace():
                 return heard.GraceChanged(_limit(event.seconds))
+            case form.Undone():
+                return heard.ActionFailed()
             case form.Tick():
                 return heard.Tick()
             case _:
@@ -179,6 +181,7 @@ def _step(step: form.Step) -> heard.Stepped:
         ),
         feedback=tuple(step.feedback),
         missing_media=tuple(map(media_id_of, step.missing)),
+        without_logits=tuple(step.without_logits),
     )
 
 

@@ -244,7 +244,3 @@ class SchedulerRecorder:
                 self._recorder.cells.note(action, self.scheduler, self._recorder.names)
         decided = write_actions(actions, self._recorder.names)
         self._recorder.write_call(CallLine(self.line.id, now, self._heard, decided))
-
-    def note_error(self, error: Exception, now: float) -> None:
-        """Record what happened when the scheduler raised an error, which is a bug."""
-        self._recorder.write_call(CallLine(self.line.id, now, self._heard, [], type(error).__name__))

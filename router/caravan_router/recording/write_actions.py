@@ -26,6 +26,7 @@ from caravan_router.scheduling.actions import (
     Drained,
     Encode,
     Fail,
+    Faulted,
     Fetch,
     Flushed,
     Joins,
@@ -122,6 +123,8 @@ def _write(action: Action, names: ActionNames) -> Plain:
             return ["resume", action.request_id, action.shard, action.computed_again]
         case Fail():
             return ["fail", action.request_id, action.reason.value]
+        case Faulted():
+            return ["faulted", type(action.error).__name__, list(action.request_ids), action.is_rebuilt]
         case Preempt():
             return ["preempt", action.request_id, action.how.value]
         case Left():

@@ -83,6 +83,8 @@ class EventWriter:
                 return form.Unpin(pins.index(event.key) if event.key in pins else None)
             case heard.GraceChanged():
                 return form.Grace(_finite(event.seconds))
+            case heard.ActionFailed():
+                return form.Undone()
             case heard.Tick():
                 return form.Tick()
             case _:
@@ -106,6 +108,7 @@ class EventWriter:
             ],
             list(step.feedback),
             [self._names.medium(media_id) for media_id in step.missing_media],
+            list(step.without_logits),
         )
 
     def _submit(self, request: Request) -> form.Submit:

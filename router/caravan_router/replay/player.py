@@ -13,6 +13,7 @@ from caravan_router.recording.read_events import EventReader
 from caravan_router.recording.read_lines import RecordingError, RecordingFile
 from caravan_router.recording.read_state import StateError, StateReader
 from caravan_router.recording.write_actions import Plain, write_actions
+from caravan_router.scheduling import recovery
 from caravan_router.scheduling.actions import Left
 from caravan_router.scheduling.events import ShardLimits
 from caravan_router.scheduling.scheduler import Scheduler
@@ -133,20 +134,11 @@ class Player:
         for event in call.events:
             if type(event).__name__ == "Join" and event.limits.max_sequences > _MOST_SEQUENCES:  # type: ignore[union-attr]
                 raise RecordingError("a shard has too many sequences")
-        try:
-            actions = scheduler.handle([reader.read(event) for event in call.events], call.at)
-        except RecordingError:
-            raise
-        except Exception as error:  # noqa: BLE001  whatever a bug raises, or events that contradict each other
-            name = type(error).__name__
-            differences = [] if name == call.error else [Difference(0, call.error or None, f"{name}: {error}")]
-            return Played(number, call, [], differences)
+        actions = recovery.handle(scheduler, [reader.read(event) for event in call.events], call.at)
         for action in actions:
             if isinstance(action, Left):
                 self._left |= {sequence.request_id: sequence for sequence in action.sequences}
         decisions = write_actions(actions, self._names)
-        if call.error:
-            return Played(number, call, decisions, [Difference(0, call.error, None)])
         return Played(number, call, decisions, differences_between(call.actions, decisions))
 
 

@@ -171,4 +171,7 @@ Where a new rule goes
     what a shard can report or must do      events or actions, then Scheduler._apply or StepPlan.send, engine's codecs
 
 `invariants.check` says what holds between any two calls; the property tests check it after every event.
+
+An exception is a bug. `fault` tells for which request the scheduler worked, and `recovery` goes on without that
+request, or anew with all others: decision 60.
 """

@@ -97,6 +97,10 @@ class FailureReason(Enum):
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE = "deadline"
     MEDIA = "media"
+    # The model computed NaN or infinite logits for it.
+    NO_LOGITS = "no_logits"
+    # The scheduler has a bug that this request has met.
+    FAULT = "fault"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,19 @@ class PinAnswered:
     refusal: PinRefusal | None
 
 
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """The scheduler has met a bug, and goes on without ``request_ids``, which fail.
+
+    ``is_rebuilt``: it has begun anew, without a shard; the shards are to be lost, and to join again. Else nothing of
+    other requests has changed.
+    """
+
+    error: Exception
+    request_ids: tuple[int, ...]
+    is_rebuilt: bool
+
+
 Action = (
     Command
     | Joins
@@ -160,4 +177,5 @@ Action = (
     | Left
     | Flushed
     | PinAnswered
+    | Faulted
 )

@@ -165,7 +165,7 @@ class BeamGroup(Generic[M]):
                 self._ended.append(self._hypothesis(_Beam(total, (*self._beams[index].tokens, token))))
         self._ended = sorted(self._ended, key=lambda one: -one.score)[: self.width]
         self._next.clear()
-        if is_last or self._is_over(kept[0][1], length):
+        if is_last or not kept or self._is_over(kept[0][1], length):
             return None
         return self._continue(kept)
 

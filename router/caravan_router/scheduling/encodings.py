@@ -17,12 +17,13 @@ class Encoding:
 class Encodings:
     """The encodings under way. A shard encodes one medium after another, in the order in which they were begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, last_id: int = 0) -> None:
+        """``last_id``: the last one that was given before."""
         # By id, in the order in which they were begun.
         self._under_way: dict[int, Encoding] = {}
         # By request id, the encodings that it waits for.
         self._awaited: dict[int, set[int]] = {}
-        self._last_id = 0
+        self._last_id = last_id
         # The shards that were lost while they encoded a medium, by its id.
         self._lost: dict[bytes, list[str]] = {}
 
@@ -39,6 +40,11 @@ class Encodings:
         return frozenset(media_id for media_id, shards in self._lost.items() if len(shards) >= most_losses)
 
     # Changes
+
+    @property
+    def last_id(self) -> int:
+        """The last id that was given."""
+        return self._last_id
 
     def begin(self, shard: str, media_id: bytes, cells: int) -> Encoding:
         """Note an encoding that begins."""

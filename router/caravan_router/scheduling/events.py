@@ -142,7 +142,8 @@ class Stepped:
     ``tokens``, ``prompt_logprobs``, ``drafts`` and ``feedback`` (see `Sequence`) come with the sequence id they belong
     to, as of the command that produced them. A sequence whose drafts were accepted has several tokens.
     ``prompt_logprobs`` are those of the step's chunks. ``evaluations``: the likeliest next tokens of rows, likeliest
-    first. ``seconds``: duration of the step on the shard, of which ``forward_s`` computing and ``sample_s`` choosing
+    first. ``without_logits``: sequences that have ended because the model computed NaN or infinite logits for them.
+    ``seconds``: duration of the step on the shard, of which ``forward_s`` computing and ``sample_s`` choosing
     tokens. ``missing_media``: the ids of media that the shard has not encoded, if that is the outcome.
     """
 
@@ -158,6 +159,7 @@ class Stepped:
     evaluations: tuple[tuple[int, tuple[Alternative, ...]], ...] = ()
     feedback: tuple[tuple[int, float], ...] = ()
     missing_media: tuple[bytes, ...] = ()
+    without_logits: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +234,11 @@ class GraceChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ActionFailed:
+    """A bug kept the shell from carrying out an action that concerns a shard, so that nobody knows what shards do."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -256,5 +263,6 @@ Event = (
     | PinRequested
     | Unpinned
     | GraceChanged
+    | ActionFailed
     | Tick
 )

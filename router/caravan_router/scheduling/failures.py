@@ -2,6 +2,7 @@
 
 from caravan_router.scheduling.actions import Fail, FailureReason
 from caravan_router.scheduling.beams import BeamGroup
+from caravan_router.scheduling.fault import on_behalf
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.state import SchedulerState
 
@@ -14,10 +15,16 @@ class Failures:
         self._no_shard_grace_s = state.config.no_shard_grace_s
         self._no_shard_since: float | None = None
 
+    @property
+    def grace_s(self) -> float:
+        """How long requests wait while no shard is up."""
+        return self._no_shard_grace_s
+
     def set_grace(self, seconds: float) -> None:
         """Let requests wait so long from now on while no shard is up."""
         self._no_shard_grace_s = seconds
 
+    @on_behalf(1)
     def fail(self, sequence: Sequence, reason: FailureReason) -> None:
         """End a request. A beam search that has no time left delivers what it has found."""
         group = sequence.group
@@ -25,7 +32,8 @@ class Failures:
         ended: set[int] = set()
         if group is not None and reason is FailureReason.DEADLINE:
             ended = self.deliver_beams(group)
-        self._state.abort(sequence)
+        # Cells without numbers would make those of others so that begin with them.
+        self._state.abort(sequence, keeps=reason is not FailureReason.NO_LOGITS)
         for member in members:
             if member.request_id not in ended:
                 self._state.outbox.add(Fail(member.request_id, reason))
@@ -44,8 +52,12 @@ class Failures:
         """End requests of ``sequences`` that fit no shard even when it is empty. Without any shard they may wait."""
         for sequence in sequences if self._state.shards else ():
             is_known = sequence.request_id in self._state.sequences  # else its beam search has failed
-            if is_known and not any(shard.capacity.could_ever_hold(sequence) for shard in self._state.shards.values()):
+            if is_known and not self._fits(sequence):
                 self.fail(sequence, FailureReason.DOES_NOT_FIT)
+
+    @on_behalf(1)
+    def _fits(self, sequence: Sequence) -> bool:
+        return any(shard.capacity.could_ever_hold(sequence) for shard in self._state.shards.values())
 
     def fail_late(self, now: float) -> None:
         """End requests whose deadline has passed."""

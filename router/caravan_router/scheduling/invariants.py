@@ -9,6 +9,7 @@ def check(scheduler: Scheduler) -> None:
     """Raise AssertionError with the numbers if an invariant is broken."""
     waiting = [sequence.request_id for sequence in scheduler.waiting]
     assert waiting == sorted(set(waiting)), f"queue out of order or with doubles: {waiting}"
+    assert len(scheduler.waiting) == len(waiting), f"the queue counts {len(scheduler.waiting)} of {len(waiting)}"
     shards = scheduler.shards.values()
     staying = [
         resident.request_id

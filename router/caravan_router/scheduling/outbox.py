@@ -3,9 +3,23 @@
 from caravan_proto.messages.results import DraftCount
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.core.tuple_maker import maker
-from caravan_router.scheduling.actions import Action, Deliver, Drafted
+from caravan_router.scheduling.actions import (
+    Action,
+    Deliver,
+    Drafted,
+    Fail,
+    FailureReason,
+    Flushed,
+    Left,
+    PinAnswered,
+    Preempt,
+    Resume,
+    Start,
+)
 
 _deliver = maker(Deliver)
+# What requests and operators are told, beside deliveries; all else is for shards.
+_TOLD = (Start, Resume, Preempt, Fail, Left, Flushed, PinAnswered)
 
 
 class Outbox:
@@ -42,6 +56,24 @@ class Outbox:
     def add(self, action: Action) -> None:
         """Append any action but a `Deliver` or a `Drafted`."""
         self._actions.append(action)
+
+    def take_told(self, other: "Outbox") -> None:
+        """Append what requests and operators are told by ``other``, and nothing that shards are told."""
+        self._drafted += other._drafted
+        self._deliveries |= other._deliveries
+        self._actions += [action for action in other._actions if isinstance(action, _TOLD)]
+
+    @property
+    def ended(self) -> set[int]:
+        """The requests that get their end."""
+        finished = {key for key, one in self._deliveries.items() if one.tokens and one.tokens[-1].finish is not None}
+        return finished | {action.request_id for action in self._actions if isinstance(action, Fail)}
+
+    @property
+    def faulted(self) -> tuple[int, ...]:
+        """The requests that end because of a bug."""
+        fails = (action for action in self._actions if isinstance(action, Fail))
+        return tuple(action.request_id for action in fails if action.reason is FailureReason.FAULT)
 
     def drain(self) -> list[Action]:
         """Return all actions and forget them."""

@@ -5,17 +5,27 @@ Plan, execute (the shell), apply (the next events).
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import assert_never
 
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
 from caravan_router.core.generation import GenerationState
-from caravan_router.core.tokens import Alternative, GeneratedToken
-from caravan_router.scheduling.actions import Action, FailureReason, Flushed, Left, PinAnswered, Preempt, Preemption
+from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_router.scheduling.actions import (
+    Action,
+    FailureReason,
+    Flushed,
+    Left,
+    PinAnswered,
+    Preempt,
+    Preemption,
+)
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import SchedulerConfig
 from caravan_router.scheduling.encoding_results import EncodingResults
 from caravan_router.scheduling.events import (
+    ActionFailed,
     Cancelled,
     CommandEnded,
     Encoded,
@@ -36,6 +46,7 @@ from caravan_router.scheduling.events import (
     Unpinned,
 )
 from caravan_router.scheduling.failures import Failures
+from caravan_router.scheduling.fault import on_behalf
 from caravan_router.scheduling.pins import Pins
 from caravan_router.scheduling.planning.planner import Planner
 from caravan_router.scheduling.planning.preemption import victim_of_full_cache
@@ -44,7 +55,9 @@ from caravan_router.scheduling.sequence import Sequence
 from caravan_router.scheduling.shard.account import ShardAccount
 from caravan_router.scheduling.shard.command import InFlight
 from caravan_router.scheduling.shard.ledger import ShardLedger
+from caravan_router.scheduling.shard.resident import Resident
 from caravan_router.scheduling.state import SchedulerState
+from caravan_router.scheduling.transfer_results import apply_transfer
 from caravan_router.scheduling.waiting.fair_share import OUTPUT_TOKEN
 from caravan_router.scheduling.waiting.queue import WaitingQueue
 
@@ -74,6 +87,11 @@ class Scheduler:
         return self._state.sequences
 
     @property
+    def state(self) -> SchedulerState:
+        """All that it knows, for `recovery`."""
+        return self._state
+
+    @property
     def pins(self) -> Pins:
         """The prefixes that operators pinned."""
         return self._state.pins
@@ -97,7 +115,7 @@ class Scheduler:
             shard.checkpoints.forget_seen()
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
-        """Apply what happened, then plan what shards do next."""
+        """Apply what happened, then plan what shards do next. Raises whatever a bug raises: see `recovery`."""
         preempted = False
         self._state.clock.now_s = now
         for event in events:
@@ -106,6 +124,23 @@ class Scheduler:
         self._failures.fail_without_shards(now)
         self._planner.plan(now, preempted=preempted)
         return self._state.outbox.drain()
+
+    def begin_anew(self, failed: Collection[int]) -> tuple[int, ...]:
+        """Forget all but the requests, as if all shards were lost. Those that ``failed`` end. Return who ends by that.
+
+        If none has, nobody knows which one to blame: each has lost its cells once more, and ends if that is too often.
+        """
+        grace_s = self._failures.grace_s
+        self._state = self._state.after_fault(failed)
+        self._planner = Planner(self._state, self._planner.last_command_id)
+        self._failures = Failures(self._state)
+        self._failures.set_grace(grace_s)
+        self._encoding_results = EncodingResults(self._state, self._failures)
+        for sequence in [] if failed else list(self._state.waiting):
+            sequence.losses += 1
+            if sequence.losses > self._state.config.max_losses:
+                self._failures.fail(sequence, FailureReason.FAULT)
+        return self._state.outbox.faulted
 
     def _apply(self, event: Event) -> bool:
         """Apply ``event``. Return whether it took cells from a request."""
@@ -132,7 +167,11 @@ class Scheduler:
                 joined.saves.note_runs(event.runs)
                 self._state.shards[event.shard] = joined
                 if event.survived:
-                    self._forgive_loss(event.shard)
+                    # It did not die of what it computed: its last loss counts against no request.
+                    state.encodings.forgive(event.shard)
+                    for sequence in state.sequences.values():
+                        if sequence.fatal_on == event.shard:
+                            sequence.fatal_losses, sequence.fatal_on = 0, ""
                 self._note_fleet_change(event.shard)
             case RunsFound():
                 if (shard := self._state.shards.get(event.shard)) is not None:
@@ -150,7 +189,7 @@ class Scheduler:
                 if (found := self._find_command(event)) is not None:
                     self._apply_reply(*found, event)
             case Fetched():
-                self._apply_transfer(event)
+                apply_transfer(self._state, event)
             case Encoded():
                 self._encoding_results.apply(event)
             case PinRequested():
@@ -168,6 +207,8 @@ class Scheduler:
                 self._state.outbox.add(Flushed(event.flush_id, evicted))
             case GraceChanged():
                 self._failures.set_grace(event.seconds)
+            case ActionFailed():
+                raise RuntimeError("an action was not carried out")
             case Tick():
                 for name in self._state.shards:  # for what is done after some time
                     self._state.note_change(name, may_start=False)
@@ -209,13 +250,6 @@ class Scheduler:
             if resident.is_live:
                 self._lose_cells(resident.sequence, fatal.get(resident.sequence_id, range(0)), name)
 
-    def _forgive_loss(self, shard: str) -> None:
-        """Count the last loss of ``shard`` against no request: it did not die of what it computed."""
-        self._state.encodings.forgive(shard)
-        for sequence in self._state.sequences.values():
-            if sequence.fatal_on == shard:
-                sequence.fatal_losses, sequence.fatal_on = 0, ""
-
     def _lose_cells(self, sequence: Sequence, fatal: range = range(0), shard: str = "") -> None:
         """Queue a sequence that lost its cells by a failure, unless it has lost them too often.
 
@@ -256,31 +290,37 @@ class Scheduler:
             if event.outcome is StepOutcome.MEDIA_MISSING:
                 self._encoding_results.note_missing(shard, command, event.missing_media)
             return event.outcome is StepOutcome.NO_KV and self._make_room(shard, command)
-        self._deliver_prompt_logprobs(command, event)
+        for sequence_id, logprobs in event.prompt_logprobs:
+            if sequence_id not in event.without_logits:
+                self._deliver_prompt_logprobs(command.residents[sequence_id], logprobs)
         drafted = self._note_drafts(command, event) if event.drafts else 0
         may_start = shard.apply_step(command, event.seconds, tokens=len(event.tokens), drafted=drafted)
         self._state.note_change(shard.name, may_start=may_start)
+        for sequence_id in event.without_logits:
+            resident = command.residents[sequence_id]
+            if resident.is_live:
+                self._failures.fail(resident.sequence, FailureReason.NO_LOGITS)
+        taken = shard.take_tokens(command, event.tokens)
         for sequence_id, feedback in event.feedback:
             resident = command.residents[sequence_id]
             # Else its token is not taken either.
             if resident.status.is_live:
                 resident.sequence.feedback = feedback
-        self._apply_tokens(shard.take_tokens(command, event.tokens))
-        if event.evaluations:
-            self._apply_evaluations(shard, command, event.evaluations)
+        self._apply_tokens(taken)
+        for sequence_id, likeliest in event.evaluations:
+            self._apply_evaluation(command.residents[sequence_id], shard, likeliest)
         return False
 
-    def _deliver_prompt_logprobs(self, command: InFlight, event: Stepped) -> None:
+    @on_behalf(1)
+    def _deliver_prompt_logprobs(self, resident: Resident, tokens: tuple[PromptToken, ...]) -> None:
         """Deliver what was not delivered before: a prompt that lost its cells halfway is computed from its start."""
-        for sequence_id, tokens in event.prompt_logprobs:
-            resident = command.residents[sequence_id]
-            if resident.is_live:
-                sequence = resident.sequence
-                sequence.add_prompt_logprobs(resident.computed, tokens)
-                new = tuple(sequence.prompt_logprobs[sequence.prompt_logprobs_delivered :])
-                sequence.prompt_logprobs_delivered += len(new)
-                self._state.known_logprobs.note(sequence)
-                self._state.outbox.deliver_prompt_logprobs(sequence.request_id, new)
+        if resident.is_live:
+            sequence = resident.sequence
+            sequence.add_prompt_logprobs(resident.computed, tokens)
+            new = tuple(sequence.prompt_logprobs[sequence.prompt_logprobs_delivered :])
+            self._state.outbox.deliver_prompt_logprobs(sequence.request_id, new)
+            sequence.prompt_logprobs_delivered += len(new)
+            self._state.known_logprobs.note(sequence)
 
     def _note_drafts(self, command: InFlight, event: Stepped) -> int:
         """Tell requests about their drafts. Return the number of draft tokens."""
@@ -292,26 +332,28 @@ class Scheduler:
 
     def _apply_tokens(self, taken: list[tuple[Sequence, GeneratedToken]]) -> None:
         """Hand out the tokens of a step. It makes no call for each of them, since that would cost as much again."""
+        # First of all: what was not delivered is computed again after a bug, and what was delivered is not.
+        self._state.outbox.deliver_tokens([(sequence.request_id, token) for sequence, token in taken])
         ended = []
         for sequence, token in taken:
             sequence.output.append(token.token_id)
             sequence.losses = 0
             if token.finish is not None:
                 ended.append(sequence)
-        self._state.outbox.deliver_tokens([(sequence.request_id, token) for sequence, token in taken])
         self._state.fair_share.charge_each([sequence.spec.tenant for sequence, _ in taken], OUTPUT_TOKEN)
         for sequence in ended:
             self._state.finish(sequence)
 
-    def _apply_evaluations(
-        self, shard: ShardLedger, command: InFlight, evaluations: tuple[tuple[int, tuple[Alternative, ...]], ...]
-    ) -> None:
-        """Note the next tokens of beams, and advance the searches of which those of all beams are known."""
-        for sequence_id, likeliest in evaluations:
-            resident = command.residents[sequence_id]
-            group = resident.sequence.group
-            if resident.is_live and group is not None and group.note_next(resident.sequence, likeliest):
-                self._advance(shard, group)
+    @on_behalf(1)
+    def _apply_evaluation(self, resident: Resident, shard: ShardLedger, likeliest: tuple[Alternative, ...]) -> None:
+        """Note the next tokens of a beam, and advance its search if those of all beams are known."""
+        group = resident.sequence.group
+        if not resident.is_live or group is None:
+            return
+        if not likeliest or not math.isfinite(likeliest[0].logprob):
+            self._failures.fail(group.leader, FailureReason.NO_LOGITS)
+        elif group.note_next(resident.sequence, likeliest):
+            self._advance(shard, group)
 
     def _advance(self, shard: ShardLedger, group: BeamGroup[Sequence]) -> None:
         leader = group.leader
@@ -338,24 +380,6 @@ class Scheduler:
         shard.take_back(victim)
         self._lose_cells(victim.sequence)
         return True
-
-    def _apply_transfer(self, event: Fetched) -> None:
-        """Note which runs have come to a shard, and let the request that waits for them start."""
-        unwanted = self._state.transfers.unwanted_keys(event.transfer_id)
-        transfer = self._state.transfers.end(event.transfer_id, event.seconds if all(event.fetched) else 0.0)
-        if transfer is None:
-            return  # one of the shards was lost
-        target = self._state.shards[transfer.target]
-        came = [run for run, fetched in zip(transfer.runs, event.fetched, strict=True) if fetched]
-        target.saves.note_runs(came)
-        for key in unwanted:
-            target.saves.drop(key)
-        waiting = self._state.sequences.get(transfer.request_id) if transfer.request_id is not None else None
-        if waiting is not None and len(came) < len(transfer.runs):
-            self._state.fetch_no_more(waiting)
-        self._state.waiting.mark_due()
-        self._state.note_change(transfer.source, may_start=False)
-        self._state.note_change(transfer.target, may_start=True)
 
     def _apply_reply(
         self, shard: ShardLedger, command: InFlight, event: Saved | Loaded | LayoutSet | CommandEnded

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from caravan_router.core.generation import GenerationState
 from caravan_router.core.prefixes import PinRefusal
-from caravan_router.scheduling.actions import Resume, Start
+from caravan_router.scheduling.actions import Fail, FailureReason, Resume, Start
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.encodings import Encodings
+from caravan_router.scheduling.fault import on_behalf
 from caravan_router.scheduling.known_logprobs import KnownLogprobs
 from caravan_router.scheduling.outbox import Outbox
 from caravan_router.scheduling.output_lengths import OutputLengths
@@ -33,17 +34,18 @@ class SchedulerState:
     Members of a beam search that have no beam are neither, while the leader waits or another member is on a shard.
     """
 
-    def __init__(self, config: "SchedulerConfig") -> None:
+    def __init__(self, config: "SchedulerConfig", before: "SchedulerState | None" = None) -> None:
+        """``before``: a state that this one replaces, without its requests and shards."""
         self.config = config
-        self.clock = Clock()
+        self.clock: Clock = Clock() if before is None else before.clock
         self.fair_share = FairShare()
         self.lengths = OutputLengths()
         self.deadlines = Deadlines()
         self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.fair_share)
         self.outbox = Outbox()
-        self.transfers = Transfers()
-        self.encodings = Encodings()
-        self.pins = Pins()
+        self.transfers: Transfers = Transfers(0 if before is None else before.transfers.last_id)
+        self.encodings: Encodings = Encodings(0 if before is None else before.encodings.last_id)
+        self.pins: Pins = Pins() if before is None else before.pins
         self.known_logprobs = KnownLogprobs()
         self.shards: dict[str, ShardLedger] = {}
         self.sequences: dict[int, Sequence] = {}
@@ -55,6 +57,50 @@ class SchedulerState:
         self._changes: dict[str, bool] = {}
         # Tenants by name, each with the number of its requests that have not ended.
         self._tenants: dict[str, tuple[Tenant, int]] = {}
+
+    def after_fault(self, failed: Collection[int]) -> "SchedulerState":
+        """Return a state with the requests of this one, which a bug may have broken, and no shard.
+
+        It has what callers and operators gave, and none of what was found out. Requests that ``failed``, and the beam
+        searches to which they belong, end; those that have got their end are forgotten. The others keep their tokens.
+        """
+        new = SchedulerState(self.config, self)
+        new.outbox.take_told(self.outbox)
+        ended = new.outbox.ended
+        for request_id in sorted({*self.sequences, *failed} - ended):
+            sequence = self.sequences.get(request_id)
+            group = None if sequence is None else sequence.group
+            members = [request_id] if group is None else [member.request_id for member in group.members]
+            if sequence is None or any(member in failed or member in ended for member in members):
+                new.outbox.add(Fail(request_id, FailureReason.FAULT))
+                continue
+            sequence.reached = self.reached_by(sequence)
+            if group is not None and group.leader is sequence:
+                group.restart()
+            new.take(sequence)
+        return new
+
+    def requests_with(self, request_id: int) -> tuple[int, ...]:
+        """Return a request, with the other known ones of its beam search: they end together."""
+        sequence = self.sequences.get(request_id)
+        if sequence is None or sequence.group is None:
+            return (request_id,)
+        return tuple(member.request_id for member in sequence.group.members)
+
+    def expel(self, request_ids: Collection[int]) -> None:
+        """End requests whose turn raised an exception, and let the next plan look at everything again."""
+        for request_id in request_ids:
+            if (sequence := self.sequences.get(request_id)) is not None:
+                self.abort(sequence)
+            self.outbox.add(Fail(request_id, FailureReason.FAULT))
+        for name in self.shards:
+            self.note_change(name, may_start=True)
+        self.waiting.mark_due()
+
+    def reached_by(self, sequence: Sequence) -> int:
+        """Return how many first tokens of a request were computed, so far or in an earlier stay."""
+        stay = self._stays.get(sequence.request_id)
+        return sequence.reached if stay is None else max(sequence.reached, stay[1].computed)
 
     def note_change(self, shard: str, *, may_start: bool) -> None:
         """Note that the next plan must look at ``shard``. ``may_start``: maybe a waiting request can start there."""
@@ -89,6 +135,7 @@ class SchedulerState:
         """The lowest priority of the stays; None without any."""
         return min(self._priorities, default=None)
 
+    @on_behalf(1)
     def enter(self, request: Request) -> Sequence | None:
         """Let a new request wait. Return the sequence that waits; None if more members of its beam search must come."""
         sequence = Sequence(request)
@@ -118,6 +165,7 @@ class SchedulerState:
             self._forget(sequence)
         return left
 
+    @on_behalf(1)
     def take(self, sequence: Sequence) -> Sequence:
         """Let a request wait that has left another scheduler, with its beam search. Return the sequence that waits."""
         self._know(sequence)
@@ -125,10 +173,14 @@ class SchedulerState:
         sequence.fetches = 0
         sequence.common.clear()
         sequence.matches.clear()
-        leader = sequence if sequence.group is None else sequence.group.leader
-        if leader is sequence:
+        group = sequence.group
+        if group is None:
             self.waiting.push(sequence)
-        return leader
+            return sequence
+        # More members of the search may have to come.
+        if group.leader is sequence and group.is_whole:
+            self.waiting.push(sequence)
+        return group.leader
 
     def _know(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -164,6 +216,7 @@ class SchedulerState:
             GenerationState.ENCODING if self.encodings.are_awaited_by(sequence.request_id) else GenerationState.QUEUED
         )
 
+    @on_behalf(1)
     def stay(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
         """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge its tenant for the prompt."""
         self._leave_saved(sequence)
@@ -178,6 +231,7 @@ class SchedulerState:
             self.outbox.add(Resume(sequence.request_id, shard.name, computed_again))
         self.branch(sequence, shard, resident)
 
+    @on_behalf(1)
     def branch(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
         """Note that ``sequence``, which may have another beam than before, begins on ``shard``."""
         self._stays[sequence.request_id] = (shard, resident)
@@ -187,6 +241,7 @@ class SchedulerState:
             prompt_tokens = len(sequence.spec.prompt)
             self.outbox.add(Start(sequence.request_id, shard.name, prompt_tokens, cached_tokens=resident.cached))
 
+    @on_behalf(1)
     def end_branch(self, sequence: Sequence) -> None:
         """Give up the cells of a beam that has ended, if it has a place."""
         if sequence.request_id in self._stays:
@@ -202,6 +257,7 @@ class SchedulerState:
         """Let ``sequence`` wait for no other transfer in its next stay."""
         sequence.fetches = MOST_FETCHES
 
+    @on_behalf(1)
     def wait_again(self, sequence: Sequence, *, saved_on: str = "") -> None:
         """Queue a request again whose stay has ended before it did. ``saved_on``: the shard that saved its cells.
 
@@ -219,6 +275,7 @@ class SchedulerState:
         sequence.saved_on = saved_on
         self.waiting.push(sequence)
 
+    @on_behalf(1)
     def finish(self, sequence: Sequence) -> None:
         """Forget a request that has all its tokens, or the whole beam search that it leads, and end its stay.
 
@@ -231,14 +288,18 @@ class SchedulerState:
             self.end_branch(member)
             self._forget(member)
 
-    def abort(self, sequence: Sequence) -> None:
-        """Forget a request that nobody waits for, wherever it is. A beam search ends as a whole."""
+    @on_behalf(1)
+    def abort(self, sequence: Sequence, *, keeps: bool = True) -> None:
+        """Forget a request that nobody waits for, wherever it is. A beam search ends as a whole.
+
+        ``keeps``: others may begin with what is computed of it.
+        """
         if sequence.group is not None:
             self._abort_beams(sequence.group)
             return
         if sequence.request_id in self._stays:
             shard, resident = self._end_stay(sequence)
-            shard.cancel(resident)
+            shard.cancel(resident, keeps=keeps)
         else:
             self.waiting.remove(sequence)
             self.waiting.mark_due()  # others may have been behind it

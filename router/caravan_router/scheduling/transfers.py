@@ -36,14 +36,20 @@ class Transfer:
 class Transfers:
     """The transfers under way. A shard fetches one after another, so each waits for those before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, last_id: int = 0) -> None:
+        """``last_id``: the last one that was given before."""
         self._under_way: dict[int, Transfer] = {}
         self._awaited: set[int] = set()
         # By the id of the transfer: keys of runs that were given up since it began, in order.
         self._unwanted: dict[int, dict[bytes, None]] = {}
-        self._last_id = 0
+        self._last_id = last_id
         self._call_s = _FIRST_CALL_S
         self._byte_s = _FIRST_BYTE_S
+
+    @property
+    def last_id(self) -> int:
+        """The last id that was given."""
+        return self._last_id
 
     def begin(self, source: str, target: str, runs: Sequence[SavedRun], request_id: int | None = None) -> Transfer:
         """Note a transfer that begins."""

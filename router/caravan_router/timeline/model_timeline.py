@@ -36,9 +36,6 @@ class ModelTimeline:
     def hear(self, events: list[Event]) -> None:
         """Do nothing: what happened is told with what was decided."""
 
-    def note_error(self, error: Exception, now: float) -> None:
-        """Do nothing: the router ends."""
-
     def messages(self, now: float) -> list[Frame | State]:
         """Return what is due: a frame if anything happened, and the state."""
         found: list[Frame | State] = []

@@ -333,6 +333,8 @@ class Engine:
         if any(part.leading_outputs for part in parts):
             prompt_logprobs, logits = take_prompt_logprobs(parts, logits, self.backend.vocabulary)
         rows = sample_rows(sampled, logits, self.backend, self._sampler) if sampled else TokenRows()
+        if prompt_logprobs is not None:
+            rows.without_logits += [one for one in prompt_logprobs.without_logits if one not in rows.without_logits]
         return _Found(rows, prompt_logprobs)
 
     def _commit_rows(self, parts: list[Part], output_count: int) -> Evaluations:

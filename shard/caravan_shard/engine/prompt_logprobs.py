@@ -1,5 +1,6 @@
 """Computes prompt logprobs: the log probability of each prompt token, from the logits after the token before it."""
 
+import math
 from collections.abc import Sequence
 
 from caravan_shard.arrays import Floats
@@ -40,10 +41,14 @@ def _add_part(columns: PromptLogprobs, part: Part, logits: Floats) -> None:
     assert (before is None) == part.new, f"sequence {sequence.sequence_id} at {part.start}"
     columns.sequence_ids.append(sequence.sequence_id)
     columns.counts.append(len(logits))
+    is_broken = False
     for place, token in enumerate(part.tokens[: len(logits)]):
         known = logits[place - 1] if place else before
         # A medium has none.
         known = None if token == NO_TOKEN else known
         add_entry(columns, known, token, sequence.parameters.sampling.top_n_tokens)
+        is_broken = is_broken or (known is not None and math.isnan(columns.logprobs[-1]))
+    if is_broken:
+        columns.without_logits.append(sequence.sequence_id)
     end = part.start + len(logits)
     sequence.last_logits = logits[-1].copy() if end < sequence.parameters.prompt_length else None

@@ -9,6 +9,7 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend, Vocabulary
 from caravan_shard.protocol.results import TokenRows
 from caravan_shard.sampling.choice import Choice
+from caravan_shard.sampling.finite import has_peak, rows_without_numbers
 from caravan_shard.sampling.joint_draw import LEFT
 from caravan_shard.sampling.joint_logprobs import LogprobRow
 from caravan_shard.sampling.logprobs import TokenLogprobs
@@ -36,7 +37,10 @@ def add_rows(
     eog_ids = backend.facts.eos_token_ids
     choices = [_choice(sequence, eog_ids, logits[index]) for index, sequence in enumerate(sequences)]
     tokens = sampler.choose(logits, choices)
-    _append(rows, sequences, _Drawn(tokens, choices, logits), backend, sampler)
+    drawn = _Drawn(tokens, choices, logits)
+    if broken := rows_without_numbers(logits, tokens):
+        sequences, drawn = _without_broken(rows, sequences, drawn, broken)
+    _append(rows, sequences, drawn, backend, sampler)
     return tokens
 
 
@@ -56,7 +60,11 @@ def sample_candidates(
         for index, token in zip(left, chosen, strict=True):
             tokens[index] = token
     rows = TokenRows()
-    _append(rows, sequences, _Drawn(tokens, choices, logits), backend, sampler)
+    # Rows whose candidates give the token have a peak.
+    drawn = _Drawn(tokens, choices, logits)
+    if left and (broken := rows_without_numbers(logits[left], [tokens[index] for index in left])):
+        sequences, drawn = _without_broken(rows, sequences, drawn, [left[row] for row in broken])
+    _append(rows, sequences, drawn, backend, sampler)
     return rows
 
 
@@ -66,6 +74,19 @@ class _Drawn(NamedTuple):
     tokens: Sequence[int]
     choices: Sequence[Choice]
     logits: Floats
+
+
+def _without_broken(
+    rows: TokenRows, sequences: Sequence[ShardSequence], drawn: _Drawn, broken: Sequence[int]
+) -> tuple[Sequence[ShardSequence], _Drawn]:
+    """End the sequences in the places ``broken``, whose logits are no numbers. Return the others."""
+    for row in broken:
+        sequences[row].end()
+        log_traced(sequences[row], "the model computed no finite logits")
+        rows.without_logits.append(sequences[row].sequence_id)
+    kept = [row for row in range(len(sequences)) if row not in broken]
+    left = _Drawn([drawn.tokens[row] for row in kept], [drawn.choices[row] for row in kept], drawn.logits[kept])
+    return [sequences[row] for row in kept], left
 
 
 def _append(
@@ -115,7 +136,7 @@ def _choice(sequence: ShardSequence, eog_ids: frozenset[int], logits: Floats) ->
     elif matching is not None and (matching.needs_more or (parameters.ignore_eos and matching.has_grammar)):
         barred = eog_ids
     processed = None
-    if parameters.processors is not None:
+    if parameters.processors is not None and has_peak(logits):
         processed = parameters.processors.apply(sequence.tokens[parameters.prompt_length :], logits)
     return Choice(
         parameters.sampling,

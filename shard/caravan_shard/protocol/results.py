@@ -30,6 +30,8 @@ class TokenRows:
     ``logprobs`` (NaN where not requested) and ``top_counts`` are empty if no sequence requested them. The ``top_``
     lists have the alternatives of the first token, then those of the second, and so on. ``feedback``: what the token's
     sequence carries to its next one, NaN for nothing; empty if no sequence carries anything.
+
+    ``without_logits``: sequences that have got no token, and have ended, as their logits are NaN or infinite.
     """
 
     sequence_ids: list[int] = field(default_factory=list)
@@ -44,11 +46,12 @@ class TokenRows:
     top_pieces: list[bytes] = field(default_factory=list)
     top_specials: list[bool] = field(default_factory=list)
     feedback: list[float] = field(default_factory=list)
+    without_logits: list[int] = field(default_factory=list)
 
     @property
     def ends_a_sequence(self) -> bool:
-        """Whether one of the tokens is the last of its sequence."""
-        return any(reason is not None for reason in self.finish_reasons)
+        """Whether a sequence has ended."""
+        return bool(self.without_logits) or any(reason is not None for reason in self.finish_reasons)
 
 
 @dataclass(slots=True)
@@ -83,8 +86,10 @@ class PromptLogprobs(LogprobColumns):
     """An entry for each token of a chunk of a prompt.
 
     The first token of a prompt, and the first one behind a copy, has NaN and no alternatives: the logits before it were
-    not computed.
+    not computed. ``without_logits``: sequences of which logits that were computed are NaN or infinite.
     """
+
+    without_logits: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """Chooses the next token of one row of logits: see `SamplingParams` for the order of what is applied."""
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -88,11 +89,14 @@ def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -
     if parameters.xtc_probability > 0.0:
         parameters = _with_xtc_drawn(choice)
     if not parameters.filters:
-        weights = scale(logits, logits.max(), parameters.temperature)
+        peak = logits.max()
+        if not math.isfinite(peak):
+            return int(logits.argmax())  # as below
+        weights = scale(logits, peak, parameters.temperature)
         return draw_weighted(np.exp(weights, out=weights), number)
     ids, scaled = filtered(logits, parameters, candidate_filter)
     if len(ids) == 0:
-        # The logits are NaN. That must affect only this sequence.
+        # The logits are NaN or infinite. That must affect only this sequence, which ends by it: see `finite`.
         return int(logits.argmax())
     return int(ids[draw_index(scaled, number)])
 

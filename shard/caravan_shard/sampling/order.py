@@ -3,6 +3,7 @@
 What follows each other as in the default order is one run, which costs what the default order costs.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -42,6 +43,9 @@ def apply_in_order(
     tokens = np.arange(len(logits)) if allowed is None else allowed
     values = logits if allowed is None else logits[allowed]
     named = {penalty.sampler: penalty for penalty in penalties}
+    if not math.isfinite(values.max()):
+        # Logits that are NaN or infinite must affect only this sequence, which ends by it: see `finite`.
+        return _highest(values, tokens)
     relative = values - values.max()
     for run in _runs(tuple(name for name in parameters.order if name in named or _is_on(name, parameters))):
         for name in run:
@@ -49,9 +53,8 @@ def apply_in_order(
                 values = _penalized(values, tokens, named[name], len(logits))
         peak = values.max()
         temperature = temperature_of(values, parameters) if "temperature" in run else 1.0
-        if np.isnan(peak) or temperature < _GREEDY_TEMPERATURE:
-            # Logits that are NaN must affect only this sequence.
-            return tokens[[values.argmax()]], np.zeros(1, np.float32)
+        if temperature < _GREEDY_TEMPERATURE:
+            return _highest(values, tokens)
         own = replace(_only(run, parameters), temperature=temperature)
         if own.filters:
             kept, relative = filtered(values, own, candidate_filter, FAR)
@@ -61,6 +64,10 @@ def apply_in_order(
         if temperature != 1.0:
             values = values / np.float32(temperature)
     return tokens, relative
+
+
+def _highest(values: Floats, tokens: NDArray[np.intp]) -> tuple[NDArray[np.intp], Floats]:
+    return tokens[[values.argmax()]], np.zeros(1, np.float32)
 
 
 @lru_cache(maxsize=256)

@@ -1,5 +1,7 @@
 """Finds the highest of many logits after one pass over them."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,9 +28,9 @@ class Peaks:
         self.highest = np.float32(self._peaks.max())
 
     @property
-    def has_nan(self) -> bool:
-        """Whether any logit is NaN."""
-        return bool(np.isnan(self.highest))
+    def is_finite(self) -> bool:
+        """Whether no logit is NaN or +inf, and one is not -inf."""
+        return math.isfinite(self.highest)
 
     def level(self, count: int) -> np.float32:
         """Return a level that the ``count`` highest logits reach, and only few others.

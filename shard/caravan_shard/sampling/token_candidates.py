@@ -68,14 +68,14 @@ def min_p_reach(min_p: float) -> float:
 
 
 def find_candidates(logits: Floats, parameters: SamplingParams, hopeless: float = HOPELESS) -> Candidates:
-    """Find the candidates among penalized ``logits`` [vocabulary], at a temperature > 0; none if the logits are NaN.
+    """Find the candidates among penalized ``logits`` [vocabulary], at a temperature > 0; none if the peak is no number.
 
     The remaining filters leave the same of these candidates as all filters would leave of the whole vocabulary, but for
     those that are more than ``hopeless`` below the peak.
     """
     search = _Search(logits, parameters, hopeless)
-    if search.peaks.has_nan:
-        return search.within(0.0)
+    if not search.peaks.is_finite:
+        return Candidates(np.empty(0, np.intp), np.empty(0, np.float32), None)
     if parameters.top_n_sigma > 0.0:
         return search.top_n_sigma()
     if parameters.top_k > 0:
@@ -94,7 +94,7 @@ def filtered(
 ) -> tuple[NDArray[np.intp], Floats]:
     """Return the ascending ids of the tokens that the filters leave of penalized ``logits`` [vocabulary].
 
-    Also return their scaled logits relative to the peak of ``logits``. None are left if the logits are NaN.
+    Also return their scaled logits relative to the peak of ``logits``. None are left if that is no number.
     """
     candidates = find_candidates(logits, parameters, hopeless)
     if candidates.parameters is None or len(candidates.ids) == 0:

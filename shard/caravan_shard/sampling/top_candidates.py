@@ -4,6 +4,7 @@ A device that has found a row's highest logits need not hand over the others. Th
 Where they might not be, the row is left: where a filter cuts among equal logits, their order depends on others.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -75,7 +76,7 @@ def draw_from(rows: Sequence[TopCandidates | None], choices: Sequence[Choice], s
 
 def is_decided(rising: Floats, parameters: SamplingParams, *, whole: bool) -> bool:
     """Whether the ``rising`` logits of a row's candidates give the token that all logits give."""
-    if np.isnan(rising[-1]):  # sorted behind all numbers
+    if not math.isfinite(rising[-1]):  # NaN is sorted behind all numbers
         return False
     if parameters.greedy:
         # Of equal ones the lowest id counts, which may not be among the candidates.

@@ -38,6 +38,8 @@ def _fill_step(message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep, result
     columns.finish_reasons.extend([_FINISH[reason] for reason in rows.finish_reasons])
     if rows.feedback:
         columns.feedback.extend(rows.feedback)
+    if rows.without_logits:
+        columns.without_logits_sequence_ids.extend(rows.without_logits)
     if rows.logprobs:
         _fill_logprobs(columns, rows)
     _fill_timings(message.timings, result.timings)

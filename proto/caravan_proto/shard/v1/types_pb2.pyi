@@ -647,6 +647,7 @@ class TokenColumns(_message.Message):
     TOP_PIECES_FIELD_NUMBER: _builtins.int
     TOP_SPECIALS_FIELD_NUMBER: _builtins.int
     FEEDBACK_FIELD_NUMBER: _builtins.int
+    WITHOUT_LOGITS_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -687,6 +688,12 @@ class TokenColumns(_message.Message):
         them, empty if no row has one. A sequence that is computed again needs it (SequenceParameters.feedback).
         """
 
+    @_builtins.property
+    def without_logits_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences that have ended because their logits are NaN or infinite. They have no token here, unless it is the logits
+        of their prompt that are so.
+        """
+
     def __init__(
         self,
         *,
@@ -702,10 +709,11 @@ class TokenColumns(_message.Message):
         top_pieces: _abc.Iterable[_builtins.bytes] | None = ...,
         top_specials: _abc.Iterable[_builtins.bool] | None = ...,
         feedback: _abc.Iterable[_builtins.float] | None = ...,
+        without_logits_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["feedback", b"feedback", "finish_reasons", b"finish_reasons", "logprobs", b"logprobs", "pieces", b"pieces", "sequence_ids", b"sequence_ids", "specials", b"specials", "token_ids", b"token_ids", "top_counts", b"top_counts", "top_logprobs", b"top_logprobs", "top_pieces", b"top_pieces", "top_specials", b"top_specials", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feedback", b"feedback", "finish_reasons", b"finish_reasons", "logprobs", b"logprobs", "pieces", b"pieces", "sequence_ids", b"sequence_ids", "specials", b"specials", "token_ids", b"token_ids", "top_counts", b"top_counts", "top_logprobs", b"top_logprobs", "top_pieces", b"top_pieces", "top_specials", b"top_specials", "top_token_ids", b"top_token_ids", "without_logits_sequence_ids", b"without_logits_sequence_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

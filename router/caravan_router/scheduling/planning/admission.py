@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from caravan_router.scheduling.fault import FaultError, on_behalf
 from caravan_router.scheduling.planning.encoding import begin_encoding
 from caravan_router.scheduling.planning.moving import begin_fetch
 from caravan_router.scheduling.planning.placement import BusyHolder, EmptierShard, NoRoom, Place, choose
@@ -48,6 +49,7 @@ class Admission:
         # Requests that began to wait for a busy shard.
         self._deferred: list[Sequence] = []
 
+    @on_behalf(1)
     def place_for(self, sequence: Sequence) -> Place | NotNow:
         """Return where ``sequence`` can start now, or why it cannot."""
         index, request_id = self._index, sequence.request.request_id
@@ -70,7 +72,7 @@ class Admission:
             self._asked += 1
             if sequence.needs_prompt_logprobs:
                 self._state.known_logprobs.share_with(sequence)
-            place = self.choose(sequence)
+            place = self._look_up(sequence)
             if isinstance(place, Place) and (
                 begin_fetch(self._state, sequence, place) or self.waits_for_media(sequence, place)
             ):
@@ -81,6 +83,15 @@ class Admission:
                 self._blocked = max(self._blocked, sequence.spec.priority)
         return place
 
+    def _look_up(self, sequence: Sequence) -> Place | NotNow:
+        """Do as `choose` does. Raises FaultError, which is contained: the next plan looks for all places anew."""
+        try:
+            return self.choose(sequence)
+        except FaultError as fault:
+            is_own = sequence.request_id in fault.request_ids
+            raise FaultError(fault.error, fault.request_ids, is_contained=is_own) from fault.error
+
+    @on_behalf(1)
     def choose(self, sequence: Sequence) -> Place | NotNow:
         """Return where ``sequence`` starts. If it waits, note for what, so that nobody looks for it again."""
         index = self._index
@@ -113,6 +124,7 @@ class Admission:
         cached = place.saved.length or worth_copying(place.shard, place.match).length
         return begin_encoding(self._state, sequence, place.shard, cached)
 
+    @on_behalf(1)
     def start(self, sequence: Sequence, place: Place) -> None:
         """Start ``sequence``, which has left the queue, in ``place``."""
         plan = self.plans[place.shard]

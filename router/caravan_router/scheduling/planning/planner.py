@@ -28,14 +28,15 @@ from caravan_router.scheduling.waiting.queue import NotNow
 class Planner:
     """Plans the next commands from ``state``, and numbers them."""
 
-    def __init__(self, state: SchedulerState) -> None:
+    def __init__(self, state: SchedulerState, last_command_id: int = 0) -> None:
+        """``last_command_id``: that of the planner before it, if there was one."""
         self._state = state
         self._index = ShardIndex(state.shards, state.clock, state.lengths)
-        self._last_command_id = 0
+        self.last_command_id = last_command_id
 
     def _next_id(self) -> int:
-        self._last_command_id += 1
-        return self._last_command_id
+        self.last_command_id += 1
+        return self.last_command_id
 
     def plan(self, now: float, *, preempted: bool) -> None:
         """Send a command to every shard that should get one.

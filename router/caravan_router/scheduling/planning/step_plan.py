@@ -17,6 +17,7 @@ from caravan_proto.messages.commands import (
 )
 from caravan_router.scheduling.beams import BeamGroup
 from caravan_router.scheduling.config import JoinReason, PrefillMode, SchedulerConfig
+from caravan_router.scheduling.fault import on_behalf
 from caravan_router.scheduling.output_lengths import OutputLengths
 from caravan_router.scheduling.parameters import parameters_of
 from caravan_router.scheduling.planning.chunking import Riders, join_reason, step_after, step_seconds
@@ -101,6 +102,7 @@ class StepPlan:
         for resident in prefilling:
             self._add_chunk(resident)
 
+    @on_behalf(1)
     def _add_chunk(self, resident: Resident) -> None:
         if tokens := self._budget.take(resident):
             self._chunks.append((resident, tokens))
@@ -317,6 +319,7 @@ class StepPlan:
                 self.branched.append(self._branch(group.members[index], source, length))
                 group.note_placed(group.members[index])
 
+    @on_behalf(1)
     def _branch(self, beam: Sequence, source: Resident, length: int) -> Resident:
         """Start ``beam`` from the first ``length`` tokens of ``source``."""
         can_copy = length > 0 and (length == source.computed or not self.shard.layout.whole_only)
@@ -332,6 +335,7 @@ class StepPlan:
         return command
 
 
+@on_behalf(0)
 def _row(resident: Resident, tokens: int) -> Row:
     sequence, start = resident.sequence, resident.computed
     end = start + tokens
@@ -355,6 +359,7 @@ def _copy(resident: Resident) -> PrefixCopy | None:
     return None if resident.source_id is None else PrefixCopy(resident.source_id, resident.cached)
 
 
+@on_behalf(0)
 def _chunk(resident: Resident, tokens: int) -> Chunk:
     sequence, start = resident.sequence, resident.computed
     end = start + tokens

@@ -276,17 +276,17 @@ class ShardLedger(ShardAccount):
         else:
             self._remove(resident)
 
-    def cancel(self, resident: Resident, *, at_rest: bool = False) -> None:
+    def cancel(self, resident: Resident, *, at_rest: bool = False, keeps: bool = True) -> None:
         """End a stay that cannot go on, with a command at once. Park what it computed if that is known.
 
-        ``at_rest``: no command under way computes more of it.
+        ``at_rest``: no command under way computes more of it. ``keeps``: it is of use to others.
         """
         if resident.status is Status.LEAVING:
             self.stays.move(resident, Status.DROPPED)
             return
         # A sequence that cannot be cut back to a length cannot be parked while it runs: its length is not known.
         is_known = resident.is_running and not resident.prefilling and not resident.is_beam
-        if self._parks and (at_rest or (not self.layout.whole_only and is_known)):
+        if keeps and self._parks and (at_rest or (not self.layout.whole_only and is_known)):
             self._park(resident)
             self.header.parked[resident.sequence_id] = resident.computed
         else:

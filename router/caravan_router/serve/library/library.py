@@ -10,6 +10,7 @@ from typing import assert_never
 
 from caravan_router.core.library import Download, LibraryError, LibraryModel, MadeModel, ModelDescription, StateChange
 from caravan_router.engine.fleet import Fleet
+from caravan_router.engine.wall import log_bug
 from caravan_router.scheduling.residency.model_need import Phase
 from caravan_router.scheduling.residency.plan import Load, NoPlace, Refusal, Step, TooLarge, Unload, plan
 from caravan_router.serve.library.entry import CatalogueEntry
@@ -72,18 +73,24 @@ class ModelLibrary:
             self._shelf.note_absence(slot)
         try:
             while True:
-                now = time.monotonic()
-                for slot in self._shelf.slots:
-                    self._observe(slot, now)
-                needs = [slot.need for slot in self._shelf.slots]
-                for step in plan(needs, self._memory.room(needs), self._settings.turn_s, now):
-                    self._carry_out(step, now)
+                try:
+                    self._look(time.monotonic())
+                except Exception:  # noqa: BLE001  whatever a bug raises
+                    log_bug("the library has met a bug and goes on")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TICK_S):
                         await self._poked.wait()
                 self._poked.clear()
         finally:
             await self._end()
+
+    def _look(self, now: float) -> None:
+        """Look at all models, and load and unload what is to be."""
+        for slot in self._shelf.slots:
+            self._observe(slot, now)
+        needs = [slot.need for slot in self._shelf.slots]
+        for step in plan(needs, self._memory.room(needs), self._settings.turn_s, now):
+            self._carry_out(step, now)
 
     def _observe(self, slot: Slot, now: float) -> None:
         """Note who wants the model, and prepare what the plan has to know of it."""

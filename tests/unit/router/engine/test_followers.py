@@ -28,9 +28,6 @@ class Told:
     def note(self, events: list[Event], actions: list[Action], now: float) -> None:
         self._note("note")
 
-    def note_error(self, error: Exception, now: float) -> None:
-        self._note("note_error")
-
 
 def tell(followers: Followers) -> Iterator[int]:
     """Tell everything twice; yield how many followers there are after each."""
@@ -39,13 +36,9 @@ def tell(followers: Followers) -> Iterator[int]:
         yield len(followers)
         followers.note([Tick()], [], 1.0)
         yield len(followers)
-        followers.note_error(ValueError(), 1.0)
-        yield len(followers)
 
 
-@pytest.mark.parametrize(
-    ("bad", "counts"), [("hear", [1] * 6), ("note", [2] + [1] * 5), ("note_error", [2, 2] + [1] * 4)]
-)
+@pytest.mark.parametrize(("bad", "counts"), [("hear", [1] * 4), ("note", [2] + [1] * 3)])
 def test_one_that_raises_is_dropped_and_logged_and_the_others_are_told_on(
     bad: str, counts: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -56,7 +49,7 @@ def test_one_that_raises_is_dropped_and_logged_and_the_others_are_told_on(
         assert list(tell(followers)) == counts
     assert broken.calls[-1] == bad
     assert len(broken.calls) == len(set(broken.calls))
-    assert well.calls == ["hear", "note", "note_error"] * 2
+    assert well.calls == ["hear", "note"] * 2
     [record] = caplog.records
     assert record.exc_info is not None
     assert record.exc_info[0] is KeyError

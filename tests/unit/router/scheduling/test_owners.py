@@ -56,7 +56,8 @@ CHANGES = {
 }
 # Those that modules call beside the ledger.
 CHANGED_BY_OTHERS = {
-    "scheduler.py": {"commands.end", "drain.begin", "saves.drop", "saves.note_runs"},
+    "scheduler.py": {"commands.end", "drain.begin", "saves.note_runs"},
+    "transfer_results.py": {"saves.drop", "saves.note_runs"},
     "encoding_results.py": {"media.forget", "media.note"},
     "planning/moving.py": {"saves.expect"},
     "planning/step_plan.py": {"claims.any_of"},
