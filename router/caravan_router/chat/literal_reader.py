@@ -15,6 +15,7 @@ _SURROGATES = range(0xD800, 0xE000)
 _AFTER_STRING = ",)]}:"
 _WORD_ENDS = " \n\r\t,)]}:"
 _MAX_WORD = 64
+_MAX_DIGITS = 1024
 MAX_DEPTH = 64
 
 
@@ -83,7 +84,7 @@ class LiteralReader:
         if character == "{":
             self._text.at += 1
             return (yield from self._pairs(depth))
-        word = yield from self._text.run(_WORD_ENDS, _MAX_WORD)
+        word = yield from self._text.run(_WORD_ENDS, _MAX_DIGITS)
         if word not in _WORDS and not _is_number(word):
             return False
         self._emit(_WORDS.get(word) or _number(word))

@@ -37,7 +37,7 @@ from caravan_router.chat.thought_reader import ThoughtReader
 from caravan_router.chat.tool_format import ToolFormat
 from caravan_router.chat.tool_grammar import functions_of, opens_calls, tool_constraint
 from caravan_router.chat.tool_parser import ToolParser
-from caravan_router.chat.value_grammar import UnsupportedSchemaError
+from caravan_router.chat.schema_problem import UnsupportedSchemaError
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.text.assembler import TextOptions
