@@ -45,6 +45,7 @@ def closed(**properties: Any) -> Schema:
 
 WORDS = {"enum": ["aa", "bb"]}
 NULL = {"type": "null"}
+ENUM: dict[str, Any] = {"$defs": {"E": WORDS}}
 TREE = closed(v={"enum": ["q1"]}, kids={"type": "array", "items": {"$ref": "#/$defs/T"}, "maxItems": 1})
 # Schemas, each with a value that must be possible.
 CASES: dict[str, tuple[Schema, Any]] = {
@@ -62,9 +63,9 @@ CASES: dict[str, tuple[Schema, Any]] = {
     "reference to a property": ({**closed(a=WORDS, b={"$ref": "#/properties/a"})}, {"a": "aa", "b": "bb"}),
     "optional literal": (of({"anyOf": [{"type": "string", **WORDS}, NULL]}), {"v": None}),
     "nullable enum": (of({"type": ["string", "null"], "enum": ["aa", None]}), {"v": None}),
-    "optional enum by reference": (of({"anyOf": [{"$ref": "#/$defs/E"}, NULL]}, **{"$defs": {"E": WORDS}}), {"v": "aa"}),
+    "optional enum by reference": (of({"anyOf": [{"$ref": "#/$defs/E"}, NULL]}, **ENUM), {"v": "aa"}),
     "oneOf of consts": (of({"oneOf": [{"const": "aa"}, {"const": "bb"}]}), {"v": "bb"}),
-    "allOf of one reference": (of({"allOf": [{"$ref": "#/$defs/E"}]}, **{"$defs": {"E": WORDS}}), {"v": "aa"}),
+    "allOf of one reference": (of({"allOf": [{"$ref": "#/$defs/E"}]}, **ENUM), {"v": "aa"}),
     "text or integer": (of({"type": ["string", "integer"], "maxLength": 9, "maximum": 99}), {"v": 12}),
     "short text or large integer": (of({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer", "minimum": 1000, "maximum": 3000}]}), {"v": 1234}),
     "literal or integer": (of({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 9}]}), {"v": "auto"}),

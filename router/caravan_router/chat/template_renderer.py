@@ -1,6 +1,7 @@
 """Renders chat templates in child processes, which may be killed at any time."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from caravan_router.chat.content_form import ContentForms
 from caravan_router.chat.template_errors import TemplateError, TemplateOutputError, TemplateStoppedError
 from caravan_router.chat.template_messages import RenderReply, RenderRequest
 from caravan_router.chat.tool_derivation import ToolFormats
+from caravan_router.chat.tool_probes import make_room
 from caravan_router.guarded_process import GuardedProcesses, ProcessEndedError, Worker
 
 # With two, a template that uses up its time does not stop other conversations.
@@ -17,14 +19,29 @@ _PROCESSES = 2
 _TIME_LIMIT_S = 2.0
 MAX_SOURCE_BYTES = 256 << 10
 
+@dataclass(frozen=True, slots=True)
+class TemplateDefaults:
+    """What requests have that do not say otherwise: ``options``, variables of templates, and a limit of thoughts."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_thought_tokens: int | None = None
+
+
+NO_DEFAULTS = TemplateDefaults()
+
 _DECODER = msgspec.json.Decoder(RenderReply)
 
 
 class TemplateRenderer:
     """Renders with a few processes, which it starts when they are first needed and keeps until ``close``."""
 
-    def __init__(self, time_limit_s: float = _TIME_LIMIT_S) -> None:
+    def __init__(
+        self, time_limit_s: float = _TIME_LIMIT_S, defaults: TemplateDefaults = NO_DEFAULTS
+    ) -> None:
         self._time_limit_s = time_limit_s
+        self.defaults = defaults
+        # The names of the variables that each template reads.
+        self._names: dict[str, frozenset[str]] = {}
         self._processes = GuardedProcesses(
             Worker(module="caravan_router.chat.template_process", processes=_PROCESSES, time_limit_s=time_limit_s)
         )
@@ -36,21 +53,33 @@ class TemplateRenderer:
 
     async def render(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
         """Render ``source`` to at most ``max_bytes`` bytes of text. Raises TemplateError."""
-        size = len(source.encode())
-        if size > MAX_SOURCE_BYTES:
-            raise TemplateError(f"its source must have at most {MAX_SOURCE_BYTES} bytes. Given: {size}")
-        request = RenderRequest(source=source, variables=dict(variables), max_bytes=max_bytes)
-        try:
-            reply = _DECODER.decode(await self._processes.ask(msgspec.json.encode(request)))
-        except ProcessEndedError:
-            raise TemplateStoppedError(
-                f"it did not end within {self._time_limit_s:g} s, or needed too much memory"
-            ) from None
+        reply = await self._ask(RenderRequest(source=source, variables=dict(variables), max_bytes=max_bytes))
         if reply.given_bytes is not None:
             raise TemplateOutputError(max_bytes, reply.given_bytes)
         if reply.text is None:
             raise TemplateError(reply.problem or "it gave no text")
         return reply.text
+
+    async def names(self, source: str) -> frozenset[str]:
+        """Return the names of the variables that ``source`` reads. Raises TemplateError."""
+        if source not in self._names:
+            reply = await self._ask(RenderRequest(source=source, variables={}, max_bytes=0, names=True))
+            if reply.names is None:
+                raise TemplateError(reply.problem or "it gave no names")
+            make_room(self._names)
+            self._names[source] = frozenset(reply.names)
+        return self._names[source]
+
+    async def _ask(self, request: RenderRequest) -> RenderReply:
+        size = len(request.source.encode())
+        if size > MAX_SOURCE_BYTES:
+            raise TemplateError(f"its source must have at most {MAX_SOURCE_BYTES} bytes. Given: {size}")
+        try:
+            return _DECODER.decode(await self._processes.ask(msgspec.json.encode(request)))
+        except ProcessEndedError:
+            raise TemplateStoppedError(
+                f"it did not end within {self._time_limit_s:g} s, or needed too much memory"
+            ) from None
 
     async def close(self) -> None:
         """End all processes. Call this when nothing is being rendered any more."""

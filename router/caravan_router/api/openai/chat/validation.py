@@ -50,7 +50,7 @@ class ValidChat:
     ``beginning``: what the output begins with. ``tool_format``: how it calls tools; None if there is nothing to call.
     ``answer_text``: how the answer ends where `output` looks for stop
     strings: they do not count in thoughts, and some replies name the one that was found. ``left_out``: turns that the
-    prompt lacks.
+    prompt lacks. ``ignored_options``: variables for the template that it does not read.
     """
 
     request: ValidRequest
@@ -62,6 +62,7 @@ class ValidChat:
     tool_format: ToolFormat | None = None
     answer_text: TextOptions = NO_OPTIONS
     left_out: LeftOut | None = None
+    ignored_options: tuple[str, ...] = ()
 
     @property
     def thinks(self) -> bool:
@@ -119,6 +120,7 @@ class _Prompt:
     tokens: tuple[int, ...]
     beginning: Beginning = Beginning.UNDECIDED
     media: PromptMedia | None = None
+    ignored_options: tuple[str, ...] = ()
 
 
 async def validate_whole_chat(context: Context, source: ChatSource, choices: Choices = ONE_CHOICE) -> ValidChat:
@@ -173,6 +175,7 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
         choices=choices,
         tool_format=tool_format and tool_format.with_controls(await _call_controls(context, plan)),
         answer_text=text if in_output else NO_OPTIONS,
+        ignored_options=prompt.ignored_options,
     )
 
 
@@ -199,7 +202,8 @@ async def _prompt(context: Context, source: ChatSource, asked: FieldConstraint |
     else:
         tokens = _after(source.earlier, prompt.tokens, context.model)
     media = None if prompt.media is None else prompt.media.located(tokens)
-    return _Prompt(plan, tokens, _beginning(plan, prompt), media)
+    ignored = tuple(key for key in prompt.ignored_options if key in (source.body.chat_template_kwargs or {}))
+    return _Prompt(plan, tokens, _beginning(plan, prompt), media, ignored)
 
 
 def _beginning(plan: ChatPlan, prompt: ChatPrompt) -> Beginning:
