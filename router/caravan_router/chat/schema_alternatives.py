@@ -141,7 +141,7 @@ def _join_of(key: str) -> Callable[[Any, Any], Any]:
 
 def _types_of_both(one: Sequence[str], other: Sequence[str]) -> list[str]:
     both = [kind for kind in one if kind in other]
-    whole = "integer" in one and "number" in other or "integer" in other and "number" in one
+    whole = ("integer" in one and "number" in other) or ("integer" in other and "number" in one)
     return [*both, *(["integer"] if whole and not {"integer", "number"} & {*both} else [])]
 
 

@@ -16,7 +16,6 @@ from caravan_router.chat.schema_alternatives import (
     kinds_of,
     members_of,
     only,
-    property_of,
 )
 from caravan_router.chat.schema_problem import UnsupportedSchemaError
 from caravan_router.chat.tag_reader import TagReader

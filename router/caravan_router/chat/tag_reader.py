@@ -90,9 +90,7 @@ class TagReader:
         yield from text.accept(before_value[len(before_value.rstrip(SPACE)) :])
         return kinds
 
-    def _value(
-        self, key: str, kinds: frozenset[str], before: str, start: int
-    ) -> Generator[None, None, bool]:
+    def _value(self, key: str, kinds: frozenset[str], before: str, start: int) -> Generator[None, None, bool]:
         """Read a value and write it behind ``before``. ``start``: where the argument begins."""
         text, closing = self._text, self._tags.value_closing.replace(KEY, key)
         bare = closing.strip()

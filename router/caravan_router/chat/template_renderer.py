@@ -1,7 +1,6 @@
 """Renders chat templates in child processes, which may be killed at any time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -19,27 +18,14 @@ _PROCESSES = 2
 _TIME_LIMIT_S = 2.0
 MAX_SOURCE_BYTES = 256 << 10
 
-@dataclass(frozen=True, slots=True)
-class TemplateDefaults:
-    """What requests have that do not say otherwise: ``options``, variables of templates, and a limit of thoughts."""
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    max_thought_tokens: int | None = None
-
-
-NO_DEFAULTS = TemplateDefaults()
-
 _DECODER = msgspec.json.Decoder(RenderReply)
 
 
 class TemplateRenderer:
     """Renders with a few processes, which it starts when they are first needed and keeps until ``close``."""
 
-    def __init__(
-        self, time_limit_s: float = _TIME_LIMIT_S, defaults: TemplateDefaults = NO_DEFAULTS
-    ) -> None:
+    def __init__(self, time_limit_s: float = _TIME_LIMIT_S) -> None:
         self._time_limit_s = time_limit_s
-        self.defaults = defaults
         # The names of the variables that each template reads.
         self._names: dict[str, frozenset[str]] = {}
         self._processes = GuardedProcesses(

@@ -9,9 +9,9 @@ from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_router.chat.closed_schema import NO_PARAMETERS, closed, json_layout, without_definitions
 from caravan_router.chat.grammar_terms import Terms, json_term, literal_regex, quoted, terms_for
 from caravan_router.chat.literal_grammar import LiteralGrammar
+from caravan_router.chat.schema_problem import UnsupportedSchemaError
 from caravan_router.chat.tag_grammar import TagGrammar
 from caravan_router.chat.tool_format import HOLE, NAME, Style, ToolFormat, is_tag
-from caravan_router.chat.schema_problem import UnsupportedSchemaError
 from caravan_router.chat.value_grammar import Values
 from caravan_router.core.engine import Engine
 

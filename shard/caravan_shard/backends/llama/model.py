@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from caravan_shard.backends.llama.devices import Device, ModelPlacement, first_d
 from caravan_shard.backends.llama.kernels_abi import check_kernels
 from caravan_shard.backends.llama.log import route_llama_log
 from caravan_shard.backends.llama.metadata import all_metadata, metadata_text
+from caravan_shard.backends.llama.template_file import template_in
 from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
 from caravan_shard.config import ShardConfig
 
@@ -84,6 +85,8 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
         vocab = llama_cpp.llama_model_get_vocab(pointer)
         vocabulary = LlamaVocabulary(vocab, llama_cpp.llama_model_chat_template(pointer, b"rerank") or b"")
         facts = _model_facts(path, pointer, vocab, vocabulary, uses_gpus=config.uses_gpus)
+        if config.chat_template_file:
+            facts = replace(facts, chat_template=template_in(Path(config.chat_template_file)), tool_template="")
     except BaseException:
         llama_cpp.llama_model_free(pointer)
         raise

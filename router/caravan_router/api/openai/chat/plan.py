@@ -73,14 +73,13 @@ def chat_plan_of(
             messages = with_tools_as_text(messages, tools, body.tool_prompt or DEFAULT_TOOL_PROMPT)
     elif tools and body.tool_prompt:
         messages = with_instruction(messages, body.tool_prompt)
-    defaults = context.templates.defaults
-    given = {**defaults.options, **template_kwargs_of(body)}
+    given = {**context.limits.chat_template_kwargs, **template_kwargs_of(body)}
     thought = thought_plan_of(
         body,
         thought_format_of(source),
         given,
         constrained=constrained or plan.required,
-        max_tokens=defaults.max_thought_tokens,
+        max_tokens=context.limits.reasoning_budget,
     )
     continued = _continued(body)
     conversation = Conversation(

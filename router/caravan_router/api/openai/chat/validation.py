@@ -31,13 +31,13 @@ from caravan_router.api.openai.stopping import stopping_of, text_options_of
 from caravan_router.chat.control_text import strings_of
 from caravan_router.chat.exact_tokens import with_exact_tokens
 from caravan_router.chat.prompt import ChatPrompt
+from caravan_router.chat.schema_problem import UnsupportedSchemaError
 from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.thought_format import Beginning, beginning_after
 from caravan_router.chat.thought_reader import ThoughtReader
 from caravan_router.chat.tool_format import ToolFormat
 from caravan_router.chat.tool_grammar import functions_of, opens_calls, tool_constraint
 from caravan_router.chat.tool_parser import ToolParser
-from caravan_router.chat.schema_problem import UnsupportedSchemaError
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.text.assembler import TextOptions
