@@ -31,7 +31,7 @@ def accepts(grammar: str, text: str, controls: Sequence[str] = ()) -> bool:
 def drawn(grammar: str, random: Random, most: int) -> str:
     """Return a random text that ``grammar`` accepts.
 
-    After ``most`` bytes the smallest byte that may follow is taken, which ends what could go on for ever.
+    After ``most`` bytes it ends what could go on for ever.
     """
     matcher = _matcher(grammar)
     data = bytearray()
@@ -41,10 +41,17 @@ def drawn(grammar: str, random: Random, most: int) -> str:
         if mask[_EOS] and (not allowed or random.random() < _ENDS):
             break
         usual = [byte for byte in allowed if byte in _LETTERS] if len(allowed) > _FEW else allowed
-        data.append(random.choice(usual) if len(data) < most else usual[0])
+        data.append(random.choice(usual) if len(data) < most else _last(usual))
         assert matcher.consume_token(data[-1])
         assert len(data) < 2 * most, bytes(data)
     return data.decode()
+
+
+def _last(allowed: Sequence[int]) -> int:
+    """Return the byte that brings a text to its end."""
+    # Some numbers must have another digit than zero.
+    first = allowed[1] if allowed[0] == ord("0") and len(allowed) > 1 else allowed[0]
+    return next((byte for byte in b'"]}' if byte in allowed), first)
 
 
 def _matcher(grammar: str, controls: Sequence[str] = ()) -> llguidance.LLMatcher:

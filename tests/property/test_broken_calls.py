@@ -1,4 +1,4 @@
-"""Whatever breaks a call, nothing that the model wrote disappears, and what is released as arguments is a JSON object."""
+"""Whatever breaks a call, nothing that the model wrote disappears, and arguments that are released are an object."""
 
 import asyncio
 import json

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from caravan_router.conversations.store import StoreError
 from caravan_router.core.errors import (
+    ConstraintFailedError,
     DeadlineError,
     GenerationError,
     IncompleteGenerationError,
@@ -162,12 +163,13 @@ class ChatTemplateError(RequestError):
 
 
 class ToolError(RequestError):
-    """The tools cannot be used as asked."""
+    """The tools cannot be used as asked. ``field``: the one that is wrong; empty if it is not a single one."""
 
     kind = ErrorKind(422, "tool_error", _CLIENT, Failure.VALIDATION)
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, field: str = "") -> None:
         super().__init__(f"Tool error: {reason}")
+        self.field = field
 
 
 class MissingKeyError(RequestError):
@@ -415,6 +417,7 @@ class UnhealthyError(RequestError):
 _STORE = "Responses and conversations cannot be read or written, for example because the disk is full"
 _REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
 _MEDIA = "The pictures and sounds of all open requests together take too much memory"
+_DEAD_END = "What was generated does not match the schema or grammar, and nothing that may follow was found"
 _OTHERS: dict[type[Exception], ErrorKind] = {
     TextTooLongError: ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION),
     TooMuchMediaError: ErrorKind(429, "overloaded", _RATE, Failure.VALIDATION, RETRY_AFTER_S, _MEDIA),
@@ -423,6 +426,7 @@ _OTHERS: dict[type[Exception], ErrorKind] = {
     StoreError: ErrorKind(503, "store_unavailable", _SERVER, None, RETRY_AFTER_S, _STORE),
     ModelReplacedError: ErrorKind(503, "model_replaced", _SERVER, Failure.GENERATION, RETRY_AFTER_S, _REPLACED),
     NoShardError: ErrorKind(503, "no_shard", _SERVER, Failure.GENERATION, RETRY_AFTER_S, "No shard is up"),
+    ConstraintFailedError: ErrorKind(500, "constraint_failed", _SERVER, Failure.GENERATION, None, _DEAD_END),
     IncompleteGenerationError: ErrorKind(500, "incomplete_generation", _SERVER, Failure.INCOMPLETE),
     GenerationError: ErrorKind(424, "generation", _SERVER, Failure.GENERATION),
 }
@@ -457,6 +461,11 @@ def message_of(error: Exception) -> str:
             return f"Model is overloaded: {error}"
         case DeadlineError():
             return f"Deadline exceeded: {error}"
+        case ConstraintFailedError():
+            return (
+                "The output cannot go on: after what was generated, its schema, grammar or regular expression lets "
+                "nothing follow, or takes too much to follow"
+            )
         case IncompleteGenerationError():
             return "Incomplete generation"
         case GenerationError():

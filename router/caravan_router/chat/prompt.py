@@ -27,10 +27,10 @@ Json = dict[str, Any]
 class Conversation:
     """The input of a chat template. Each of ``messages`` has a ``role`` and a ``content``, which is text.
 
-    ``options`` are further variables of the template, which may not read all of them. With ``continued``, the model continues the last message instead
-    of answering it. ``generation_prompt`` asks the template to open the assistant's turn. ``thought``: how the reply
-    thinks; None if the model does not think. ``media``: pictures and sounds, by the marks that stand for them in the
-    messages.
+    ``options`` are further variables of the template, which may not read all of them. With ``continued``, the model
+    continues the last message instead of answering it. ``generation_prompt`` asks the template to open the assistant's
+    turn. ``thought``: how the reply thinks; None if the model does not think. ``media``: pictures and sounds, by the
+    marks that stand for them in the messages.
     """
 
     messages: Sequence[Json]

@@ -16,6 +16,14 @@ class UnsupportedSchemaError(Exception):
         super().__init__(f"`{self.path}`: {reason}" if path else reason)
 
 
+class UnsupportedToolError(Exception):
+    """The schema of a function's parameters cannot be enforced. ``name``: of the function."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        super().__init__(reason)
+
+
 def path_text(path: Sequence[str | int]) -> str:
     """Return ``path`` as it is written in errors, such as ``properties.size.enum[2]``."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)

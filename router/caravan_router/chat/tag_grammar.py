@@ -38,32 +38,32 @@ _JSON_ONLY = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class TagGrammar:
-    """``read``: the tags as a reader sees them, with marks before control tokens."""
+    """``read``: the tags as a reader sees them, with marks before control tokens. ``given``: its schema."""
 
     values: Values
     tags: Tags
     read: Tags
+    given: Schema
 
     def arguments(self) -> str:
         """Return a term for all arguments. Raises UnsupportedSchemaError."""
-        root = self.values.root
         bodies = [
-            self._members(only("object", one), root, _MAX_DEPTH)
-            for one in self.values.alternatives(root)
+            self._members(only("object", one), _Seen(self.given, self.given), _MAX_DEPTH)
+            for one in self.values.alternatives(self.values.root)
             if "object" in kinds_of(one)
         ]
         if not bodies:
             raise UnsupportedSchemaError("no object matches it")
         return bodies[0] if len(bodies) == 1 else self.values.rule(" | ".join(body or '""' for body in bodies))
 
-    def _members(self, schema: Schema, seen: Schema, depth: int) -> str:
-        """Return a term for the arguments of ``schema``, an alternative of ``seen``, which readers have in its place."""
+    def _members(self, schema: Schema, seen: "_Seen", depth: int) -> str:
+        """Return a term for the arguments of ``schema``. ``seen``: what readers have in its place."""
         members = members_of(schema)
         check_counts(schema, [needed for _, _, needed in members])
         terms = []
         for name, inner, needed in members:
             try:
-                term = self._argument(name, inner, property_schema(seen, name, self.values.root), depth)
+                term = self._argument(name, inner, seen.kinds_of(name), depth)
             except UnsupportedSchemaError as error:
                 raise UnsupportedSchemaError(str(error), ("properties", name)) from error
             terms.append(term if needed else f"{term}?")
@@ -82,9 +82,9 @@ class TagGrammar:
         pairs = [f"{opening} {key} {terms.text(before)} {value}" for before, value in body]
         return times(" | ".join(pairs), min(1, schema.get("minProperties", 0)), schema.get("maxProperties"))
 
-    def _argument(self, key: str, schema: Any, seen: Schema, depth: int) -> str:
-        """Return a rule for an argument with its tags. ``seen``: the schema that the reader has of it."""
-        place = _Place(key, types_of(seen, self.values.root), self.tags.value_closing.replace(KEY, key))
+    def _argument(self, key: str, schema: Any, kinds: frozenset[str], depth: int) -> str:
+        """Return a rule for an argument with its tags. ``kinds``: the types that the reader takes it for."""
+        place = _Place(key, kinds, self.tags.value_closing.replace(KEY, key))
         if self._read(place, "1", self._word("integer" if "string" not in place.kinds else "string")) is _NOTHING:
             raise UnsupportedSchemaError("such a name cannot be written in the syntax of this model")
         opening = self.tags.key_opening + key
@@ -216,12 +216,23 @@ class TagGrammar:
         kinds = self.values.types_of(schema)
         items = schema.get("items")
         if kinds == {"array"} and isinstance(items, Mapping):
-            return self.values.rule(f'"[]" | {self._argument(ITEM, items, items, depth - 1)}+')
+            return self.values.rule(f'"[]" | {self._argument(ITEM, items, self.values.types_of(items), depth - 1)}+')
         # Without a tag it would be a text.
         members = members_of(only("object", schema)) if kinds == {"object"} else []
         if any(needed for _, _, needed in members):
-            return self.values.rule(self._members(only("object", schema), schema, depth - 1))
+            return self.values.rule(self._members(only("object", schema), _Seen(schema, self.values.root), depth - 1))
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A ``schema`` of an object, within ``root``, as readers have it."""
+
+    schema: Schema
+    root: Schema
+
+    def kinds_of(self, name: str) -> frozenset[str]:
+        return types_of(property_schema(self.schema, name, self.root), self.root)
 
 
 @dataclass(frozen=True, slots=True)

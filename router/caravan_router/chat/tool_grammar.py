@@ -6,10 +6,10 @@ from typing import Any, assert_never
 import msgspec
 
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
-from caravan_router.chat.closed_schema import NO_PARAMETERS, closed, json_layout, without_definitions
+from caravan_router.chat.closed_schema import json_layout, parameters_schema, without_definitions
 from caravan_router.chat.grammar_terms import Terms, json_term, literal_regex, quoted, terms_for
 from caravan_router.chat.literal_grammar import LiteralGrammar
-from caravan_router.chat.schema_problem import UnsupportedSchemaError
+from caravan_router.chat.schema_problem import UnsupportedSchemaError, UnsupportedToolError
 from caravan_router.chat.tag_grammar import TagGrammar
 from caravan_router.chat.tool_format import HOLE, NAME, Style, ToolFormat, is_tag
 from caravan_router.chat.value_grammar import Values
@@ -31,12 +31,15 @@ async def tool_constraint(
 
     With ``several`` it allows more calls if the format can express them. ``answer``: a JSON schema; JSON that matches
     it may be written in place of calls. ``beside``: any text may precede calls, or stand in place of them, also with
-    these tags in it; the format must be one that `opens_calls`. Raises NoShardError, UnsupportedSchemaError.
+    these tags in it; the format must be one that `opens_calls`. Raises NoShardError, UnsupportedToolError.
     """
     terms = await terms_for(engine, (*tool_format.delimiters, *(beside or ())))
     rules: list[str] = []
     for number, (name, parameters) in enumerate(functions.items()):
-        body = _body(tool_format, terms, rules, name, closed(parameters or NO_PARAMETERS))
+        try:
+            body = _body(tool_format, terms, rules, name, parameters)
+        except UnsupportedSchemaError as error:
+            raise UnsupportedToolError(name, str(error)) from error
         before = terms.text(tool_format.opening.replace(NAME, name)) if NAME in tool_format.opening else ""
         rules.append(f"call_{number}: {_joined(before, body, terms.text(tool_format.closing))}")
     rules.append(f"opened: {' | '.join(f'call_{number}' for number in range(len(functions)))}")
@@ -81,18 +84,16 @@ def _beside_text(terms: Terms, tool_format: ToolFormat, behind: Sequence[str], a
 
 
 def _answer_schema(source: str) -> Json:
-    schema = msgspec.json.decode(source)
-    if not isinstance(schema, dict):
-        raise UnsupportedSchemaError("the schema of the answer must be a JSON object")
-    return {**schema, "x-guidance": json_layout(compact=False)}
+    return {**msgspec.json.decode(source, type=Json), "x-guidance": json_layout(compact=False)}
 
 
 def _joined(*terms: str) -> str:
     return " ".join(term for term in terms if term)
 
 
-def _body(tool_format: ToolFormat, terms: Terms, rules: list[str], name: str, parameters: Json) -> str:
-    """Return the term of a call; rules that it needs are added to ``rules``."""
+def _body(tool_format: ToolFormat, terms: Terms, rules: list[str], name: str, given: Mapping[str, Any] | None) -> str:
+    """Return the term of a call, whose parameters the client gave; rules that it needs are added to ``rules``."""
+    parameters = parameters_schema(given)
     match tool_format.style:
         case Style.OBJECT:
             return json_term(_object_schema(tool_format, name, parameters))
@@ -106,7 +107,7 @@ def _body(tool_format: ToolFormat, terms: Terms, rules: list[str], name: str, pa
             values = Values(terms, rules, parameters, compact=tool_format.compact)
             read = tool_format.with_controls(terms.controls).tags
             assert read is not None
-            tagged = TagGrammar(values, tool_format.tags, read).arguments()
+            tagged = TagGrammar(values, tool_format.tags, read, given or {}).arguments()
             return _joined(terms.text(name + tool_format.name_closing), tagged)
         case Style.PYTHON:
             values = Values(terms, rules, parameters, compact=False)

@@ -12,7 +12,6 @@ from caravan_router.chat.schema_alternatives import alternatives
 from caravan_router.chat.schema_problem import UnsupportedSchemaError
 
 _MAX_RULES = 4000
-_MAX_NESTED = 64
 # Words whose values are data, in which "$ref" refers to nothing.
 _DATA = frozenset({"const", "enum", "default", "examples"})
 
@@ -27,7 +26,6 @@ class Values:
         self._layout = json_layout(compact=compact)
         self._encoder = (",", ":") if compact else (", ", ": ")
         self._made: dict[str, str] = {}
-        self._nested = 0
 
     def types_of(self, schema: Schema) -> frozenset[str]:
         return types_of(schema, self.root)
@@ -80,7 +78,8 @@ class Values:
             case list():
                 return f"[{item.join(map(self.json_text, value))}]"
             case dict():
-                return f"{{{item.join(f'{self.json_text(key)}{pair}{self.json_text(one)}' for key, one in value.items())}}}"
+                pairs = (f"{self.json_text(key)}{pair}{self.json_text(one)}" for key, one in value.items())
+                return f"{{{item.join(pairs)}}}"
             case _:
                 return msgspec.json.encode(value).decode()
 

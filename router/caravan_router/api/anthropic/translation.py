@@ -9,6 +9,7 @@ from caravan_router.api.generation.checks import check_positive
 from caravan_router.api.generation.parts import MediaParts, text_for
 from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.generation.schema import JsonSchemaFormat, NamedSchema
+from caravan_router.api.openai.chat.enforced import SchemaPlaces
 from caravan_router.api.openai.chat.schema import (
     ChatRequest,
     ChosenFunction,
@@ -50,7 +51,10 @@ def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
         cache_salt=body.cache_salt,
         speculate=body.speculate,
     )
-    return ChatSource(body=chat, clamps=True, tells_stop=True, media=media)
+    configured = body.output_config is not None and body.output_config.format is not None
+    answer = "output_config.format" if configured else "output_format"
+    places = SchemaPlaces(answer=answer, parameters="input_schema")
+    return ChatSource(body=chat, clamps=True, tells_stop=True, media=media, places=places)
 
 
 def chat_request_of(body: PromptFields, model: ModelFacts, media: MediaParts, **fields: Any) -> ChatRequest:

@@ -15,6 +15,7 @@ from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.generation.schema import Format, JsonFormat, JsonObjectFormat
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.rules import insert_error
+from caravan_router.api.openai.chat.enforced import SchemaPlaces
 from caravan_router.api.openai.chat.schema import ChatRequest, FunctionCall, Message, Tool, ToolCall
 from caravan_router.api.openai.chat.validation import ChatSource
 from caravan_router.api.openai.sampling import check_sampling
@@ -29,6 +30,7 @@ _HUBS = frozenset({"hf.co", "huggingface.co"})
 # Of a picture in an error.
 _SHOWN = 40
 _NO_OPTIONS = ollama.OllamaOptions()
+_PLACES = SchemaPlaces(answer="format")
 
 
 def bare_name(name: str | None) -> str:
@@ -70,6 +72,7 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> 
         earlier=tuple(earlier),
         names=("context + prompt" if earlier else "prompt", _NEW_TOKENS),
         media=media,
+        places=_PLACES,
     )
 
 
@@ -85,6 +88,7 @@ def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSour
         names=("messages", _NEW_TOKENS),
         max_prompt_tokens=None if body.options is None else body.options.num_ctx,
         media=media,
+        places=_PLACES,
     )
 
 

@@ -10,6 +10,7 @@ from caravan_router.api.errors import (
     ErrorKind,
     KeyConcurrencyError,
     RateLimitedError,
+    ToolError,
     UnknownModelError,
     ValidationError,
     kind_of,
@@ -23,6 +24,8 @@ _TYPES = {
 }
 # OpenAI has a code of its own for these; everywhere else ``code`` is TGI's ``error_type``.
 _RATE_LIMITS = (TABLE[RateLimitedError], TABLE[KeyConcurrencyError])
+# The errors that name a field.
+_NAMED = ValidationError | UnknownModelError | ContextLengthError | ToolError
 
 
 class OpenAIError(msgspec.Struct, frozen=True):
@@ -57,9 +60,7 @@ def openai_code(kind: ErrorKind) -> str:
 
 def _body(error: Exception, _request_id: str) -> bytes:
     kind = kind_of(error)
-    param = (
-        (error.field or None) if isinstance(error, ValidationError | UnknownModelError | ContextLengthError) else None
-    )
+    param = error.field or None if isinstance(error, _NAMED) else None
     return msgspec.json.encode(
         OpenAIErrorBody(OpenAIError(message_of(error), openai_type(kind), param, openai_code(kind)))
     )

@@ -379,12 +379,12 @@ async def test_a_validation_error_names_the_field(
     [
         ({"type": "text"}, None),
         ({"type": "json_object"}, Constraint(ConstraintKind.JSON_SCHEMA, '{"type":"object"}')),
-        ({"type": "json_object", "value": {"a": 1}}, Constraint(ConstraintKind.JSON_SCHEMA, '{"a":1}')),
-        ({"type": "json", "value": {"a": 1}}, Constraint(ConstraintKind.JSON_SCHEMA, '{"a":1}')),
-        ({"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"a": 1}}},
-         Constraint(ConstraintKind.JSON_SCHEMA, '{"a":1}')),
-        ({"type": "json_schema", "value": {"name": "x", "schema": {"a": 1}}},
-         Constraint(ConstraintKind.JSON_SCHEMA, '{"a":1}')),
+        ({"type": "json_object", "value": {"minimum": 1}}, Constraint(ConstraintKind.JSON_SCHEMA, '{"minimum":1}')),
+        ({"type": "json", "value": {"minimum": 1}}, Constraint(ConstraintKind.JSON_SCHEMA, '{"minimum":1}')),
+        ({"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"minimum": 1}}},
+         Constraint(ConstraintKind.JSON_SCHEMA, '{"minimum":1}')),
+        ({"type": "json_schema", "value": {"name": "x", "schema": {"minimum": 1}}},
+         Constraint(ConstraintKind.JSON_SCHEMA, '{"minimum":1}')),
         ({"type": "regex", "value": "a+"}, Constraint(ConstraintKind.REGEX, "a+")),
     ],
 )  # fmt: skip

@@ -48,6 +48,11 @@ TGI_RULES = [
     ({"grammar": {"value": "x"}}, "Object missing required field `type` - at `$.parameters.grammar`"),
     ({"grammar": {"type": "json", "value": 5}}, "Expected `str | object`, got `int` - at `$.parameters.grammar.value`"),
     ({"grammar": {"type": "json", "value": "{"}}, "grammar is not valid: Input data was truncated"),
+    (
+        {"grammar": {"type": "regex", "value": "a\\"}},
+        "grammar is not valid: it ends with a backslash that escapes nothing",
+    ),
+    ({"grammar": {"type": "json", "value": {"not": {}}}}, "grammar is not valid: `not`: it cannot be enforced"),
     ({"grammar": {"type": "json", "value": "5"}}, "grammar is not valid: Expected `object`, got `int`"),
     (
         {"grammar": {"type": "json", "value": '{"a":' * 5000 + "1" + "}" * 5000}},

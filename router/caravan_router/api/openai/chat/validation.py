@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from caravan_proto.messages.constraint import Constraint, ConstraintKind, Thought
+from caravan_proto.messages.constraint import ConstraintKind, Thought
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.api.errors import ToolError
 from caravan_router.api.generation.bounds import Bounds
 from caravan_router.api.generation.checks import check_positive, check_range
-from caravan_router.api.generation.constraints import FieldConstraint, compiled
+from caravan_router.api.generation.constraints import FieldConstraint
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.fill import prompt_before
 from caravan_router.api.generation.media import tokenize_mixed
@@ -18,6 +18,7 @@ from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.run import Run
 from caravan_router.api.generation.serving import Extras
 from caravan_router.api.openai.beams import check_beams, with_beams
+from caravan_router.api.openai.chat.enforced import IN_CHAT, SchemaPlaces, Wanted, enforced
 from caravan_router.api.openai.chat.messages import template_tools, text_of_parts
 from caravan_router.api.openai.chat.output import NO_OPTIONS, ChatOutput
 from caravan_router.api.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
@@ -31,12 +32,11 @@ from caravan_router.api.openai.stopping import stopping_of, text_options_of
 from caravan_router.chat.control_text import strings_of
 from caravan_router.chat.exact_tokens import with_exact_tokens
 from caravan_router.chat.prompt import ChatPrompt
-from caravan_router.chat.schema_problem import UnsupportedSchemaError
 from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.thought_format import Beginning, beginning_after
 from caravan_router.chat.thought_reader import ThoughtReader
 from caravan_router.chat.tool_format import ToolFormat
-from caravan_router.chat.tool_grammar import functions_of, opens_calls, tool_constraint
+from caravan_router.chat.tool_grammar import functions_of
 from caravan_router.chat.tool_parser import ToolParser
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.prompt_media import PromptMedia
@@ -99,7 +99,8 @@ class ChatSource:
     ``exact``: tokens that the prompt begins with as far as they stand for its text. ``names``: what the client calls
     messages and new tokens. ``clamps``: a number of new tokens that does not fit counts as all that fit.
     ``tells_stop``: the reply names the stop string that ended it. ``max_prompt_tokens``: the client's own limit of the
-    prompt; None for none. ``media``: pictures and sounds that the messages, or ``raw``, have marks of.
+    prompt; None for none. ``media``: pictures and sounds that the messages, or ``raw``, have marks of. ``places``: what
+    the client calls the fields with schemas.
     """
 
     body: ChatRequest
@@ -112,6 +113,7 @@ class ChatSource:
     tells_stop: bool = False
     max_prompt_tokens: int | None = None
     media: MediaParts | None = None
+    places: SchemaPlaces = IN_CHAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     check_beams(body, choices.n, model)
     biases = biases_of(body.logit_bias, limits, model)
     text = text_options_of(body, limits)
-    asked = constraint_of(body, limits)
+    asked = constraint_of(body, limits, source.places.answer)
     prompt = await _prompt(context, source, asked)
     plan, beginning = prompt.plan, prompt.beginning
     if source.clamps and max_tokens is not None:
@@ -146,7 +148,8 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     stopping = stopping_of(body, max_new, model)
     prediction = await _prediction(context, body, drafts=serving.max_draft_tokens > 0)
     tool_format = await context.templates.tool_formats.of(plan.template) if plan.tools.callable else None
-    constraint = await _constraint(context, plan, tool_format, asked)
+    wanted = Wanted(plan=plan, tool_format=tool_format, asked=asked, places=source.places)
+    constraint = await enforced(context, wanted)
     thought = await _thought(context, plan, beginning, constrained=constraint is not None)
     extras = Extras(
         constraint=constraint,
@@ -273,30 +276,3 @@ async def _prediction(context: Context, body: ChatRequest, *, drafts: bool) -> t
     tokens = await tokenize_prompt(context.engine, field, text, context.bounds, add_special=False)
     # An output is never longer.
     return tokens.token_ids[: context.bounds.max_total_tokens]
-
-
-async def _constraint(
-    context: Context, plan: ChatPlan, tool_format: ToolFormat | None, asked: FieldConstraint | None
-) -> Constraint | None:
-    engine, tools = context.engine, plan.tools
-    beside = None
-    if tool_format is not None and tools.strict and asked is None and opens_calls(tool_format):
-        beside = frozenset[str]() if plan.thought is None else plan.thought.thought_format.controls
-    if tool_format is None or not (tools.required or asked or beside is not None):
-        return await compiled(engine, asked)
-    functions = functions_of(template_tools(tools.callable))
-    # An output that must call a tool is no answer.
-    answer = None if asked is None or tools.required else asked.constraint.source
-    try:
-        constraint = await tool_constraint(
-            engine, tool_format, functions, several=tools.several, answer=answer, beside=beside
-        )
-    except UnsupportedSchemaError as error:
-        raise ToolError(f"`tools` cannot be enforced: {error}") from error
-    size, limit = len(constraint.source.encode()), context.limits.max_constraint_bytes
-    if size > limit:
-        raise ToolError(f"the grammar of `tools` must have at most {limit} bytes. Given: {size}")
-    problem = await engine.queries.compile_constraint(constraint)
-    if problem is not None:
-        raise ToolError(f"`tools` cannot be enforced: {problem}")
-    return constraint

@@ -16,21 +16,27 @@ _ONE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "req
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTools:
-    """``tools``: for the model. ``custom``: names of those that are custom tools. ``skipped``: types left out."""
+    """``tools``: for the model. ``custom``: names of those that are custom tools. ``skipped``: types left out.
+
+    ``numbers``: which tool of the body each is, by its name.
+    """
 
     tools: Sequence[Tool]
     custom: frozenset[str]
     skipped: frozenset[str]
+    numbers: Mapping[str, int]
 
 
 def offered_tools(given: Sequence[Mapping[str, Any]]) -> OfferedTools:
     """Raises ValidationError."""
     tools, custom, skipped = [], set(), set()
+    numbers: dict[str, int] = {}
     for number, tool in enumerate(given):
         # Its fields may be as deep as in chat.
         check_depth(f"tools[{number}]", tool, MAX_DEPTH + 1)
         match tool:
             case {"type": "function" | "custom", "name": str()}:
+                numbers[tool["name"]] = number
                 tools.append(_custom(tool) if tool["type"] == "custom" else _function(f"tools[{number}]", tool))
                 if tool["type"] == "custom":
                     custom.add(tool["name"])
@@ -40,7 +46,7 @@ def offered_tools(given: Sequence[Mapping[str, Any]]) -> OfferedTools:
                 skipped.add(kind)
             case _:
                 raise missing_field_error(f"tools[{number}].type")
-    return OfferedTools(tools=tools, custom=frozenset(custom), skipped=frozenset(skipped))
+    return OfferedTools(tools=tools, custom=frozenset(custom), skipped=frozenset(skipped), numbers=numbers)
 
 
 def _function(field: str, tool: Mapping[str, Any]) -> Tool:

@@ -11,6 +11,7 @@ from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.parts import MediaParts
 from caravan_router.api.generation.rules import empty_prompt_error, unsupported_field_error
 from caravan_router.api.generation.schema import Format, JsonSchemaFormat, NamedSchema
+from caravan_router.api.openai.chat.enforced import SchemaPlaces
 from caravan_router.api.openai.chat.messages import check_depth
 from caravan_router.api.openai.chat.schema import ChatRequest, Message
 from caravan_router.api.openai.chat.truncation import Room, does_not_fit, shortened, unsplit
@@ -118,7 +119,8 @@ class _Attempts:
         messages = messages_of(self._body.instructions, kept, texts)
         body = chat_request(self._body, messages, self._offered, thinks=self._thinks)
         names = ("input", "max_output_tokens")
-        source = ChatSource(body=body, names=names, exact=self._known, clamps=True, media=texts.media)
+        places = SchemaPlaces(answer="text.format", parameters="parameters", numbers=self._offered.numbers)
+        source = ChatSource(body=body, names=names, exact=self._known, clamps=True, media=texts.media, places=places)
         return await validate_whole_chat(self._context, source)
 
     async def shortened(self, before: int) -> tuple[int, ValidChat]:
