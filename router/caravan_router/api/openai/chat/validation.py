@@ -72,7 +72,10 @@ class ValidChat:
     def output(self, run: Run) -> ChatOutput:
         """Return the reader of one choice's output."""
         thought = self.plan.thought if self.plan.reads_thoughts else None
-        reader = None if thought is None else ThoughtReader(thought.thought_format, self.beginning)
+        reader = None
+        if thought is not None:
+            most = thought.max_tokens if self.beginning is Beginning.THOUGHT else None
+            reader = ThoughtReader(thought.thought_format, self.beginning, most)
         if self.tool_format is None:
             return ChatOutput(run, None, reader, self.answer_text)
         tools, known = self.plan.tools, self.tool_format
@@ -226,7 +229,9 @@ async def _thought(context: Context, plan: ChatPlan, beginning: Beginning, *, co
     if thought.max_tokens is not None:
         ending = (await context.engine.queries.tokenize(known.ending, add_special=False)).token_ids
     closings = tuple(opening.encode() for opening in known.answer_openings)
-    return Thought(closings=closings, ending=ending, max_tokens=thought.max_tokens)
+    # Where several thoughts are usual, the answer follows a part of them in each.
+    opening = b"" if known.recurs or not ending else known.opening.encode()
+    return Thought(closings=closings, ending=ending, max_tokens=thought.max_tokens, opening=opening)
 
 
 async def _call_controls(context: Context, plan: ChatPlan) -> frozenset[str]:
