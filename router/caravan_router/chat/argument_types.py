@@ -15,6 +15,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 _MAX_REFERENCES = 16
 # Schemas that are looked at for one argument.
 _MAX_VISITS = 1000
+_MAX_DEPTH = 64
 # Of an index in a reference.
 _MAX_DIGITS = 6
 # Words that tell the type of a schema without one.
@@ -75,35 +76,35 @@ class _Reading:
         self._root = root
         self._left = _MAX_VISITS
 
-    def property(self, schema: Any, key: str) -> Schema | None:
+    def property(self, schema: Any, key: str, depth: int = _MAX_DEPTH) -> Schema | None:
         """Return what ``schema`` says of its property ``key``; None if it says nothing."""
         self._left -= 1
-        if not isinstance(schema, Mapping) or self._left < 0:
+        if not isinstance(schema, Mapping) or self._left < 0 or not depth:
             return None
         found = _own_property(schema, key)
         if isinstance(reference := schema.get("$ref"), str):
-            found.append(self.property(target_of(reference, self._root), key))
-        found += [self.property(part, key) for part in parts_of(schema, "allOf")]
+            found.append(self.property(target_of(reference, self._root), key, depth - 1))
+        found += [self.property(part, key, depth - 1) for part in parts_of(schema, "allOf")]
         for name in ("anyOf", "oneOf"):
             # Parts that do not name it leave it out.
-            options = [self.property(option, key) for option in parts_of(schema, name)]
+            options = [self.property(option, key, depth - 1) for option in parts_of(schema, name)]
             if known := [option for option in options if option is not None]:
                 found.append({"anyOf": known})
         said = [part for part in found if part is not None]
         return {"allOf": said} if len(said) > 1 else said[0] if said else None
 
-    def types(self, schema: Any) -> frozenset[str]:
+    def types(self, schema: Any, depth: int = _MAX_DEPTH) -> frozenset[str]:
         self._left -= 1
-        if not isinstance(schema, Mapping) or self._left < 0:
+        if not isinstance(schema, Mapping) or self._left < 0 or not depth:
             return ALL
         found = _own_types(schema)
         if isinstance(reference := schema.get("$ref"), str):
-            found &= self.types(target_of(reference, self._root))
+            found &= self.types(target_of(reference, self._root), depth - 1)
         for part in parts_of(schema, "allOf"):
-            found &= self.types(part)
+            found &= self.types(part, depth - 1)
         for name in ("anyOf", "oneOf"):
             if options := parts_of(schema, name):
-                found &= frozenset[str]().union(*map(self.types, options))
+                found &= frozenset[str]().union(*(self.types(option, depth - 1) for option in options))
         return found
 
 

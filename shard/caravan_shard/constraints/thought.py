@@ -25,9 +25,9 @@ class ThoughtMatching:
         "_answer",
         "_count",
         "_forced",
-        "_may_reopen",
         "_inner",
         "_inner_started",
+        "_may_reopen",
         "_phase",
         "_piece",
         "_started",
@@ -134,9 +134,10 @@ class ThoughtMatching:
 
     def _count_answer(self, tokens: Sequence[int]) -> int:
         """Return how many of ``tokens`` there are up to one that opens another thought."""
-        tail = self._tail
+        tail: bytes | None = self._tail
         for number, token in enumerate(tokens if self._may_reopen else ()):
-            if (tail := self._answer_tail(tail, token)) is None:
+            tail = self._answer_tail(tail or b"", token)
+            if tail is None:
                 return number + 1
         return len(tokens)
 

@@ -287,9 +287,12 @@ async def test_a_template_gets_the_options_that_it_reads(engine: ScriptedEngine)
         "{{ messages[0].content }}"
     )
     engine.model = replace(MODEL, chat_template=source)
+    # Its text stays text here, too.
+    engine.controls = {"<|end|>": 900}
     async with serving(engine) as service:
         given = {"date": "<|end|>", "documents": [{"title": "T"}], "n": 1.5, "preserve_thinking": True, "other": [None]}
         await chat(service, chat_template_kwargs=given)
+        assert 900 not in engine.spec.prompt
         assert text_of(engine.spec) == "<|end|> T 1.5hi"
 
 
