@@ -46,8 +46,6 @@ class ThoughtReader:
         self._max_tokens = max_tokens
         # Tokens whose text is part of a thought, markers not included.
         self.tokens = 0
-        # Texts that the reader must see even if they are control tokens, or begin with one.
-        self.markers = thought_format.controls
         self._format = thought_format
         self._mode = _Mode.ANSWER if beginning is Beginning.ANSWER else _Mode.BEFORE
         # Whether text without an opening, in mode BEFORE, is a thought.
@@ -92,6 +90,11 @@ class ThoughtReader:
             space = "".join(self._space) if self._keeps_space else ""
             self._add_answer(space + self._partial)
         return self._take_parts()
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Texts that the reader must see even if they are control tokens, or begin with one."""
+        return self._format.controls
 
     @property
     def _was_forced(self) -> bool:

@@ -70,7 +70,6 @@ class ToolParser:
         self._announced = False
         # The JSON that was released of a call that is not written as JSON.
         self._written: list[str] = []
-        self._cut = False
         self._parts: list[Part] = []
         self._reading = self._read()
 
@@ -91,8 +90,8 @@ class ToolParser:
 
         ``cut``: the model would have gone on. A call then lacks its end; otherwise, it is completed.
         """
-        self._cut = cut
         if not self.done:
+            self._text.cut = cut
             self._text.ended = True
             next(self._reading, None)
             if not self.calls:
@@ -277,7 +276,7 @@ class ToolParser:
 
     def _end_arguments(self, reader: CallReader) -> None:
         """End arguments that broke, or that the output does not end: what was released stays a valid call."""
-        if self._cut and self._text.ended:
+        if self._text.cut:
             self._emit(reader.unread)
             return
         reader.complete()
@@ -332,7 +331,7 @@ class ToolParser:
         """Release the arguments that ``reading`` writes; what it does not come to the end of stays a valid call."""
         self._written = []
         complete = yield from reading
-        if complete or not self._announced or (self._cut and self._text.ended):
+        if complete or not self._announced or self._text.cut:
             return
         mender, written = JsonMender(), "".join(self._written)
         for character in written:
