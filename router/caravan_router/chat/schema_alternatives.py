@@ -12,6 +12,8 @@ from caravan_router.chat.schema_problem import UnsupportedSchemaError
 # Each alternative is a rule of a grammar.
 _MAX_ALTERNATIVES = 64
 _MAX_DEPTH = 32
+# How deep in objects the property may be that tells two of them apart.
+_MAX_TOLD_DEPTH = 2
 _LEAST = frozenset({"minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum"})
 _MOST = frozenset({"maxLength", "maxItems", "maxProperties", "maximum", "exclusiveMaximum"})
 _UNLESS_TRUE = frozenset({"uniqueItems"})
@@ -255,7 +257,7 @@ def _check_exclusive(options: Sequence[Sequence[Schema]], root: Schema) -> None:
     """Raise UnsupportedSchemaError if what is written for one of ``options`` could match another."""
     for at, option in enumerate(options):
         for others in (*options[:at], *options[at + 1 :]):
-            if not all(_never_is(one, other, root, _MAX_DEPTH) for one in option for other in others):
+            if not all(_never_is(one, other, root, _MAX_TOLD_DEPTH) for one in option for other in others):
                 raise UnsupportedSchemaError("parts of `oneOf` may match the same value: use `anyOf`")
 
 

@@ -11,7 +11,9 @@ from caravan_router.chat.grammar_terms import Terms, json_term
 from caravan_router.chat.schema_alternatives import alternatives
 from caravan_router.chat.schema_problem import UnsupportedSchemaError
 
+# More than a shard takes.
 _MAX_RULES = 4000
+_MAX_CHARACTERS = 1 << 18
 # Words whose values are data, in which "$ref" refers to nothing.
 _DATA = frozenset({"const", "enum", "default", "examples"})
 
@@ -26,6 +28,7 @@ class Values:
         self._layout = json_layout(compact=compact)
         self._encoder = (",", ":") if compact else (", ", ": ")
         self._made: dict[str, str] = {}
+        self._characters = 0
 
     def types_of(self, schema: Schema) -> frozenset[str]:
         return types_of(schema, self.root)
@@ -54,14 +57,20 @@ class Values:
 
     def filled(self, name: str, body: str, attributes: str = "") -> str:
         """Give the rule ``name`` its body."""
-        self._rules[int(name[1:])] = f"{name}{attributes}: {body}"
+        self._put(name, f"{name}{attributes}: {body}")
         return name
 
     def terminal(self, body: str) -> str:
         """Add a rule that is one regular expression, and therefore may have `&` and `~`; return its name."""
         name = self.reserved()
-        self._rules[int(name[1:])] = f"{name.upper()}: {body}"
+        self._put(name, f"{name.upper()}: {body}")
         return name.upper()
+
+    def _put(self, name: str, rule: str) -> None:
+        self._characters += len(rule)
+        if self._characters > _MAX_CHARACTERS:
+            raise UnsupportedSchemaError(f"its grammar has more than {_MAX_CHARACTERS} characters")
+        self._rules[int(name[1:])] = rule
 
     def json(self, schema: Any) -> str:
         """Return a rule for JSON."""
