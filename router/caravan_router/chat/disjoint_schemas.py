@@ -3,11 +3,21 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from caravan_router.chat.argument_types import Schema, resolved, types_of
+from caravan_router.chat.argument_types import Schema, resolved
 
 _MAX_DEPTH = 4
 # Schemas of clients may be made to take for ever.
 _MOST_STEPS = 20_000
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "boolean"),
+    ((int, float), "number"),
+    (str, "string"),
+    (list, "array"),
+    (Mapping, "object"),
+    (object, "null"),
+)
+# Of JSON's types; each whole number is a number.
+_ALL = frozenset(kind for _, kind in _KINDS)
 
 
 class Comparison:
@@ -31,8 +41,8 @@ class Comparison:
         if not (isinstance(first, Mapping) and isinstance(second, Mapping)):
             return False
         first, second = resolved(first, self._root), resolved(second, self._root)
-        kinds = types_of(first, self._root), types_of(second, self._root)
-        if not _with_integers(kinds[0]) & _with_integers(kinds[1]):
+        kinds = self._kinds(first, depth), self._kinds(second, depth)
+        if not kinds[0] & kinds[1]:
             return True
         constants = _constants(first), _constants(second)
         if constants[0] is not None and constants[1] is not None:
@@ -45,9 +55,24 @@ class Comparison:
         shared = properties[0].keys() & properties[1].keys() & required
         return any(self._disjoint(properties[0][name], properties[1][name], depth - 1) for name in sorted(shared))
 
+    def _kinds(self, schema: Any, depth: int) -> frozenset[str]:
+        """Return the types of the values that may match ``schema``, and maybe more."""
+        self._left -= 1
+        if not isinstance(schema, Mapping) or self._left < 0:
+            return _ALL
+        schema = resolved(schema, self._root)
+        if "type" in schema:
+            kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+            return frozenset("number" if kind == "integer" else kind for kind in kinds)
+        values = _constants(schema)
+        if values is not None:
+            return frozenset(map(_kind_of, values))
+        options = schema.get("anyOf", ()) if depth else ()
+        return frozenset[str]().union(*(self._kinds(option, depth - 1) for option in options)) if options else _ALL
 
-def _with_integers(kinds: frozenset[str]) -> frozenset[str]:
-    return kinds | {"integer"} if "number" in kinds else kinds
+
+def _kind_of(value: Any) -> str:
+    return next(kind for known, kind in _KINDS if isinstance(value, known))
 
 
 def _constants(schema: Schema) -> Sequence[Any] | None:

@@ -50,8 +50,15 @@ def _ends(schema: Json | bool, ending: set[str]) -> bool:
 
 
 def _object_ends(schema: Json, ending: set[str]) -> bool:
-    properties = schema.get("properties", {})
-    return all(_ends(properties.get(name, True), ending) for name in schema.get("required", ()))
+    properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    others, required = schema.get("additionalProperties", True), schema.get("required", ())
+    if schema.get("minProperties", 0) > len(required):
+        known = (*properties.values(), *patterns.values(), others)
+        if not any(_ends(each, ending) for each in known):
+            return False
+    # A pattern may have the name.
+    unnamed = True if patterns else others
+    return all(_ends(properties.get(name, unnamed), ending) for name in required)
 
 
 def _array_ends(schema: Json, ending: set[str]) -> bool:

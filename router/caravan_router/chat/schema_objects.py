@@ -90,7 +90,7 @@ def _with_counts(plain: Json, names: set[str] | None, path: Path) -> Json:
         raise UnsupportedSchemaError(f"there are only {len(names)} properties", (*path, "minProperties"))
     if left.get("minProperties") == len(names):
         del left["minProperties"]
-        left["required"] = sorted(names)
+        left["required"] = sorted(required | names)
     if left.get("maxProperties", 0) >= len(names):
         left.pop("maxProperties", None)
     return left

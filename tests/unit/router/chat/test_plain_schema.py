@@ -12,6 +12,7 @@ from caravan_router.chat.schema_problem import UnsupportedSchemaError
 TEXT = {"type": "string"}
 INTEGER = {"type": "integer"}
 BIG = 2**53 + 1
+ENDLESS_MAP = {"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1}
 
 
 def objects(**properties: Any) -> dict[str, Any]:
@@ -143,6 +144,8 @@ REFUSED = [
     ({"$ref": "#"}, "it refers to itself without an end"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}}}, "without an end"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "without an end"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": ENDLESS_MAP}}, "it refers to itself without an end"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": ENDLESS_MAP | {"required": ["x"]}}}, "it refers to itself without an end"),
     ({"$ref": 1}, "`$ref`: it must be a string"),
     ({"type": "text"}, "`type`: it must be one of array, boolean"),
     ({"type": None}, "`type`: it must be one of"),
@@ -212,6 +215,14 @@ REWRITTEN = [
         {"properties": {"a": TEXT, "b": TEXT}, "additionalProperties": False, "required": ["a", "b"]},
     ),
     (
+        {"patternProperties": {"^a$": {}}, "additionalProperties": False, "minProperties": 1, "required": ["b"]},
+        {"properties": {"a": {}}, "additionalProperties": False, "required": ["b"]},
+    ),
+    (
+        objects(a={}, b={}) | {"additionalProperties": False, "minProperties": 2, "required": ["c"]},
+        objects(a={}, b={}) | {"additionalProperties": False, "required": ["a", "b", "c"]},
+    ),
+    (
         {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": TEXT, "properties": {"b": INTEGER, "c": {}}},
         {"properties": {"b": INTEGER, "a": TEXT}, "additionalProperties": False},
     ),
@@ -231,6 +242,10 @@ REWRITTEN = [
     ({"oneOf": [TEXT, {"type": "null"}]}, {"anyOf": [TEXT, {"type": "null"}]}),
     ({"oneOf": [INTEGER, {"type": "number"}]}, {"oneOf": [INTEGER, {"type": "number"}]}),
     ({"oneOf": [{"const": True}, {"enum": [1, "a"]}]}, {"anyOf": [{"const": True}, {"enum": [1, "a"]}]}),
+    # A text has no properties that could be wrong.
+    ({"oneOf": [TEXT, {"properties": {"a": {}}}]}, {"oneOf": [TEXT, {"properties": {"a": {}}}]}),
+    ({"oneOf": [TEXT, {"anyOf": [{"const": 1}, {}]}]}, {"oneOf": [TEXT, {"anyOf": [{"const": 1}, {}]}]}),
+    ({"oneOf": [TEXT, {"anyOf": [{"const": 1}]}]}, {"anyOf": [TEXT, {"anyOf": [{"const": 1}]}]}),
     (
         {"oneOf": [TEXT, INTEGER], "anyOf": [TEXT, INTEGER]},
         {"anyOf": [TEXT, INTEGER], "allOf": [{"anyOf": [TEXT, INTEGER]}]},
