@@ -164,9 +164,9 @@ def _is_among(value: Any, values: Any) -> bool:
     )
 
 
-def named(schema: Schema) -> dict[str, Any]:
+def named(schema: Schema) -> Schema:
     """Return the schemas of the named properties."""
-    return dict(properties) if isinstance(properties := schema.get("properties"), Mapping) else {}
+    return properties if isinstance(properties := schema.get("properties"), Mapping) else {}
 
 
 def property_of(schema: Schema, name: str) -> Any:
@@ -196,7 +196,7 @@ def required_of(schema: Schema) -> list[str]:
 
 def members_of(schema: Schema) -> list[tuple[str, Any, bool]]:
     """Return the properties to write: the name, the schema, whether it must be there. Raises UnsupportedSchemaError."""
-    required = required_of(schema)
+    required = dict.fromkeys(required_of(schema))
     names = dict.fromkeys([*named(schema), *required])
     found = [(name, property_of(schema, name), name in required) for name in names]
     return [(name, inner, needed) for name, inner, needed in found if needed or inner is not False]
@@ -204,7 +204,7 @@ def members_of(schema: Schema) -> list[tuple[str, Any, bool]]:
 
 def _checked(schema: Schema) -> Schema | None:
     """Return ``schema`` with only those values of its ``enum`` that match the rest; None if no value matches."""
-    if any(name in required_of(schema) and inner is False for name, inner, _ in members_of(schema)):
+    if any(needed and inner is False for _, inner, needed in members_of(schema)):
         schema = {**schema, "type": [kind for kind in kinds_of(schema) if kind != "object"]}
         if not schema["type"]:
             return None

@@ -182,13 +182,13 @@ class TagGrammar:
 
     def _literals(self, place: "_Place", allowed: Sequence[Any]) -> list[str]:
         """Return the texts of ``allowed``, but for those that can be read as nothing that is allowed."""
-        texts, bare = [], place.closing.strip()
+        texts, bare, known = [], place.closing.strip(), {_sorted_json(value) for value in allowed}
         for value in allowed:
             text = value if isinstance(value, str) else self.values.json_text(value)
             read = self._read(place, text, self._word("string") if place.kinds == {"string"} else "")
             if read is _NOTHING:
                 raise _closing_error(bare)
-            if any(_same(read, one) for one in allowed):
+            if _sorted_json(read) in known:
                 texts.append(text)
         return [*dict.fromkeys(texts)]
 
@@ -264,8 +264,8 @@ def _closing_error(closing: str) -> UnsupportedSchemaError:
     return UnsupportedSchemaError(f"a value of it has {closing!r} in it, which ends it in the syntax of this model")
 
 
-def _same(one: Any, other: Any) -> bool:
-    return msgspec.json.encode(one, order="sorted") == msgspec.json.encode(other, order="sorted")
+def _sorted_json(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="sorted")
 
 
 def _narrowed(schema: Schema, kinds: frozenset[str]) -> Schema | None:

@@ -27,7 +27,9 @@ class Values:
         self._rules = rules
         self._layout = json_layout(compact=compact)
         self._encoder = (",", ":") if compact else (", ", ": ")
-        self._made: dict[str, str] = {}
+        # By the schema: its alternatives, and the rule for its JSON.
+        self._found: dict[bytes, list[Schema]] = {}
+        self._made: dict[bytes, str] = {}
         self._characters = 0
 
     def types_of(self, schema: Schema) -> frozenset[str]:
@@ -38,15 +40,17 @@ class Values:
 
     def alternatives(self, schema: Any) -> list[Schema]:
         """Return the alternatives of ``schema``. Raises UnsupportedSchemaError, also if there are none."""
-        found = alternatives(schema, self.root)
-        if not found:
+        key = msgspec.json.encode(schema)
+        if key not in self._found:
+            self._found[key] = alternatives(schema, self.root)
+        if not self._found[key]:
             raise UnsupportedSchemaError("no value matches it")
-        return found
+        return self._found[key]
 
-    def rule(self, body: str, attributes: str = "") -> str:
+    def rule(self, body: str) -> str:
         """Add a rule; return its name."""
         name = self.reserved()
-        return self.filled(name, body, attributes)
+        return self.filled(name, body)
 
     def reserved(self) -> str:
         """Return the name of a rule that gets its body later, so that it can refer to itself."""
@@ -55,9 +59,9 @@ class Values:
         self._rules.append("")
         return f"v{len(self._rules) - 1}"
 
-    def filled(self, name: str, body: str, attributes: str = "") -> str:
+    def filled(self, name: str, body: str) -> str:
         """Give the rule ``name`` its body."""
-        self._put(name, f"{name}{attributes}: {body}")
+        self._put(name, f"{name}: {body}")
         return name
 
     def terminal(self, body: str) -> str:
@@ -74,10 +78,9 @@ class Values:
 
     def json(self, schema: Any) -> str:
         """Return a rule for JSON."""
-        whole = {**standing_alone(schema, self.root), "x-guidance": self._layout}
-        key = msgspec.json.encode(whole).decode()
+        key = msgspec.json.encode(schema)
         if key not in self._made:
-            self._made[key] = self.rule(json_term(whole))
+            self._made[key] = self.rule(json_term({**standing_alone(schema, self.root), "x-guidance": self._layout}))
         return self._made[key]
 
     def json_text(self, value: Any) -> str:
