@@ -35,6 +35,7 @@ _BY_CODE: Mapping[str, type[ApiError]] = {
     "generation": ServerGenerationError,
     "head_moved": HeadMovedError,
     "healthcheck": UnavailableError,
+    "helper_failed": UnavailableError,
     "incomplete_generation": ServerGenerationError,
     "constraint_failed": ServerGenerationError,
     "internal": InternalError,

@@ -6,10 +6,15 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from caravan_proto.flags import flag
 from caravan_proto.tls import MutualTls, TlsFiles
+from caravan_router.api.errors import RequestError
 from caravan_router.api.limits import Limits
+from caravan_router.api.openai.chat.template_kwargs import checked_kwargs
 from caravan_router.conversations.store import StoreSettings
 from caravan_router.engine.discovery import NamedSource, parse_source
 from caravan_router.engine.link_config import LinkConfig
@@ -17,7 +22,20 @@ from caravan_router.engine.security import ShardTls
 from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.tracing.settings import TraceSettings, read_settings
 
+_NO_BUDGET = -1
 _LIFE_S, _LIFE_IN_FILE_S = 3600.0, 30 * 24 * 3600.0
+
+
+def _template_kwargs(text: str) -> dict[str, Any]:
+    """Return the variables that ``text``, the flag's value, sets. Raises ValueError."""
+    if not text:
+        return {}
+    try:
+        return checked_kwargs(msgspec.json.decode(text, type=dict[str, Any]), "--chat-template-kwargs")
+    except msgspec.DecodeError as error:
+        raise ValueError(f"--chat-template-kwargs must be a JSON object: {error}. Given: {text[:200]!r}") from None
+    except RequestError as error:
+        raise ValueError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +92,17 @@ class RouterConfig:
         low=1,
     )
     max_media: int = flag(8, "most pictures and sounds in one request", low=0)
+    chat_template_kwargs: str = flag(
+        "",
+        'JSON object of variables for chat templates, such as {"enable_thinking": false}, for requests that do not set '
+        "them in their own `chat_template_kwargs`",
+    )
+    reasoning_budget: int = flag(
+        _NO_BUDGET,
+        "most tokens of a thought, for requests that name no budget; 0: no thoughts; -1: no limit",
+        low=_NO_BUDGET,
+        high=2**31 - 1,
+    )
     max_request_new_tokens: int | None = flag(
         None,
         "most new tokens of one request, all candidates together (default: max-best-of times those of one candidate)",
@@ -198,6 +227,7 @@ class RouterConfig:
             _ = self.sources
         except ValueError as error:
             raise ValueError(f"--shard {error}") from None
+        _template_kwargs(self.chat_template_kwargs)
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"--otlp-endpoint must begin with http:// or https://. Given: {self.otlp_endpoint!r}")
         if self.advertise_url and not self.advertise_url.startswith(("http://", "https://")):
@@ -323,6 +353,8 @@ class RouterConfig:
             payload_limit=self.payload_limit,
             max_bodies_bytes=self.max_bodies_mb << 20,
             max_media=self.max_media,
+            chat_template_kwargs=_template_kwargs(self.chat_template_kwargs),
+            reasoning_budget=None if self.reasoning_budget == _NO_BUDGET else self.reasoning_budget,
             max_connections=self.max_connections,
             header_timeout_s=self.header_timeout_s,
             body_timeout_s=self.body_timeout_s,

@@ -21,6 +21,11 @@ class ModelFlags:
         "[the file's name]",
         "-a",
     )
+    chat_template_file: str = flag(
+        "",
+        "file with a Jinja template of chats, in place of the one that the model's file has; shards of a model need "
+        "the same one",
+    )
     model_draft: str = flag(
         "",
         "smaller model with the same vocabulary, which drafts tokens where that saves time: a GGUF file or a name; "

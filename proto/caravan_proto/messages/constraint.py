@@ -28,9 +28,11 @@ class Thought:
     """The prompt has opened a thought, which ends where the bytes of the output have one of ``closings``.
 
     After ``max_tokens`` tokens, if that is not None, it ends with the tokens of ``ending`` whatever the model would
-    choose. The answer follows it, to which alone a constraint applies.
+    choose. The answer follows it, to which alone a constraint applies. If the model then opens another thought with
+    ``opening``, and there is no constraint, that ends at once; an empty one opens none.
     """
 
     closings: tuple[bytes, ...]
     ending: tuple[int, ...] = ()
     max_tokens: int | None = None
+    opening: bytes = b""

@@ -1,6 +1,8 @@
 """Limits on what clients may ask for."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from caravan_proto.limits import MAX_CONSTRAINT_BYTES
 
@@ -40,6 +42,10 @@ class Limits:
     """New tokens of all prompts and candidates of a request. None: ``max_best_of`` times the limit of one."""
     max_draft_tokens: int = 0
     """Draft tokens of a sequence in one step, by default and at most. 0: no speculation."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of chat templates, for requests that do not set them."""
+    reasoning_budget: int | None = None
+    """Most tokens of a thought, for requests that do not name a number."""
     payload_limit: int | None = None
     """Bytes of a request's body after decompression. None: 2,000,000, or 32 MiB where a model sees or hears."""
     max_bodies_bytes: int = 512 << 20

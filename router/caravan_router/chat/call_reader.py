@@ -4,15 +4,10 @@ from enum import Enum, auto
 
 import msgspec
 
-_SPACE = frozenset(" \n\r\t")
+from caravan_router.chat.json_mender import SPACE, JsonMender, Progress, escaped, mended
+
 _NAME = "name"
 _ARGUMENTS = ("arguments", "parameters")
-
-
-class Progress(Enum):
-    MORE = auto()
-    DONE = auto()
-    BROKEN = auto()
 
 
 class _State(Enum):
@@ -21,6 +16,7 @@ class _State(Enum):
     COLON = auto()
     VALUE = auto()
     STRING = auto()
+    ARGUMENTS = auto()
     NESTED = auto()
     SCALAR = auto()
     AFTER = auto()
@@ -29,22 +25,24 @@ class _State(Enum):
 class CallReader:
     """Reads ``{"name": "f", "arguments": {…}}`` with its keys in any order; other keys are skipped.
 
-    ``name`` is set once it has been read. Arguments are passed on unchecked: a model may write invalid JSON, and the
-    client has to see it. Each character is looked at once.
+    ``name`` is set once it has been read. The text of arguments that is taken is the beginning of a valid object. Each
+    character is looked at once.
     """
 
     __slots__ = (
-        "_arguments",
         "_arguments_keys",
         "_bare",
         "_depth",
         "_escaped",
         "_key",
+        "_mender",
         "_name_keys",
         "_quoted",
         "_raw",
         "_reading_key",
+        "_skipped",
         "_state",
+        "_text",
         "name",
     )
 
@@ -62,33 +60,53 @@ class CallReader:
         self._reading_key = False
         # Characters of the current key or value.
         self._raw: list[str] = []
-        self._arguments: list[str] | None = None
+        # What reads the arguments, if they are an object, and what is certain of them otherwise.
+        self._mender: JsonMender | None = None
+        self._text: str | None = None
+        # Whether a key that is not known has had a list or an object.
+        self._skipped = False
         self._depth = 0
         self._quoted = self._escaped = False
 
     @property
     def has_arguments(self) -> bool:
         """Whether ``take_arguments`` may be called: arguments of a known function have begun."""
-        return self._arguments is not None
+        return self._mender is not None or self._text is not None
+
+    @property
+    def arguments_end(self) -> bool:
+        """Whether all arguments have been read."""
+        return self._text is not None or (self._mender is not None and self._mender.done)
+
+    @property
+    def unread(self) -> str:
+        """The end of the arguments that is not taken, because it is not certain, or breaks them."""
+        return "" if self._mender is None or self._state is not _State.ARGUMENTS else self._mender.unread
 
     def take_arguments(self) -> str:
         """Return the text of the arguments that was read since the last call."""
-        assert self._arguments is not None
-        taken = "".join(self._arguments)
-        # Cleared in place, because ``_nested`` appends to the same list as ``_raw``.
-        self._arguments.clear()
+        if self._mender is not None:
+            return self._mender.take()
+        taken, self._text = self._text or "", ""
         return taken
+
+    def complete(self) -> None:
+        """End arguments that lack their end; `unread` is no part of them."""
+        if self._mender is not None and not self._mender.done:
+            self._mender.complete()
 
     def push(self, character: str) -> Progress:
         """Read one character. Do not call again after DONE or BROKEN."""
         match self._state:
             case _State.STRING:
                 return self._string(character)
+            case _State.ARGUMENTS:
+                return self._argument(character)
             case _State.NESTED:
                 return self._nested(character)
             case _State.SCALAR:
                 return self._scalar(character)
-            case _ if character in _SPACE:
+            case _ if character in SPACE:
                 return Progress.MORE
             case _State.VALUE:
                 return self._begin_value(character)
@@ -107,8 +125,11 @@ class CallReader:
             case _State.AFTER, ",":
                 self._state = _State.KEY
             case ((_State.KEY | _State.AFTER), "}"):
-                if self.name is not None and self._arguments is None:
-                    self._arguments = ["{}"]
+                if self.name is not None and not self.has_arguments:
+                    if self._skipped:
+                        # Perhaps its arguments, under a key that is not known.
+                        return Progress.BROKEN
+                    self._text = "{}"
                 return Progress.DONE
             case _:
                 return Progress.BROKEN
@@ -123,25 +144,29 @@ class CallReader:
         if character == '"':
             self._begin_string()
             return Progress.MORE
+        if self._is_arguments and character == "{":
+            self._mender = JsonMender()
+            self._state = _State.ARGUMENTS
+            return self._argument(character)
         self._raw = [character]
-        if character in "{[":
-            self._state = _State.NESTED
-            self._depth, self._quoted, self._escaped = 1, False, False
-            if self._is_arguments and self.name is not None:
-                # Every further character of this value is part of the arguments at once.
-                self._arguments = self._raw
-            return Progress.MORE
-        if character in ",}]:":
+        if character in ",}]:" or (self._is_arguments and character == "["):
             return Progress.BROKEN
-        self._state = _State.SCALAR
+        self._state = _State.NESTED if character in "{[" else _State.SCALAR
+        self._skipped = self._skipped or self._state is _State.NESTED
+        self._depth, self._quoted, self._escaped = 1, False, False
         return Progress.MORE
+
+    def _argument(self, character: str) -> Progress:
+        assert self._mender is not None
+        progress = self._mender.push(character)
+        return self._end_value() if progress is Progress.DONE else progress
 
     @property
     def _is_arguments(self) -> bool:
-        return self._key in self._arguments_keys and self._arguments is None
+        return self._key in self._arguments_keys and not self.has_arguments
 
     def _string(self, character: str) -> Progress:
-        self._raw.append(character)
+        self._raw.append(escaped(character) if character < " " else character)
         if self._escaped:
             self._escaped = False
         elif character == "\\":
@@ -167,8 +192,8 @@ class CallReader:
             self.name = text if self.name is None else self.name
             return self._end_value()
         # Some models write the arguments as a string that contains JSON.
-        self._arguments = [text]
-        return self._end_value()
+        self._text = mended(text) if text.strip() not in ("", "null") else "{}"
+        return Progress.BROKEN if self._text is None else self._end_value()
 
     def _nested(self, character: str) -> Progress:
         self._raw.append(character)
@@ -186,20 +211,19 @@ class CallReader:
         elif character in "}]":
             self._depth -= 1
             if not self._depth:
-                if self._is_arguments:
-                    self._arguments = self._raw
                 return self._end_value()
         return Progress.MORE
 
     def _scalar(self, character: str) -> Progress:
-        if character not in _SPACE and character not in ",}":
+        if character not in SPACE and character not in ",}":
             self._raw.append(character)
             return Progress.MORE
         if self._is_arguments:
-            raw = "".join(self._raw)
-            self._arguments = ["{}" if raw == "null" else raw]
+            if "".join(self._raw) not in ("null", "None"):
+                return Progress.BROKEN
+            self._text = "{}"
         progress = self._end_value()
-        return progress if progress is Progress.DONE or character in _SPACE else self._between(character)
+        return progress if progress is Progress.DONE or character in SPACE else self._between(character)
 
     def _end_value(self) -> Progress:
         if self._bare:

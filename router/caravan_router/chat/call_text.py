@@ -7,14 +7,14 @@ SPACE = " \n\r\t"
 
 
 class CallText:
-    """``text[at:]`` is still to be read. ``ended``: no more text will come."""
+    """``text[at:]`` is still to be read. ``ended``: no more text will come; ``cut``: though the model would go on."""
 
-    __slots__ = ("at", "ended", "text")
+    __slots__ = ("at", "cut", "ended", "text")
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
-        self.ended = False
+        self.ended = self.cut = False
 
     def add(self, text: str) -> None:
         self.text += text

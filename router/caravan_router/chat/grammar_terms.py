@@ -57,6 +57,11 @@ def quoted(text: str) -> str:
     return msgspec.json.encode(text).decode()
 
 
+def times(term: str, least: int, most: int | None) -> str:
+    """Return a term for ``term``, between ``least`` and ``most`` times; None for no limit."""
+    return "" if most == 0 else f"({term}){{{least},{'' if most is None else most}}}"
+
+
 def literal_regex(text: str) -> str:
     """Return a regular expression, as it stands between slashes, for exactly ``text``."""
     return _REGEX_META.sub(r"\\\g<0>", text).replace("\n", "\\n").replace("\r", "\\r")

@@ -15,6 +15,7 @@ _SURROGATES = range(0xD800, 0xE000)
 _AFTER_STRING = ",)]}:"
 _WORD_ENDS = " \n\r\t,)]}:"
 _MAX_WORD = 64
+_MAX_DIGITS = 1024
 MAX_DEPTH = 64
 
 
@@ -24,12 +25,18 @@ class LiteralReader:
     The generators return whether they could read what they found.
     """
 
-    __slots__ = ("_emit", "_quote", "_text")
+    __slots__ = ("_before", "_quote", "_release", "_text")
 
     def __init__(self, text: CallText, emit: Callable[[str], None], quote: str = "") -> None:
         self._text = text
-        self._emit = emit
+        self._release = emit
         self._quote = quote
+        # What precedes the next value, if that can be read.
+        self._before = ""
+
+    def _emit(self, json: str) -> None:
+        self._release(self._before + json)
+        self._before = ""
 
     def arguments(self, closing: str, assigns: str, names: Sequence[str]) -> Generator[None, None, bool]:
         """Read ``key=value, …`` up to and including ``closing``; ``assigns`` is the character behind a key.
@@ -42,15 +49,15 @@ class LiteralReader:
                 self._text.at += 1
                 self._emit("}")
                 return True
-            if number:
-                self._emit(", ")
+            start = self._text.at
             key = yield from self._key(assigns)
             if key is None:
                 if number >= len(names):
                     return False
                 key = names[number]
-            self._emit(_json(key) + ": ")
+            self._before = f"{', ' if number else ''}{_json(key)}: "
             if not (yield from self._value(MAX_DEPTH)):
+                self._text.at = start if self._before else self._text.at
                 return False
         return False
 
@@ -83,8 +90,10 @@ class LiteralReader:
         if character == "{":
             self._text.at += 1
             return (yield from self._pairs(depth))
-        word = yield from self._text.run(_WORD_ENDS, _MAX_WORD)
+        start = self._text.at
+        word = yield from self._text.run(_WORD_ENDS, _MAX_DIGITS)
         if word not in _WORDS and not _is_number(word):
+            self._text.at = start
             return False
         self._emit(_WORDS.get(word) or _number(word))
         return True
@@ -95,8 +104,7 @@ class LiteralReader:
         while (character := (yield from self._text.skip(" \n\r\t,"))) != closing:
             if not character:
                 return False
-            if not first:
-                self._emit(", ")
+            self._before = "" if first else ", "
             first = False
             if not (yield from self._value(depth - 1)):
                 return False
@@ -110,21 +118,22 @@ class LiteralReader:
         while (character := (yield from self._text.skip(" \n\r\t,"))) != "}":
             if not character:
                 return False
-            if not first:
-                self._emit(", ")
+            start = self._text.at
+            self._before = "" if first else ", "
             first = False
             if character in "'\"" and not self._quote:
                 self._text.at += 1
                 if not (yield from self._string(character)) or (yield from self._text.skip()) != ":":
                     return False
                 self._text.at += 1
-                self._emit(": ")
+                self._before = ": "
             else:
                 key = yield from self._key(":")
                 if key is None:
                     return False
-                self._emit(_json(key) + ": ")
+                self._before += _json(key) + ": "
             if not (yield from self._value(depth - 1)):
+                self._text.at = start if self._before else self._text.at
                 return False
         self._text.at += 1
         self._emit("}")

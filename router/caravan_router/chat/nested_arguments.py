@@ -24,7 +24,7 @@ def nested_json(text: str, tags: Tags, schema: Schema, root: Schema | None, dept
     listed = all(key == ITEM for key, _ in children) and "array" in types_of(schema, root)
     parts = []
     for key, inner in children:
-        child = _items(schema) if listed else property_schema(schema, key)
+        child = _items(schema) if listed else property_schema(schema, key, root)
         value = nested_json(inner, tags, child, root, depth - 1)
         if value is None:
             value = json_of(inner, types_of(child, root))

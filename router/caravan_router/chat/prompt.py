@@ -27,15 +27,15 @@ Json = dict[str, Any]
 class Conversation:
     """The input of a chat template. Each of ``messages`` has a ``role`` and a ``content``, which is text.
 
-    ``options`` are further variables of the template. With ``continued``, the model continues the last message instead
-    of answering it. ``generation_prompt`` asks the template to open the assistant's turn. ``thought``: how the reply
-    thinks; None if the model does not think. ``media``: pictures and sounds, by the marks that stand for them in the
-    messages.
+    ``options`` are further variables of the template, which may not read all of them. With ``continued``, the model
+    continues the last message instead of answering it. ``generation_prompt`` asks the template to open the assistant's
+    turn. ``thought``: how the reply thinks; None if the model does not think. ``media``: pictures and sounds, by the
+    marks that stand for them in the messages.
     """
 
     messages: Sequence[Json]
     tools: Sequence[Json] | None = None
-    options: Mapping[str, bool | str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
     generation_prompt: bool = True
     thought: ThoughtPlan | None = None
@@ -44,11 +44,15 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The prompt as the template rendered it, but for its ``media``, and its tokens, cells of media included."""
+    """The prompt as the template rendered it, but for its ``media``, and its tokens, cells of media included.
+
+    ``ignored_options``: those that the template does not read.
+    """
 
     text: str
     tokens: TokenizedText
     media: PromptMedia | None = None
+    ignored_options: tuple[str, ...] = ()
 
 
 class TooManyControlTextsError(Exception):
@@ -80,7 +84,9 @@ async def prompt_of(
     """
     source = template_of(model, tools=bool(conversation.tools))
     messages, tools = list(conversation.messages), conversation.tools
-    marks = await marks_for(engine, [*strings_of(messages), *strings_of(list(tools or []))])
+    read = await renderer.names(source) if conversation.options else frozenset[str]()
+    options = {key: value for key, value in conversation.options.items() if key in read}
+    marks = await marks_for(engine, [*strings_of(messages), *strings_of(list(tools or [])), *strings_of(options)])
     messages = marks.put_into(messages)
     if any(message.get("tool_calls") for message in messages):
         messages = (await renderer.call_forms.of(source)).of(messages)
@@ -91,10 +97,10 @@ async def prompt_of(
     text = await renderer.render(
         source,
         {
-            **conversation.options,
+            "documents": None,
+            **marks.put_into(options),
             "messages": await renderer.content_forms.of(source, messages),
             "tools": marks.put_into(list(tools)) if tools else None,
-            "documents": None,
             "bos_token": model.bos_text,
             "eos_token": model.eos_text,
             "add_generation_prompt": conversation.generation_prompt and not conversation.continued,
@@ -107,6 +113,7 @@ async def prompt_of(
             raise TemplateError("it does not show the last message as it is, so that it cannot be continued")
     elif conversation.thought is not None and conversation.generation_prompt:
         text += conversation.thought.prompt_end(text, source)
+    ignored = tuple(sorted(conversation.options.keys() - read))
     parts = marks.split(text)
     if len(parts) - 1 > MAX_CONTROL_TEXTS:
         raise TooManyControlTextsError(MAX_CONTROL_TEXTS, len(parts) - 1)
@@ -115,7 +122,7 @@ async def prompt_of(
     if conversation.media:
         mixed = with_media(parts, conversation.media)
         whole = await engine.queries.tokenize_parts(mixed, add_special=add_special)
-        return ChatPrompt("".join(part for part in mixed if isinstance(part, str)), whole.tokens, whole.media)
+        return ChatPrompt("".join(part for part in mixed if isinstance(part, str)), whole.tokens, whole.media, ignored)
     tokenized = await asyncio.gather(
         *(
             engine.queries.tokenize(part, add_special=add_special and number == 0)
@@ -123,7 +130,7 @@ async def prompt_of(
             if part or number == 0
         )
     )
-    return ChatPrompt("".join(parts), _joined(tokenized))
+    return ChatPrompt("".join(parts), _joined(tokenized), ignored_options=ignored)
 
 
 def _joined(parts: Sequence[TokenizedText]) -> TokenizedText:

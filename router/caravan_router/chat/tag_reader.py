@@ -52,14 +52,14 @@ class TagReader:
                 text.at = start
                 break
             key = yield from self._key()
-            if key is None:
+            kinds = None if key is None else (yield from self._kinds(key))
+            if key is None or kinds is None:
+                # What was not read is text.
+                text.at = start
                 return False
-            kinds = yield from self._kinds(key)
-            if kinds is None:
-                return False
-            self._emit(("" if first else ", ") + _json(key) + ": ")
+            before = f"{'' if first else ', '}{_json(key)}: "
             first = False
-            if not (yield from self._value(key, kinds)):
+            if not (yield from self._value(key, kinds, before, start)):
                 return False
         self._emit("}")
         return True
@@ -90,13 +90,14 @@ class TagReader:
         yield from text.accept(before_value[len(before_value.rstrip(SPACE)) :])
         return kinds
 
-    def _value(self, key: str, kinds: frozenset[str]) -> Generator[None, None, bool]:
+    def _value(self, key: str, kinds: frozenset[str], before: str, start: int) -> Generator[None, None, bool]:
+        """Read a value and write it behind ``before``. ``start``: where the argument begins."""
         text, closing = self._text, self._tags.value_closing.replace(KEY, key)
         bare = closing.strip()
         space = closing[: len(closing) - len(closing.lstrip())]
         streams = kinds == _TEXT_ONLY
         if streams:
-            self._emit('"')
+            self._emit(before + '"')
         while (end := text.text.find(bare, text.at)) < 0:
             if streams:
                 # The white space before the closing, too, is held back.
@@ -105,10 +106,11 @@ class TagReader:
                 text.drop(len(text.text) - held)
                 text.at = 0
             if text.ended:
+                text.at = text.at if streams else start
                 return False
             yield
         value = text.text[text.at : end].removesuffix(space)
-        self._emit(_json(value)[1:-1] + '"' if streams else self._json_of(key, value, kinds))
+        self._emit(_json(value)[1:-1] + '"' if streams else before + self._json_of(key, value, kinds))
         text.at = end + len(bare)
         return True
 

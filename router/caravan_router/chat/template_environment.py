@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 import jinja2.nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -59,6 +60,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 _ENVIRONMENT = _environment()
+
+
+def names_in(source: str) -> list[str]:
+    """Return the names of the variables that a template reads, but for the functions that every template has."""
+    return sorted(jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source)) - _ENVIRONMENT.globals.keys())
 
 
 @lru_cache(_COMPILED_TEMPLATES)

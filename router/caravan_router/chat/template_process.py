@@ -6,7 +6,7 @@ from computing ``'x' * 10**9`` or looping forever. It therefore runs in a guarde
 
 import msgspec
 
-from caravan_router.chat.template_environment import compiled
+from caravan_router.chat.template_environment import compiled, names_in
 from caravan_router.chat.template_messages import RenderReply, RenderRequest
 from caravan_router.guarded_process import limit_process, serve
 
@@ -22,6 +22,8 @@ def render(request: RenderRequest) -> RenderReply:
     pieces: list[str] = []
     size = 0
     try:
+        if request.names:
+            return RenderReply(names=names_in(request.source))
         for piece in compiled(request.source).generate(request.variables):
             size += len(piece.encode())
             if size > request.max_bytes:

@@ -10,6 +10,7 @@ from caravan_router.chat.content_form import ContentForms
 from caravan_router.chat.template_errors import TemplateError, TemplateOutputError, TemplateStoppedError
 from caravan_router.chat.template_messages import RenderReply, RenderRequest
 from caravan_router.chat.tool_derivation import ToolFormats
+from caravan_router.chat.tool_probes import make_room
 from caravan_router.core.errors import HelperError
 from caravan_router.guarded_process import GuardedProcesses, ProcessEndedError, Worker
 
@@ -28,6 +29,8 @@ class TemplateRenderer:
 
     def __init__(self, time_limit_s: float = _TIME_LIMIT_S, grace_s: float = _GRACE_S) -> None:
         self._time_limit_s = time_limit_s
+        # The names of the variables that each template reads.
+        self._names: dict[str, frozenset[str]] = {}
         self.processes = GuardedProcesses(
             Worker(
                 module="caravan_router.chat.template_process",
@@ -44,23 +47,35 @@ class TemplateRenderer:
 
     async def render(self, source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
         """Render ``source`` to at most ``max_bytes`` bytes of text. Raises TemplateError, HelperError."""
-        size = len(source.encode())
+        reply = await self._ask(RenderRequest(source=source, variables=dict(variables), max_bytes=max_bytes))
+        if reply.given_bytes is not None:
+            raise TemplateOutputError(max_bytes, reply.given_bytes)
+        if reply.text is None:
+            raise TemplateError(reply.problem or "it gave no text")
+        return reply.text
+
+    async def names(self, source: str) -> frozenset[str]:
+        """Return the names of the variables that ``source`` reads. Raises TemplateError, HelperError."""
+        if source not in self._names:
+            reply = await self._ask(RenderRequest(source=source, variables={}, max_bytes=0, names=True))
+            if reply.names is None:
+                raise TemplateError(reply.problem or "it gave no names")
+            make_room(self._names)
+            self._names[source] = frozenset(reply.names)
+        return self._names[source]
+
+    async def _ask(self, request: RenderRequest) -> RenderReply:
+        size = len(request.source.encode())
         if size > MAX_SOURCE_BYTES:
             raise TemplateError(f"its source must have at most {MAX_SOURCE_BYTES} bytes. Given: {size}")
-        request = RenderRequest(source=source, variables=dict(variables), max_bytes=max_bytes)
         try:
-            reply = _DECODER.decode(await self.processes.ask(msgspec.json.encode(request)))
+            return _DECODER.decode(await self.processes.ask(msgspec.json.encode(request)))
         except ProcessEndedError as error:
             if not error.blames_request:
                 raise HelperError(f"Chat templates cannot be rendered at present: {error}") from None
             raise TemplateStoppedError(
                 f"it did not end within {self._time_limit_s:g} s, or needed too much memory"
             ) from None
-        if reply.given_bytes is not None:
-            raise TemplateOutputError(max_bytes, reply.given_bytes)
-        if reply.text is None:
-            raise TemplateError(reply.problem or "it gave no text")
-        return reply.text
 
     async def close(self) -> None:
         """End all processes. Call this when nothing is being rendered any more."""

@@ -36,11 +36,16 @@ class ThoughtReader:
     an answer, a blank line separates them.
     """
 
-    def __init__(self, thought_format: ThoughtFormat, beginning: Beginning = Beginning.UNDECIDED) -> None:
+    def __init__(
+        self,
+        thought_format: ThoughtFormat,
+        beginning: Beginning = Beginning.UNDECIDED,
+        max_tokens: int | None = None,
+    ) -> None:
+        """``max_tokens``: the thought ends by force after so many. The model may then open another, or end it again."""
+        self._max_tokens = max_tokens
         # Tokens whose text is part of a thought, markers not included.
         self.tokens = 0
-        # Texts that the reader must see even if they are control tokens, or begin with one.
-        self.markers = thought_format.controls
         self._format = thought_format
         self._mode = _Mode.ANSWER if beginning is Beginning.ANSWER else _Mode.BEFORE
         # Whether text without an opening, in mode BEFORE, is a thought.
@@ -85,6 +90,15 @@ class ThoughtReader:
             space = "".join(self._space) if self._keeps_space else ""
             self._add_answer(space + self._partial)
         return self._take_parts()
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Texts that the reader must see even if they are control tokens, or begin with one."""
+        return self._format.controls
+
+    @property
+    def _was_forced(self) -> bool:
+        return self._max_tokens is not None and self.tokens >= self._max_tokens
 
     def _take_parts(self) -> list[ReadPart]:
         taken, self._parts = self._parts, []
@@ -131,6 +145,8 @@ class ThoughtReader:
     def _read_answer(self, text: str) -> str:
         """Read up to and including the next marker, or all of ``text``; return the text after it."""
         markers = self._format.frames + ((self._format.opening,) if self._format.recurs else ())
+        if self._was_forced:
+            markers = (*markers, self._format.opening, self._format.closing)
         found = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
         if found:
             at, marker = min(found)
@@ -155,7 +171,7 @@ class ThoughtReader:
         if marker == self._format.opening:
             self._begin_thought()
         else:
-            self._may_open = self._format.recurs
+            self._may_open = self._format.recurs or self._was_forced
             self._mode = _Mode.BEFORE
 
     def _begin_thought(self) -> None:

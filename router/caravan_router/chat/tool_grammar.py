@@ -6,22 +6,16 @@ from typing import Any, assert_never
 import msgspec
 
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
-from caravan_router.chat.argument_types import Schema
 from caravan_router.chat.closed_schema import json_layout, parameters_schema, without_definitions
 from caravan_router.chat.grammar_terms import Terms, json_term, literal_regex, quoted, terms_for
-from caravan_router.chat.nested_arguments import ITEM
+from caravan_router.chat.literal_grammar import LiteralGrammar
 from caravan_router.chat.schema_problem import UnsupportedSchemaError, UnsupportedToolError
-from caravan_router.chat.tool_format import HOLE, KEY, NAME, Style, Tags, ToolFormat, is_tag
-from caravan_router.chat.value_grammar import Values, properties_of, required_of
+from caravan_router.chat.tag_grammar import TagGrammar
+from caravan_router.chat.tool_format import HOLE, NAME, Style, ToolFormat, is_tag
+from caravan_router.chat.value_grammar import Values
 from caravan_router.core.engine import Engine
 
 Json = dict[str, Any]
-
-_MAX_DEPTH = 32
-# What the rules of tags within tags do not know.
-_JSON_ONLY = frozenset(
-    {"const", "enum", "anyOf", "oneOf", "allOf", "minItems", "maxItems", "prefixItems", "uniqueItems", "contains"}
-)
 
 
 async def tool_constraint(
@@ -43,7 +37,7 @@ async def tool_constraint(
     rules: list[str] = []
     for number, (name, parameters) in enumerate(functions.items()):
         try:
-            body = _body(tool_format, terms, rules, name, parameters_schema(parameters))
+            body = _body(tool_format, terms, rules, name, parameters)
         except UnsupportedSchemaError as error:
             raise UnsupportedToolError(name, str(error)) from error
         before = terms.text(tool_format.opening.replace(NAME, name)) if NAME in tool_format.opening else ""
@@ -97,8 +91,9 @@ def _joined(*terms: str) -> str:
     return " ".join(term for term in terms if term)
 
 
-def _body(tool_format: ToolFormat, terms: Terms, rules: list[str], name: str, parameters: Json) -> str:
-    """Return the term of a call; rules that it needs are added to ``rules``."""
+def _body(tool_format: ToolFormat, terms: Terms, rules: list[str], name: str, given: Mapping[str, Any] | None) -> str:
+    """Return the term of a call, whose parameters the client gave; rules that it needs are added to ``rules``."""
+    parameters = parameters_schema(given)
     match tool_format.style:
         case Style.OBJECT:
             return json_term(_object_schema(tool_format, name, parameters))
@@ -110,14 +105,17 @@ def _body(tool_format: ToolFormat, terms: Terms, rules: list[str], name: str, pa
         case Style.TAGS:
             assert tool_format.tags is not None
             values = Values(terms, rules, parameters, compact=tool_format.compact)
-            tagged = _tagged(values, tool_format.tags, parameters)
+            read = tool_format.with_controls(terms.controls).tags
+            assert read is not None
+            tagged = TagGrammar(values, tool_format.tags, read, given or {}).arguments()
             return _joined(terms.text(name + tool_format.name_closing), tagged)
         case Style.PYTHON:
             values = Values(terms, rules, parameters, compact=False)
-            return _joined(quoted(f"{name}("), values.members(parameters, "", lambda key: f"{key}="), quoted(")"))
+            return _joined(quoted(f"{name}("), LiteralGrammar(values, "", "", "=").arguments(), quoted(")"))
         case Style.BRACES:
-            values = Values(terms, rules, parameters, compact=True)
-            members = values.members(parameters, tool_format.quote, lambda key: f"{key}:")
+            values, quote = Values(terms, rules, parameters, compact=True), tool_format.quote
+            read_quote = tool_format.with_controls(terms.controls).quote
+            members = LiteralGrammar(values, quote, read_quote, ":").arguments()
             return _joined(quoted(f"{name}{{"), members, quoted("}"))
         case _:
             assert_never(tool_format.style)
@@ -142,42 +140,6 @@ def _closed_object(tool_format: ToolFormat, properties: Json) -> Json:
         "x-guidance": json_layout(compact=tool_format.compact),
         **definitions,
     }
-
-
-def _tagged(values: Values, tags: Tags, parameters: Schema, depth: int = _MAX_DEPTH) -> str:
-    arguments = []
-    for key, schema in properties_of(parameters).items():
-        argument = _argument(values, tags, key, schema, depth)
-        arguments.append(argument if key in required_of(parameters) else f"{argument}?")
-    return " ".join(arguments)
-
-
-def _argument(values: Values, tags: Tags, key: str, schema: Schema, depth: int) -> str:
-    """Return a rule for an argument with its tags."""
-    kinds = values.types_of(schema)
-    closing = tags.value_closing.replace(KEY, key)
-    as_text = "string" in kinds
-    named = dict(tags.kinds).get("string" if as_text else min(kinds), "")
-    before = values.terms.text(tags.key_opening + key + tags.key_closing + named + tags.kind_closing)
-    if as_text:
-        return values.rule(_joined(before, values.text_until(schema, closing)))
-    value = _nested(values, tags, schema, depth) if KEY in tags.value_closing else None
-    return values.rule(_joined(before, value or values.bare(schema), values.terms.text(closing)))
-
-
-def _nested(values: Values, tags: Tags, schema: Schema, depth: int) -> str | None:
-    """Return a rule for a value as tags within tags, see `nested_arguments`; None if it must be JSON."""
-    schema = values.resolved(schema)
-    if not depth or _JSON_ONLY & schema.keys():
-        return None
-    kinds = values.types_of(schema)
-    items = schema.get("items")
-    if kinds == {"array"} and isinstance(items, Mapping):
-        return values.rule(f'"[]" | {_argument(values, tags, ITEM, items, depth - 1)}+')
-    # Without a tag it would be a text.
-    if kinds == {"object"} and required_of(schema) & properties_of(schema).keys():
-        return values.rule(_tagged(values, tags, schema, depth - 1))
-    return None
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] | None]:

@@ -4,8 +4,9 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from caravan_router.chat.argument_types import Schema, resolved
-from caravan_router.chat.call_reader import CallReader, Progress
+from caravan_router.chat.call_reader import CallReader
 from caravan_router.chat.call_text import SPACE, CallText, Reading, overlap
+from caravan_router.chat.json_mender import JsonMender, Progress
 from caravan_router.chat.literal_reader import LiteralReader
 from caravan_router.chat.tag_reader import TagReader
 from caravan_router.chat.tool_format import CONTROL, HOLE, NAME, Style, ToolFormat, units
@@ -67,6 +68,8 @@ class ToolParser:
         # The call being read: its name, the JSON before its arguments are certain, whether its first part is released.
         self._name = ""
         self._announced = False
+        # The JSON that was released of a call that is not written as JSON.
+        self._written: list[str] = []
         self._parts: list[Part] = []
         self._reading = self._read()
 
@@ -82,9 +85,13 @@ class ToolParser:
             next(self._reading, None)
         return self._take_parts()
 
-    def finish(self) -> list[Part]:
-        """Return what was held back, at the end of the output."""
+    def finish(self, *, cut: bool = False) -> list[Part]:
+        """Return what was held back, at the end of the output.
+
+        ``cut``: the model would have gone on. A call then lacks its end; otherwise, it is completed.
+        """
         if not self.done:
+            self._text.cut = cut
             self._text.ended = True
             next(self._reading, None)
             if not self.calls:
@@ -187,11 +194,33 @@ class ToolParser:
                 if (yield from text.follows(marker)):
                     text.at = 0
                     return
+            if (yield from self._listed(character)):
+                continue
             if not opening and character in _LIST:
                 text.at += 1
             elif (opening and not (yield from text.follows(opening[0]))) or not (yield from self._call(opening)):
                 text.at = 0
                 return
+
+    def _listed(self, character: str) -> Generator[None, None, bool]:
+        """Read one more call between the tags around a call, or what ends a list of such calls."""
+        text, closing = self._text, units(self._format.closing)
+        inside = closing and closing[0] in self._closings and Style.OBJECT in self._format.styles
+        if not inside or character not in _LIST + "{":
+            return False
+        text.at = 0
+        following = yield from text.skip(SPACE + _LIST)
+        if following == "{":
+            found = yield from self._call(())
+        else:
+            found = not following
+            for unit in self._closings:
+                found = found or (yield from text.follows(unit))
+        if found:
+            return True
+        text.at = 0
+        yield from text.skip()
+        return False
 
     def _accept_closing(self) -> Generator[None, None, bool]:
         text = self._text
@@ -225,22 +254,36 @@ class ToolParser:
 
     def _json(self, reader: CallReader) -> Reading:
         text = self._text
-        while character := (yield from text.peek()):
+        progress = Progress.MORE
+        while progress is Progress.MORE and (character := (yield from text.peek())):
             text.at += 1
+            ended = reader.arguments_end
             progress = reader.push(character)
-            if reader.name is not None and reader.has_arguments:
-                if not self._announced:
-                    if reader.name not in self._functions:
-                        return
-                    self._name = reader.name
-                self._emit(reader.take_arguments())
-                text.drop(text.at)
-                text.at = 0
-            if progress is Progress.BROKEN and self._announced:
-                # The part that was released stays a call; the character that broke it is text.
-                text.text, text.at = character + text.text[text.at :], 0
-            if progress is not Progress.MORE:
-                return
+            if reader.name is None or not reader.has_arguments or (ended and self._announced):
+                # Keys behind the arguments are skipped, if they are read to their end.
+                continue
+            if not self._announced:
+                if reader.name not in self._functions:
+                    return
+                self._name = reader.name
+            self._emit(reader.take_arguments())
+            text.drop(text.at)
+            text.at = 0
+        if self._announced and not reader.arguments_end:
+            self._end_arguments(reader)
+        elif self._announced and progress is not Progress.DONE:
+            text.at = 0
+
+    def _end_arguments(self, reader: CallReader) -> None:
+        """End arguments that broke, or that the output does not end: what was released stays a valid call."""
+        if self._text.cut:
+            self._emit(reader.unread)
+            return
+        reader.complete()
+        self._emit(reader.take_arguments())
+        # What is no part of it is text.
+        self._text.text = reader.unread + self._text.text[self._text.at :]
+        self._text.at = 0
 
     def _named(self) -> Reading:
         """Read a call that begins with its name."""
@@ -260,14 +303,15 @@ class ToolParser:
             text.at += 1
             # Text may begin like a call; arguments without a name would make one of it.
             properties = {} if known.unopened else resolved(parameters or {}, parameters).get("properties") or {}
-            yield from LiteralReader(text, self._emit_late).arguments(")", "=", [*properties])
+            yield from self._written_by(LiteralReader(text, self._emit_late).arguments(")", "=", [*properties]))
         elif Style.BRACES in known.styles and character == "{":
             text.at += 1
-            yield from LiteralReader(text, self._emit_late, known.quote).arguments("}", ":", ())
+            reader = LiteralReader(text, self._emit_late, known.quote)
+            yield from self._written_by(reader.arguments("}", ":", ()))
         elif known.tags is not None:
             yield from self._tagged(parameters)
         elif Style.JSON in known.styles:
-            yield from text.run("{", _MAX_HEADER)
+            yield from text.run('{}"', _MAX_HEADER)
             if (yield from text.peek()) == "{":
                 yield from self._json(CallReader(name))
 
@@ -279,15 +323,32 @@ class ToolParser:
                 text.at += 1
             if not (yield from text.accept_units(units(part))):
                 return
-        reader = TagReader(text, self._emit, known.tags, parameters)
+        reader = TagReader(text, self._emit_kept, known.tags, parameters)
         if (yield from reader.begins(known.closing_units)):
-            yield from reader.arguments()
+            yield from self._written_by(reader.arguments())
+
+    def _written_by(self, reading: Generator[None, None, bool]) -> Reading:
+        """Release the arguments that ``reading`` writes; what it does not come to the end of stays a valid call."""
+        self._written = []
+        complete = yield from reading
+        if complete or not self._announced or self._text.cut:
+            return
+        mender, written = JsonMender(), "".join(self._written)
+        for character in written:
+            mender.push(character)
+        mender.complete()
+        self._emit(mender.take()[len(written) :])
 
     def _emit_late(self, arguments: str) -> None:
         """Release arguments, but not yet the brace that opens them: it may be followed by something else."""
         if not self._announced and arguments == "{":
             return
-        self._emit(arguments if self._announced else "{" + arguments)
+        self._emit_kept(arguments if self._announced else "{" + arguments)
+
+    def _emit_kept(self, arguments: str) -> None:
+        """Release arguments, and keep them until they end."""
+        self._written.append(arguments)
+        self._emit(arguments)
 
     def _emit(self, arguments: str) -> None:
         """Release a part of the arguments of the current call."""

@@ -1,19 +1,21 @@
-"""Grammars of arguments that are not written as JSON."""
+"""Rules of a grammar for values, and the JSON among them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from caravan_router.chat.argument_types import Schema, resolved, types_of
-from caravan_router.chat.closed_schema import json_layout, without_definitions
-from caravan_router.chat.grammar_terms import Terms, json_term, literal_regex, quoted
+from caravan_router.chat.argument_types import Schema, resolved, target_of, types_of
+from caravan_router.chat.closed_schema import json_layout
+from caravan_router.chat.grammar_terms import Terms, json_term
+from caravan_router.chat.schema_alternatives import alternatives
 from caravan_router.chat.schema_problem import UnsupportedSchemaError
 
-_CONSTANTS = {"python": {True: "True", False: "False", None: "None"}, "": {True: "true", False: "false", None: "null"}}
-_ORDER = ("string", "integer", "number", "boolean", "null", "array", "object")
-_MAX_DEPTH = 32
-_STRING_BOUNDS = frozenset({"pattern", "format", "minLength", "maxLength"})
+# More than a shard takes.
+_MAX_RULES = 4000
+_MAX_CHARACTERS = 1 << 18
+# Words whose values are data, in which "$ref" refers to nothing.
+_DATA = frozenset({"const", "enum", "default", "examples"})
 
 
 class Values:
@@ -21,164 +23,101 @@ class Values:
 
     def __init__(self, terms: Terms, rules: list[str], root: Schema, *, compact: bool) -> None:
         self.terms = terms
+        self.root = root
         self._rules = rules
-        self._root = root
         self._layout = json_layout(compact=compact)
-        self._made: dict[str, str] = {}
+        self._encoder = (",", ":") if compact else (", ", ": ")
+        # By the schema: its alternatives, and the rule for its JSON.
+        self._found: dict[bytes, list[Schema]] = {}
+        self._made: dict[bytes, str] = {}
+        self._characters = 0
 
     def types_of(self, schema: Schema) -> frozenset[str]:
-        return types_of(schema, self._root)
+        return types_of(schema, self.root)
 
     def resolved(self, schema: Schema) -> Schema:
-        return resolved(schema, self._root)
+        return resolved(schema, self.root)
 
-    def rule(self, body: str, attributes: str = "") -> str:
+    def alternatives(self, schema: Any) -> list[Schema]:
+        """Return the alternatives of ``schema``. Raises UnsupportedSchemaError, also if there are none."""
+        key = msgspec.json.encode(schema)
+        if key not in self._found:
+            self._found[key] = alternatives(schema, self.root)
+        if not self._found[key]:
+            raise UnsupportedSchemaError("no value matches it")
+        return self._found[key]
+
+    def rule(self, body: str) -> str:
         """Add a rule; return its name."""
-        name = f"v{len(self._rules)}"
-        self._rules.append(f"{name}{attributes}: {body}")
+        name = self.reserved()
+        return self.filled(name, body)
+
+    def reserved(self) -> str:
+        """Return the name of a rule that gets its body later, so that it can refer to itself."""
+        if len(self._rules) >= _MAX_RULES:
+            raise UnsupportedSchemaError(f"its grammar has more than {_MAX_RULES} rules")
+        self._rules.append("")
+        return f"v{len(self._rules) - 1}"
+
+    def filled(self, name: str, body: str) -> str:
+        """Give the rule ``name`` its body."""
+        self._put(name, f"{name}: {body}")
         return name
 
-    def json(self, schema: Schema) -> str:
+    def terminal(self, body: str) -> str:
+        """Add a rule that is one regular expression, and therefore may have `&` and `~`; return its name."""
+        name = self.reserved()
+        self._put(name, f"{name.upper()}: {body}")
+        return name.upper()
+
+    def _put(self, name: str, rule: str) -> None:
+        self._characters += len(rule)
+        if self._characters > _MAX_CHARACTERS:
+            raise UnsupportedSchemaError(f"its grammar has more than {_MAX_CHARACTERS} characters")
+        self._rules[int(name[1:])] = rule
+
+    def json(self, schema: Any) -> str:
         """Return a rule for JSON."""
-        whole = {**schema, **without_definitions(self._root)[1], "x-guidance": self._layout}
-        key = msgspec.json.encode(whole).decode()
+        key = msgspec.json.encode(schema)
         if key not in self._made:
-            self._made[key] = self.rule(json_term(whole))
+            self._made[key] = self.rule(json_term({**standing_alone(schema, self.root), "x-guidance": self._layout}))
         return self._made[key]
 
-    def bare(self, schema: Schema) -> str:
-        """Return a rule for JSON, or for Python's words, which templates write, too."""
-        if self.types_of(schema) == {"boolean"} and _allowed(self.resolved(schema)) is None:
-            return self.rule('"true" | "false" | "True" | "False"')
-        return self.json(schema)
-
-    def text_until(self, schema: Schema, closing: str) -> str:
-        """Return a rule for a text of ``schema``, without quotes, and for ``closing`` behind it."""
-        schema = self.resolved(schema)
-        end = self.terms.text(closing)
-        if (allowed := _allowed(schema)) is not None:
-            texts = [value if isinstance(value, str) else msgspec.json.encode(value).decode() for value in allowed]
-            return self.rule(f"({' | '.join(map(quoted, texts))}) {end}")
-        # White space before a control token is read as part of the text.
-        bare = closing.lstrip()
-        regex = _text_regex(schema)
-        if self.terms.is_control(bare):
-            space = literal_regex(closing[: len(closing) - len(bare)])
-            return self.rule(f"/{regex}{space}/ {self.terms.text(bare)}")
-        # Up to the first closing.
-        return self.rule(f"/{regex}{literal_regex(closing)}/", "[lazy]")
-
-    def literal(self, schema: Schema, quote: str, depth: int = _MAX_DEPTH) -> str:
-        """Return a rule for a literal: Gemma's, with strings in ``quote``, or if that is empty, Python's."""
-        if not depth:
-            raise UnsupportedSchemaError("it is nested too deeply, or refers to itself")
-        schema = self.resolved(schema)
-        if (allowed := _allowed(schema)) is not None:
-            return self.rule(" | ".join(self.terms.text(literal_of(value, quote)) for value in allowed))
-        for key in ("anyOf", "oneOf"):
-            if isinstance(options := schema.get(key), list):
-                return self.rule(" | ".join(self.literal(option, quote, depth - 1) for option in options))
-        kinds = self.types_of(schema)
-        found = [self._literal(kind, schema, quote, depth) for kind in _ORDER if kind in kinds]
-        return found[0] if len(found) == 1 else self.rule(" | ".join(found))
-
-    def _literal(self, kind: str, schema: Schema, quote: str, depth: int) -> str:
-        only = {**schema, "type": kind}
-        words = _CONSTANTS["" if quote else "python"]
-        match kind:
-            case "string" if quote:
-                return self.rule(f"{self.terms.text(quote)} {self.text_until(only, quote)}")
-            case "string" if not schema.keys() & _STRING_BOUNDS:
-                # Quotes of either kind, without escapes in single ones.
-                return self.rule(f"{self.json(only)} | /'[^'\\\\\\n]*'/")
-            case "string" | "integer" | "number":
-                return self.json(only)
-            case "boolean":
-                return self.rule(f'"{words[True]}" | "{words[False]}"')
-            case "null":
-                return self.rule(f'"{words[None]}"')
-            case "array":
-                items = schema.get("items")
-                separator = "," if quote else ", "
-                if not isinstance(items, Mapping):
-                    return self.json(only)
-                item = self.literal(items, quote, depth - 1)
-                some = f'{item} ("{separator}" {item})*'
-                return self.rule(f'"[" {some} "]"' if schema.get("minItems") else f'"[" ({some})? "]"')
+    def json_text(self, value: Any) -> str:
+        """Return ``value`` as `json` writes it."""
+        item, pair = self._encoder
+        match value:
+            case list():
+                return f"[{item.join(map(self.json_text, value))}]"
+            case dict():
+                pairs = (f"{self.json_text(key)}{pair}{self.json_text(one)}" for key, one in value.items())
+                return f"{{{item.join(pairs)}}}"
             case _:
-                if not isinstance(schema.get("properties"), Mapping):
-                    return self.json(only)
-                return self.rule(f'"{{" {self.members(schema, quote, _key_of(quote), depth - 1)} "}}"')
-
-    def _ordered(self, schema: Schema, *, sorts: bool) -> list[tuple[str, Schema]]:
-        """Return the properties; ``sorts``: by name, as Gemma's template writes them."""
-        found = [*properties_of(schema).items()]
-        return sorted(found, key=lambda pair: pair[0].lower()) if sorts else found
-
-    def members(self, schema: Schema, quote: str, key_of: Callable[[str], str], depth: int = _MAX_DEPTH) -> str:
-        """Return a rule for ``key value, …``, of the properties of ``schema`` in their order."""
-        pairs = [
-            (f"{quoted(key_of(name))} {self.literal(inner, quote, depth)}", name in required_of(schema))
-            for name, inner in self._ordered(schema, sorts=bool(quote))
-        ]
-        separator = quoted("," if quote else ", ")
-        later, first = '""', '""'
-        for pair, required in reversed(pairs):
-            more = self.rule(f"{separator} {pair} {later}" if required else f"{separator} {pair} {later} | {later}")
-            first = self.rule(f"{pair} {later}" if required else f"{pair} {later} | {first}")
-            later = more
-        return first
+                return msgspec.json.encode(value).decode()
 
 
-def properties_of(schema: Schema) -> dict[str, Schema]:
-    """Return the schemas of the named properties."""
-    properties = schema.get("properties")
-    found = properties.items() if isinstance(properties, Mapping) else ()
-    return {name: inner if isinstance(inner, Mapping) else {} for name, inner in found}
+def standing_alone(schema: Any, root: Schema) -> dict[str, Any]:
+    """Return ``schema``, a part of ``root``, with all that it refers to as definitions of its own.
 
+    Raises UnsupportedSchemaError.
+    """
+    names: dict[str, str] = {}
 
-def required_of(schema: Schema) -> frozenset[str]:
-    """Return the names of the properties that must be there."""
-    required = schema.get("required")
-    return frozenset(name for name in required if isinstance(name, str)) if isinstance(required, list) else frozenset()
+    def moved(part: Any) -> Any:
+        if isinstance(part, list):
+            return [moved(inner) for inner in part]
+        if not isinstance(part, Mapping):
+            return part
+        result = {key: value if key in _DATA else moved(value) for key, value in part.items()}
+        if isinstance(reference := part.get("$ref"), str):
+            result["$ref"] = f"#/$defs/{names.setdefault(reference, f'd{len(names)}')}"
+        return {key: value for key, value in result.items() if key not in ("$defs", "definitions")}
 
-
-def literal_of(value: Any, quote: str) -> str:
-    """Return ``value`` as a literal."""
-    match value:
-        case str() if quote:
-            return f"{quote}{value}{quote}"
-        case bool() | None:
-            return _CONSTANTS["" if quote else "python"][value]
-        case list():
-            return f"[{(',' if quote else ', ').join(literal_of(item, quote) for item in value)}]"
-        case dict():
-            pairs = (f"{_key_of(quote)(str(key))}{literal_of(item, quote)}" for key, item in value.items())
-            return f"{{{(',' if quote else ', ').join(pairs)}}}"
-        case _:
-            return msgspec.json.encode(value).decode()
-
-
-def _key_of(quote: str) -> Callable[[str], str]:
-    return (lambda name: f"{name}:") if quote else (lambda name: f"{msgspec.json.encode(name).decode()}: ")
-
-
-def _allowed(schema: Schema) -> Sequence[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) and values else None
-
-
-def _text_regex(schema: Schema) -> str:
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str):
-        start = "" if pattern.startswith("^") else "(?s:.*)"
-        end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
-        inner = pattern.removeprefix("^")
-        inner = (inner if end else inner[:-1]).replace("\\/", "/").replace("/", "\\/")
-        return f"{start}({inner}){end}"
-    least, most = schema.get("minLength"), schema.get("maxLength")
-    if isinstance(least, int) or isinstance(most, int):
-        return f"(?s:.{{{least or 0},{'' if most is None else most}}})"
-    return "(?s:.*)"
+    whole: dict[str, Any] = moved(schema) if isinstance(schema, Mapping) else ({} if schema else {"not": {}})
+    definitions: dict[str, Any] = {}
+    while len(definitions) < len(names):
+        reference, name = next((text, name) for text, name in names.items() if name not in definitions)
+        if (target := target_of(reference, root)) is None:
+            raise UnsupportedSchemaError(f"the reference {reference!r} leads nowhere")
+        definitions[name] = moved(target)
+    return {**whole, "$defs": definitions} if definitions else whole

@@ -129,9 +129,11 @@ class ChunkCheck:
             return None
         if not (0 < len(thought.closings) <= MAX_THOUGHT_CLOSINGS and all(thought.closings)):
             return bad_request(f"a thought must have 1 to {MAX_THOUGHT_CLOSINGS} closings, none of them empty")
-        size = max(map(len, thought.closings))
+        size = max(map(len, (*thought.closings, thought.opening)))
         if max(size, len(thought.ending)) > MAX_THOUGHT_MARKER:
-            return bad_request(f"the closings and the ending of a thought must be at most {MAX_THOUGHT_MARKER} long")
+            return bad_request(
+                f"the closings, the opening and the ending of a thought must be at most {MAX_THOUGHT_MARKER} long"
+            )
         if any(token >= self._facts.vocabulary_size for token in thought.ending):
             return bad_request(
                 f"ending_token_ids must be < {self._facts.vocabulary_size}. Given: {max(thought.ending)}"

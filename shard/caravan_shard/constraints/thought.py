@@ -27,6 +27,7 @@ class ThoughtMatching:
         "_forced",
         "_inner",
         "_inner_started",
+        "_may_reopen",
         "_phase",
         "_piece",
         "_started",
@@ -47,7 +48,9 @@ class ThoughtMatching:
         self._phase = _Phase.ENDING if self._thought.max_tokens == 0 else _Phase.THINKING
         # Tokens of the thought, and of its ending, so far.
         self._count = self._forced = 0
-        # The last bytes of the thought, which may begin a closing.
+        # Whether the thought ended by force, so that another one ends at once.
+        self._may_reopen = False
+        # The last bytes of the thought, which may begin a closing, or of the answer, which may open another thought.
         self._tail = b""
         # Tokens of the answer that the grammar's matching has not seen.
         self._answer: list[int] = []
@@ -59,7 +62,7 @@ class ThoughtMatching:
         if not self._started:
             self._started = True
             for token in output:
-                if self._phase is _Phase.ANSWERING:
+                if self._phase is _Phase.ANSWERING and self._inner is not None:
                     self._answer.append(token)
                 else:
                     self._consume(token)
@@ -110,14 +113,14 @@ class ThoughtMatching:
                 equal = (token == wanted for token, wanted in zip(tokens, left, strict=False))
                 return next((number for number, same in enumerate(equal) if not same), min(len(tokens), len(left)))
             case _Phase.ANSWERING:
-                return len(tokens) if self._inner is None else self._inner.count_matching(tokens)
+                return self._count_answer(tokens) if self._inner is None else self._inner.count_matching(tokens)
 
     def advance(self, token: int) -> None:
         """Consume the chosen token, one of `allowed`."""
-        if self._phase is not _Phase.ANSWERING:
-            self._consume(token)
-        elif self._inner is not None:
+        if self._phase is _Phase.ANSWERING and self._inner is not None:
             self._inner.advance(token)
+        else:
+            self._consume(token)
 
     @property
     def ended(self) -> bool:
@@ -129,12 +132,34 @@ class ThoughtMatching:
         """Whether the grammar's matching has failed."""
         return self._inner is not None and self._inner_started and self._inner.failed
 
+    def _count_answer(self, tokens: Sequence[int]) -> int:
+        """Return how many of ``tokens`` there are up to one that opens another thought."""
+        tail: bytes | None = self._tail
+        for number, token in enumerate(tokens if self._may_reopen else ()):
+            tail = self._answer_tail(tail or b"", token)
+            if tail is None:
+                return number + 1
+        return len(tokens)
+
+    def _answer_tail(self, tail: bytes, token: int) -> bytes | None:
+        """Return the last bytes of an answer with ``token``; None if it opens another thought."""
+        opening, text = self._thought.opening, tail + self._piece(token)
+        return None if opening in text else text[len(text) - len(opening) + 1 :] if len(opening) <= len(text) else text
+
     def _consume(self, token: int) -> None:
-        """Consume a token of the thought or of its ending."""
+        """Consume a token of the thought, of its ending, or of an answer without a grammar."""
+        if self._phase is _Phase.ANSWERING:
+            tail = self._answer_tail(self._tail, token) if self._may_reopen else b""
+            self._tail = tail or b""
+            if tail is None:
+                self._forced, self._phase = 0, _Phase.ENDING
+            return
         if self._phase is _Phase.ENDING:
             self._forced += 1
             if self._forced == len(self._thought.ending):
                 self._phase = _Phase.ANSWERING
+                self._may_reopen = self._inner is None and bool(self._thought.opening)
+                self._tail = b""
             return
         text = self._tail + self._piece(token)
         if any(closing in text for closing in self._thought.closings):

@@ -144,3 +144,17 @@ def test_the_end_token_may_end_a_thought_without_a_grammar() -> None:
         assert driver.output[0] == expected
         return
     pytest.fail("no output ended")
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_behind_an_end_by_force_another_thought_ends_at_once(drafts: int) -> None:
+    before = [*free_output()[:2], *ENDING]
+    answer = free_output(50 - len(before), before)
+    opening = bytes(answer[3:6])
+    thought = Thought(closings=(NEVER,), ending=ENDING, max_tokens=2, opening=opening)
+    output, _ = run(sampling=DRAWN, thought=thought, drafts=drafts)
+    again = [*before, *answer[:6], *ENDING]
+    assert output[: len(again)] == again
+    # One that the model ended itself is not watched.
+    closed = Thought(closings=(bytes(free_output()[:1]),), ending=ENDING, max_tokens=2, opening=opening)
+    assert run(sampling=DRAWN, thought=closed, drafts=drafts)[0] == free_output()

@@ -481,10 +481,13 @@ class Thought(_message.Message):
     CLOSINGS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     ENDING_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OPENING_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
     """After this many tokens, counted without a closing of one token, the tokens of the ending follow by force. Absent: the
     model ends the thought itself.
     """
+    opening: _builtins.bytes
+    """Behind an end by force, another thought that begins with these bytes ends at once by force, too. Empty: none begins."""
     @_builtins.property
     def closings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
@@ -495,10 +498,11 @@ class Thought(_message.Message):
         closings: _abc.Iterable[_builtins.bytes] | None = ...,
         max_tokens: _builtins.int | None = ...,
         ending_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        opening: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "max_tokens", b"max_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "closings", b"closings", "ending_token_ids", b"ending_token_ids", "max_tokens", b"max_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "closings", b"closings", "ending_token_ids", b"ending_token_ids", "max_tokens", b"max_tokens", "opening", b"opening"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015

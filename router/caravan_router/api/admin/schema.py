@@ -1,11 +1,11 @@
 """Replies of the routes for operators."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from caravan_router.api.generation.schema import CacheSalt, ModelName
-from caravan_router.api.openai.chat.schema import Message, TemplateOptions, Tool
+from caravan_router.api.openai.chat.schema import Message, Tool
 from caravan_router.core.shards import ShardState
 
 
@@ -109,7 +109,7 @@ class PinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     messages: list[Message] | None = None
     tools: list[Tool] | None = None
     tool_prompt: str | None = None
-    chat_template_kwargs: TemplateOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     tenant: str | None = None
     cache_salt: CacheSalt = None

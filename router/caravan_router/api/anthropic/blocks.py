@@ -23,6 +23,7 @@ from caravan_router.api.anthropic.schema import (
     ToolUseBlock,
 )
 from caravan_router.api.openai.chat.output import Part
+from caravan_router.api.openai.chat.whole import Call
 from caravan_router.chat.thought_reader import ThoughtPart
 from caravan_router.chat.tool_parser import CallPart, TextPart
 
@@ -35,7 +36,7 @@ class Blocks:
     __slots__ = ("_fragments", "_index", "_open", "blocks")
 
     def __init__(self) -> None:
-        # All blocks that have ended, without calls that were cut off.
+        # All blocks that have ended, with a text in place of a call that was cut off.
         self.blocks: list[ReplyBlock] = []
         # The last block, while it has not ended, with its index and the fragments of its content.
         self._index = -1
@@ -82,8 +83,10 @@ class Blocks:
                 block.text = content
                 self.blocks.append(block)
             case ToolUseBlock():
-                # A whole reply cannot show a call that was cut off, which is no object.
-                if (arguments := _object_of(content)) is not None:
+                # A call that was cut off is no object: a whole reply shows it as text.
+                if (arguments := _object_of(content)) is None:
+                    self.blocks.append(TextBlock(Call(block.name, content).text))
+                else:
                     block.input = arguments
                     self.blocks.append(block)
             case _:

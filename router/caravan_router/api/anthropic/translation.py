@@ -15,7 +15,6 @@ from caravan_router.api.openai.chat.schema import (
     ChosenFunction,
     FunctionDefinition,
     NamedToolChoice,
-    TemplateOptions,
     Tool,
 )
 from caravan_router.api.openai.chat.validation import ChatSource
@@ -147,7 +146,7 @@ def _thinking_fields(body: PromptFields, model: ModelFacts) -> dict[str, Any]:
         fields["reasoning_effort"] = body.output_config.effort
     if thinking is not None:
         switched_on = thinking.type != "disabled"
-        fields["chat_template_kwargs"] = TemplateOptions(enable_thinking=switched_on)
+        fields["chat_template_kwargs"] = {"enable_thinking": switched_on}
         if switched_on and thinking.budget_tokens is not None:
             fields["reasoning_budget_tokens"] = thinking.budget_tokens
     return fields

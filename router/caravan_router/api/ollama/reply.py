@@ -143,21 +143,31 @@ def _shown_token_ids(pieces: Sequence[Piece]) -> list[int]:
 
 
 def _said(collected: Collected, *, ended: bool) -> Said:
-    """Return what is not sent yet. Calls are sent whole, at the end: Ollama's clients read arguments as an object."""
+    """Return what is not sent yet. Calls are sent whole, at the end: Ollama's clients read arguments as an object.
+
+    A call that was cut off is no object, and is shown as text.
+    """
     thinking, text = collected.take()
-    return Said(thinking=thinking, text=text, calls=_calls(collected.calls) if ended else ())
+    if not ended:
+        return Said(thinking=thinking, text=text)
+    calls = [(call, _object_of(call)) for call in collected.calls]
+    text += "".join(call.text for call, arguments in calls if arguments is None)
+    return Said(
+        thinking=thinking,
+        text=text,
+        calls=[
+            ollama.OllamaToolCall(function=ollama.OllamaCalledFunction(name=call.name, arguments=arguments))
+            for call, arguments in calls
+            if arguments is not None
+        ],
+    )
 
 
-def _calls(calls: Sequence[Call]) -> Sequence[ollama.OllamaToolCall]:
-    """Return calls in Ollama's form. A call that was cut off is no JSON object and is left out."""
-    made = []
-    for call in calls:
-        try:
-            arguments = msgspec.json.decode(call.arguments, type=dict[str, object])
-        except (msgspec.DecodeError, RecursionError):
-            continue
-        made.append(ollama.OllamaToolCall(function=ollama.OllamaCalledFunction(name=call.name, arguments=arguments)))
-    return made
+def _object_of(call: Call) -> dict[str, object] | None:
+    try:
+        return msgspec.json.decode(call.arguments, type=dict[str, object])
+    except (msgspec.DecodeError, RecursionError):
+        return None
 
 
 def generate_reply(model: str, said: Said) -> OllamaReply:

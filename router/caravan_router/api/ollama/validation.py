@@ -16,7 +16,7 @@ from caravan_router.api.generation.schema import Format, JsonFormat, JsonObjectF
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.rules import insert_error
 from caravan_router.api.openai.chat.enforced import SchemaPlaces
-from caravan_router.api.openai.chat.schema import ChatRequest, FunctionCall, Message, TemplateOptions, Tool, ToolCall
+from caravan_router.api.openai.chat.schema import ChatRequest, FunctionCall, Message, Tool, ToolCall
 from caravan_router.api.openai.chat.validation import ChatSource
 from caravan_router.api.openai.sampling import check_sampling
 from caravan_router.api.openai.schema import SamplingFields
@@ -138,7 +138,7 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
         case None:
             return {}
         case bool():
-            return {"chat_template_kwargs": TemplateOptions(enable_thinking=think)}
+            return {"chat_template_kwargs": {"enable_thinking": think}}
         case "low" | "medium" | "high" | "max":
             return {"reasoning_effort": think}
         case _:

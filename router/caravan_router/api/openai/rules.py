@@ -95,6 +95,10 @@ def no_thoughts_error(field: str, given: object) -> ValidationError:
     return ValidationError(field, f"{message}. Given: {shown(given)}")
 
 
+def template_option_error(field: str, rule: str, given: object) -> ValidationError:
+    return ValidationError(field, f"`{field}` must {rule}. Given: {shown(given)}")
+
+
 def missing_field_error(field: str) -> ValidationError:
     return ValidationError(field, f"`{field}` is missing")
 

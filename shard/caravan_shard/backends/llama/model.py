@@ -25,6 +25,7 @@ from caravan_shard.backends.llama.kernels_abi import check_kernels
 from caravan_shard.backends.llama.log import route_llama_log, take_reason
 from caravan_shard.backends.llama.metadata import all_metadata, metadata_text
 from caravan_shard.backends.llama.projector_file import find_projector
+from caravan_shard.backends.llama.template_file import template_in
 from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
 from caravan_shard.config import ShardConfig
 
@@ -98,6 +99,8 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
         vocabulary = LlamaVocabulary(vocab, llama_cpp.llama_model_chat_template(pointer, b"rerank") or b"")
         facts = _model_facts(path, pointer, vocab, vocabulary, uses_gpus=config.uses_gpus)
         facts = replace(facts, fingerprint=fingerprint([file.path for file in files.model]))
+        if config.chat_template_file:
+            facts = replace(facts, chat_template=template_in(Path(config.chat_template_file)), tool_template="")
     except BaseException:
         llama_cpp.llama_model_free(pointer)
         raise

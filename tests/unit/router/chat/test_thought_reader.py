@@ -215,3 +215,10 @@ def test_no_marker_begins_with_another() -> None:
     for thought_format in (HARMONY, THINK, GRANITE_TAGS, HUNYUAN, COMMAND):
         for one, other in pairwise(sorted(set(thought_format.markers))):
             assert not other.startswith(one)
+
+
+def test_behind_an_end_by_force_thoughts_and_their_ends_are_no_answer() -> None:
+    pieces = ["a", "</think>", "\n\n", "b", "<think>", "c", "</think>", "d", "</think>", "e"]
+    assert read(ThoughtReader(THINK, THOUGHT, 1), pieces) == ("a\n\nc", "b\n\nd\n\ne")
+    # A thought that the model ended itself: the answer may name the tags.
+    assert read(ThoughtReader(THINK, THOUGHT, 2), pieces) == ("a", "b<think>c</think>d</think>e")

@@ -37,7 +37,55 @@ def read(tool_format: ToolFormat, pieces: list[str], max_calls: int | None = Non
 F = '{"name": "f", "arguments": {"a": "}\\"{"}}'
 F_READ = ("f", '{"a": "}\\"{"}')
 
+TWO = [F_READ, F_READ]
+
 CASES: list[tuple[ToolFormat, str, Read]] = [
+    # What models do wrong in JSON.
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty"}}</tool_call>', ("", [("f", '{"a": "x\\n\\ty"}')])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1, 2, ], }, }</tool_call>', ("", [("f", '{"a": [1, 2]}')])),
+    (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": "x\n",}', ("", [("f", '{"a": "x\\n"}')])),
+    (LLAMA_3, '{"name": "f", "parameters": "{\\"a\\": 1,}"}', ("", [("f", '{"a": 1}')])),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": "\\d\\\'\\u1"}}</tool_call>',
+        ("", [("f", '{"a": "\\\\d\'\\\\u1"}')]),
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": "say "hi" now"}}</tool_call>',
+        ("", [("f", '{"a": "say \\"hi\\" now"}')]),
+    ),
+    (
+        HERMES,
+        """<tool_call>{"name": "f", "arguments": {'a': True, "b": None}}</tool_call>""",
+        ("", [("f", '{"a": true, "b": null}')]),
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": "\\ud83d\\ude00\\ud83d"}}</tool_call>',
+        ("", [("f", '{"a": "\\ud83d\\ude00\\ufffd"}')]),
+    ),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": {"b": [1</tool_call>', ("", [("f", '{"a": {"b": [1]}}')])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "x', ("", [("f", '{"a": "x"}')])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1, b: 2}}</tool_call>', (", b: 2}}", [("f", '{"a": 1}')])),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', []),
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>',
+        ('<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>', []),
+    ),
+    (QWEN_3_CODER, "<tool_call>\n<function=f>\n<parameter=a>\nx y", ("\n<parameter=a>\nx y", [("f", "{}")])),
+    # Several calls in one tag.
+    (HERMES, f"<tool_call>[{F}, {F}]</tool_call>", ("", TWO)),
+    (HERMES, f"<tool_call>\n[\n  {F},\n  {F}\n]\n</tool_call> Well.", (" Well.", TWO)),
+    (HERMES, f"<tool_call>{F}\n{F}</tool_call>\n<tool_call>{F}</tool_call>", ("", [*TWO, F_READ])),
+    (HERMES, f"<tool_call>[{F}, {F}", ("", TWO)),
+    (HERMES, f"<tool_call>{F}</tool_call> {F}", (f" {F}", [F_READ])),
+    (HERMES, f"<tool_call>[{F}, 7]</tool_call>", (", 7]", [F_READ])),
     (HERMES, "just text", ("just text", [])),
     (HERMES, "  spaced \n", ("  spaced \n", [])),
     (HERMES, "a < b <tool", ("a < b <tool", [])),
@@ -55,7 +103,7 @@ CASES: list[tuple[ToolFormat, str, Read]] = [
     (HERMES, "<tool_call>\nno json</tool_call>", ("<tool_call>\nno json</tool_call>", [])),
     (HERMES, "<tool_call>{'name'", ("<tool_call>{'name'", [])),
     (HERMES, '<tool_call>{"name": "f", "argu', ('<tool_call>{"name": "f", "argu', [])),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1,', ("", [("f", '{"a": [1,')])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1,', ("", [("f", '{"a": [1]}')])),
     (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', ("", [("f", '{"a": 1}')])),
     (HERMES, '<tool_call>{"name": "f"}</tool_call>', ("", [("f", "{}")])),
     (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', ("", [("f", "{}")])),
@@ -104,8 +152,8 @@ def test_the_name_and_the_arguments_are_released_as_they_arrive() -> None:
     assert parser.feed("Hm <tool") == [TextPart("Hm")]
     assert parser.feed('_call>{"name": "f", "arg') == []
     assert parser.feed('uments": {"a"') == [CallPart(0, "f", '{"a"')]
-    assert parser.feed(": 1") == [CallPart(0, None, ": 1")]
-    assert parser.feed("}}</tool_call>") == [CallPart(0, None, "}")]
+    assert parser.feed(": 1") == [CallPart(0, None, ": ")]
+    assert parser.feed("}}</tool_call>") == [CallPart(0, None, "1}")]
     assert parser.finish() == []
 
 
@@ -123,3 +171,10 @@ def test_the_name_and_the_arguments_are_released_as_they_arrive() -> None:
 )
 def test_the_format_is_recognized_from_the_template(template: str, expected: ToolFormat) -> None:
     assert known_format_of(template) == expected
+
+
+def test_where_the_output_was_cut_off_a_call_lacks_its_end() -> None:
+    for arguments in ('{"a": "x', '{"a": [1,', '{"a": tr', '{"a": "\\u12', '{"a": {"b": "c"'):
+        parser = ToolParser(HERMES, {"f": None})
+        parts = parser.feed(f'<tool_call>{{"name": "f", "arguments": {arguments}')
+        assert joined(parts + parser.finish(cut=True)) == ("", [("f", arguments)])

@@ -281,14 +281,29 @@ async def test_control_tokens_in_a_message_stay_text(engine: ScriptedEngine, rol
     assert templated == shown
 
 
-async def test_clients_may_set_only_some_template_options(engine: ScriptedEngine) -> None:
+async def test_a_template_gets_the_options_that_it_reads(engine: ScriptedEngine) -> None:
+    source = (
+        "{% if date is not defined %}{% set date = 'today' %}{% endif %}{{ date }} {{ documents[0].title }} {{ n }}"
+        "{{ messages[0].content }}"
+    )
+    engine.model = replace(MODEL, chat_template=source)
+    # Its text stays text here, too.
+    engine.controls = {"<|end|>": 900}
+    async with serving(engine) as service:
+        given = {"date": "<|end|>", "documents": [{"title": "T"}], "n": 1.5, "preserve_thinking": True, "other": [None]}
+        await chat(service, chat_template_kwargs=given)
+        assert 900 not in engine.spec.prompt
+        assert text_of(engine.spec) == "<|end|> T 1.5hi"
+
+
+async def test_clients_may_not_set_what_the_server_sets(engine: ScriptedEngine) -> None:
     engine.model = replace(MODEL, chat_template="{{ enable_thinking }}{{ messages[0].content }}")
     async with serving(engine) as service:
         await chat(service, chat_template_kwargs={"enable_thinking": False})
         assert text_of(engine.spec) == "Falsehi"
         engine.streams.clear()
         kwargs: dict[str, Any]
-        for kwargs in ({"messages": []}, {"bos_token": "x"}, {"enable_thinking": "{{ 1 }}"}):
+        for kwargs in ({"messages": []}, {"bos_token": "x"}, {"enable_thinking": "{{ 1 }}"}, {"a": "x" * (1 << 16)}):
             assert "chat_template_kwargs" in (await refused(service, chat_template_kwargs=kwargs))["message"]
         assert "chat_template" in (await refused(service, chat_template="{{ 1 }}"))["message"]
 

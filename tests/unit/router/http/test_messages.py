@@ -167,10 +167,12 @@ async def test_thoughts_text_and_calls_are_blocks_whole_and_streamed(service: Se
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
-async def test_a_call_that_is_cut_off_is_left_out_of_a_whole_reply(service: Service, engine: ScriptedEngine) -> None:
+async def test_a_call_that_is_cut_off_is_text_in_a_whole_reply(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: [*letters(CALL[:55])[:-1], word("x", finish=FinishReason.LENGTH)]
     reply = await create(service, tools=[WEATHER])
-    assert (reply["content"], reply["stop_reason"]) == ([], "max_tokens")
+    [block] = reply["content"]
+    assert (block["type"], reply["stop_reason"]) == ("text", "max_tokens")
+    assert block["text"].startswith('{"name": "weather", "arguments": {')
     events = await stream(service, tools=[WEATHER])
     assert events[-2]["delta"]["stop_reason"] == "max_tokens"
     assert [event["type"] for event in events].count("content_block_stop") == 1

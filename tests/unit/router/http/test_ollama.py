@@ -218,10 +218,10 @@ async def test_calls_are_sent_whole_with_arguments_as_an_object(service: Service
     assert text_of(engine).endswith('[assistant]{"name":"f","arguments":{"a":1}}[user]Result of f: 2')
 
 
-async def test_a_truncated_call_is_left_out(service: Service, engine: ScriptedEngine) -> None:
+async def test_a_truncated_call_is_shown_as_text(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: [word('{"name": "f", "arguments": {"a"', finish=FinishReason.LENGTH)]
     reply = await whole(service, "/api/chat", messages=HI, tools=[TOOL])
-    assert reply["message"] == {"role": "assistant", "content": ""}
+    assert reply["message"] == {"role": "assistant", "content": '{"name": "f", "arguments": {"a"'}
     assert reply["done_reason"] == "length"
 
 

@@ -86,7 +86,8 @@ class ChatOutput:
         if self._parser is None and self._reader is None and self._stops is None:
             parts: list[Part] = [TextPart(text)] if (text := "".join([piece.text for piece in pieces])) else []
         else:
-            parts = [_shown(part) for part in self._read(pieces, ended=finish is not None)]
+            cut = finish is FinishReason.LENGTH
+            parts = [_shown(part) for part in self._read(pieces, ended=finish is not None, cut=cut)]
             if not self._wanted:
                 finish = FinishReason.STOP_SEQUENCE
                 self.run.end()
@@ -104,7 +105,7 @@ class ChatOutput:
         self.run.end()
         return self.push(())
 
-    def _read(self, pieces: Sequence[Piece], *, ended: bool) -> list[Part]:
+    def _read(self, pieces: Sequence[Piece], *, ended: bool, cut: bool) -> list[Part]:
         parts: list[Part] = []
         for piece in pieces:
             if not self._wanted:
@@ -123,7 +124,7 @@ class ChatOutput:
             if self._stops is not None:
                 parts += self._parsed(self._stops.flush())
         if (ended or not self._wanted) and self._parser is not None:
-            parts += self._parser.finish()
+            parts += self._parser.finish(cut=cut)
         if ended and self._thought_calls is not None and not self._answered:
             rest, calls = self._thought_calls.finish()
             parts += [ThoughtPart(rest)] if rest else []

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from caravan_router.api.errors import ChatTemplateError
 from caravan_router.api.generation.context import PromptContext
 from caravan_router.api.generation.media import decoded
@@ -11,6 +9,7 @@ from caravan_router.api.generation.parts import NO_MEDIA, MediaParts
 from caravan_router.api.generation.rules import PromptTooManyBytesError
 from caravan_router.api.openai.chat.messages import template_messages, template_tools
 from caravan_router.api.openai.chat.schema import ChatRequest
+from caravan_router.api.openai.chat.template_kwargs import template_kwargs_of
 from caravan_router.api.openai.chat.thinking import thought_plan_of
 from caravan_router.api.openai.chat.tools import NO_TOOLS, ToolPlan, tool_plan_of
 from caravan_router.api.openai.rules import continue_error, control_texts_error
@@ -74,12 +73,19 @@ def chat_plan_of(
             messages = with_tools_as_text(messages, tools, body.tool_prompt or DEFAULT_TOOL_PROMPT)
     elif tools and body.tool_prompt:
         messages = with_instruction(messages, body.tool_prompt)
-    thought = thought_plan_of(body, thought_format_of(source), constrained=constrained or plan.required)
+    given = {**context.limits.chat_template_kwargs, **template_kwargs_of(body)}
+    thought = thought_plan_of(
+        body,
+        thought_format_of(source),
+        given,
+        constrained=constrained or plan.required,
+        max_tokens=context.limits.reasoning_budget,
+    )
     continued = _continued(body)
     conversation = Conversation(
         messages=with_thoughts(messages, source, continued=continued),
         tools=tools or None,
-        options=(thought.options if thought else {}) | msgspec.to_builtins(body.chat_template_kwargs or {}),
+        options=(thought.options if thought else {}) | given,
         continued=continued,
         generation_prompt=body.add_generation_prompt is not False,
         thought=thought,

@@ -104,18 +104,6 @@ class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Options that a client may pass to the chat template.
-
-    ``enable_thinking`` or ``thinking`` false also switches off the thoughts of a model whose template has no such
-    option.
-    """
-
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
-    reasoning_effort: Effort | None = None
-
-
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the reply may look like, such as a text that it changes in a few places. It changes the speed only."""
 
@@ -137,6 +125,10 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     -1 means no limit. ``reasoning_format`` (llama-server's): "none" leaves thoughts in the content, as the model writes
     them. "auto", the default, and "deepseek" return them as ``reasoning_content``.
 
+    ``chat_template_kwargs``: further variables of the chat template; those that it does not read are ignored.
+    ``enable_thinking`` or ``thinking`` false also switches off the thoughts of a model whose template has no such
+    option.
+
     ``truncation``: "auto" leaves out the oldest turns if not all fit, as in responses; "disabled", the default, refuses
     them.
     """
@@ -153,7 +145,7 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: TemplateOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     prediction: Prediction | None = None
     reasoning_effort: Effort | None = None
     reasoning_budget_tokens: int | None = None

@@ -1,8 +1,7 @@
 """Reads from a chat request whether the model is to think, and for how long."""
 
+from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from caravan_router.api.generation.checks import check_range
 from caravan_router.api.openai.chat.schema import ChatRequest
@@ -16,11 +15,17 @@ _MAX_BUDGET = 2**31 - 1
 
 
 def thought_plan_of(
-    body: ChatRequest, thought_format: ThoughtFormat | None, *, constrained: bool
+    body: ChatRequest,
+    thought_format: ThoughtFormat | None,
+    given: Mapping[str, Any],
+    *,
+    constrained: bool,
+    max_tokens: int | None = None,
 ) -> ThoughtPlan | None:
     """Return how the reply to ``body`` thinks; None if the model does not think. Raises ValidationError.
 
-    ``constrained``: the answer has to match something, so that it must be known where it begins.
+    ``given``: variables for the template. ``max_tokens``: the budget of a request that names none. ``constrained``: the
+    answer has to match something, so that it must be known where it begins.
     """
     budget = _budget(body)
     if thought_format is None:
@@ -29,7 +34,7 @@ def thought_plan_of(
         if budget:
             raise no_thoughts_error("reasoning_budget_tokens", budget)
         return None
-    given: dict[str, Any] = msgspec.to_builtins(body.chat_template_kwargs or {})
+    budget = max_tokens if budget is None and not _names_budget(body) else budget
     effort = body.reasoning_effort or given.get("reasoning_effort")
     thinking = _thinking(effort, given, budget)
     if thinking is Thinking.FREE and constrained and thought_format is HARMONY:
@@ -44,7 +49,12 @@ def thought_plan_of(
     )
 
 
-def _thinking(effort: str | None, given: dict[str, Any], budget: int | None) -> Thinking:
+def _names_budget(body: ChatRequest) -> bool:
+    given = (body.reasoning_budget_tokens, body.thinking_budget_tokens, body.thinking_token_budget)
+    return any(budget is not None for budget in given)
+
+
+def _thinking(effort: str | None, given: Mapping[str, Any], budget: int | None) -> Thinking:
     switches = [given.get("enable_thinking"), given.get("thinking")]
     if effort == "none" or budget == 0 or False in switches:
         return Thinking.OFF

@@ -56,7 +56,7 @@ class ValidChat:
     ``beginning``: what the output begins with. ``tool_format``: how it calls tools; None if there is nothing to call.
     ``answer_text``: how the answer ends where `output` looks for stop
     strings: they do not count in thoughts, and some replies name the one that was found. ``left_out``: turns that the
-    prompt lacks.
+    prompt lacks. ``ignored_options``: variables for the template that it does not read.
     """
 
     request: ValidRequest
@@ -68,6 +68,7 @@ class ValidChat:
     tool_format: ToolFormat | None = None
     answer_text: TextOptions = NO_OPTIONS
     left_out: LeftOut | None = None
+    ignored_options: tuple[str, ...] = ()
 
     @property
     def thinks(self) -> bool:
@@ -77,7 +78,10 @@ class ValidChat:
     def output(self, run: Run) -> ChatOutput:
         """Return the reader of one choice's output."""
         thought = self.plan.thought if self.plan.reads_thoughts else None
-        reader = None if thought is None else ThoughtReader(thought.thought_format, self.beginning)
+        reader = None
+        if thought is not None:
+            most = thought.max_tokens if self.beginning is Beginning.THOUGHT else None
+            reader = ThoughtReader(thought.thought_format, self.beginning, most)
         if self.tool_format is None:
             return ChatOutput(run, None, reader, self.answer_text)
         tools, known = self.plan.tools, self.tool_format
@@ -127,6 +131,7 @@ class _Prompt:
     tokens: tuple[int, ...]
     beginning: Beginning = Beginning.UNDECIDED
     media: PromptMedia | None = None
+    ignored_options: tuple[str, ...] = ()
 
 
 async def validate_whole_chat(context: Context, source: ChatSource, choices: Choices = ONE_CHOICE) -> ValidChat:
@@ -182,6 +187,7 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
         choices=choices,
         tool_format=tool_format and tool_format.with_controls(await _call_controls(context, plan)),
         answer_text=text if in_output else NO_OPTIONS,
+        ignored_options=prompt.ignored_options,
     )
 
 
@@ -209,7 +215,8 @@ async def _prompt(context: Context, source: ChatSource, asked: FieldConstraint |
     else:
         tokens = _after(source.earlier, prompt.tokens, context.model)
     media = None if prompt.media is None else prompt.media.located(tokens)
-    return _Prompt(plan, tokens, _beginning(plan, prompt), media)
+    ignored = tuple(key for key in prompt.ignored_options if key in (source.body.chat_template_kwargs or {}))
+    return _Prompt(plan, tokens, _beginning(plan, prompt), media, ignored)
 
 
 def _beginning(plan: ChatPlan, prompt: ChatPrompt) -> Beginning:
@@ -229,7 +236,9 @@ async def _thought(context: Context, plan: ChatPlan, beginning: Beginning, *, co
     if thought.max_tokens is not None:
         ending = (await context.engine.queries.tokenize(known.ending, add_special=False)).token_ids
     closings = tuple(opening.encode() for opening in known.answer_openings)
-    return Thought(closings=closings, ending=ending, max_tokens=thought.max_tokens)
+    # Where several thoughts are usual, the answer follows a part of them in each.
+    opening = b"" if known.recurs or not ending else known.opening.encode()
+    return Thought(closings=closings, ending=ending, max_tokens=thought.max_tokens, opening=opening)
 
 
 async def _call_controls(context: Context, plan: ChatPlan) -> frozenset[str]:

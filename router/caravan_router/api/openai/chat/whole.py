@@ -19,6 +19,11 @@ class Call:
     name: str
     arguments: str
 
+    @property
+    def text(self) -> str:
+        """What a reply shows of a call that was cut off, if its dialect has objects only."""
+        return f'{{"name": "{self.name}", "arguments": {self.arguments}'
+
 
 class Collected:
     """Collects thoughts and text until they are taken, and all calls."""

@@ -220,6 +220,13 @@ CASES = [
         "`reasoning_effort` needs a model that thinks: the chat template of this one shows no thoughts. Given: 'low'",
     ),
     Case(
+        openai_rules.template_option_error,
+        CHAT,
+        {"chat_template_kwargs": {"messages": []}},
+        "chat_template_kwargs.messages",
+        "`chat_template_kwargs.messages` must be left to the server. Given: []",
+    ),
+    Case(
         openai_rules.continue_error,
         CHAT,
         {"continue_final_message": True},
