@@ -76,7 +76,7 @@ class SteppedEngine(ScriptedEngine):
     def submit(  # type: ignore[override]  # a real stream in place of a scripted one
         self, spec: GenerationSpec, trace: GenerationTrace = NO_TRACE
     ) -> RequestStream:
-        stream = RequestStream(lambda: None, lambda: GenerationState.RUNNING, trace)
+        stream = RequestStream(lambda: None, lambda: GenerationState.RUNNING, lambda: 0, trace)
         self.real_streams.append(stream)
         return stream
 

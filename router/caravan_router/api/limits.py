@@ -13,7 +13,8 @@ class Limits:
     """Generations in progress, queued ones included. Further ones are refused with status 429."""
     max_best_of: int = 16
     """Bound of ``n`` and ``best_of``: candidates per prompt."""
-    max_stop_sequences: int = 4
+    max_stop_sequences: int | None = None
+    """None: 4 on TGI's routes, as in TGI, and 64 on all others."""
     max_stop_bytes: int = 256
     """Bytes of a stop string in UTF-8. A reply holds back up to this much text that may start a stop string."""
     max_top_n_tokens: int = 5
@@ -40,6 +41,8 @@ class Limits:
     """New tokens of all prompts and candidates of a request. None: ``max_best_of`` times the limit of one."""
     max_draft_tokens: int = 0
     """Draft tokens of a sequence in one step, by default and at most. 0: no speculation."""
+    strict_fields: bool = False
+    """Whether unknown fields are refused, but for those of agents' own routes; else they are ignored."""
     payload_limit: int | None = None
     """Bytes of a request's body after decompression. None: 2,000,000, or 32 MiB where a model sees or hears."""
     max_connections: int = 1000

@@ -258,7 +258,12 @@ class Batcher:
         if self._successor is not None and self._passes_on(spec):
             return self._successor.submit(spec, trace)
         request_id = next(self._request_ids)
-        stream = RequestStream(lambda: self._cancel(request_id), lambda: self._state_of(request_id), trace)
+        stream = RequestStream(
+            lambda: self._cancel(request_id),
+            lambda: self._owner_of(request_id).scheduler.state_of(request_id),
+            lambda: self._owner_of(request_id).scheduler.computed_of(request_id),
+            trace,
+        )
         if self._successor is not None:
             stream.fail(ModelReplacedError(self.model.name))
             return stream
@@ -331,11 +336,11 @@ class Batcher:
         else:
             self.post(Cancelled(request_id))
 
-    def _state_of(self, request_id: int) -> GenerationState:
+    def _owner_of(self, request_id: int) -> "Batcher":
         owner = self
         while request_id not in owner._streams and owner._successor is not None:
             owner = owner._successor
-        return owner.scheduler.state_of(request_id)
+        return owner
 
     def is_free(self, address: str) -> bool:
         """Whether the shard at ``address`` is not leased."""

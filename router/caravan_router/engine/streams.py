@@ -16,11 +16,19 @@ class RequestStream:
     """A queue with one producer, the batcher, and one consumer. It holds at most the tokens of the whole request."""
 
     def __init__(
-        self, on_close: Callable[[], None], ask_state: Callable[[], GenerationState], trace: GenerationTrace
+        self,
+        on_close: Callable[[], None],
+        ask_state: Callable[[], GenerationState],
+        ask_computed: Callable[[], int],
+        trace: GenerationTrace,
     ) -> None:
-        """``on_close`` releases the sequence; ``ask_state`` says where it is until it has ended."""
+        """``on_close`` releases the sequence; ``ask_state`` says where it is until it has ended.
+
+        ``ask_computed`` says how many of its first tokens are computed.
+        """
         self._on_close = on_close
         self._ask_state = ask_state
+        self._ask_computed = ask_computed
         # Not read yet.
         self._tokens: list[GeneratedToken] = []
         self._error: EngineError | None = None
@@ -41,6 +49,11 @@ class RequestStream:
     def state(self) -> GenerationState:
         """The stage of the generation, such as queued or running."""
         return GenerationState.ENDED if self._ended or self._closed else self._ask_state()
+
+    @property
+    def prompt_computed(self) -> int:
+        """Number of prompt tokens that are computed so far, or did not need to be. 0 while the request waits."""
+        return 0 if self._started is None or self._ended or self._closed else self._ask_computed()
 
     @property
     def times(self) -> StreamTimes:

@@ -17,11 +17,12 @@ from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.typed_body import Tolerance
 from caravan_router.http.server.state import CLIENT
 
 _VERSION = (Parameter(name="anthropic-version", place="header", description="Accepted and without effect"),)
 
-ROUTES = Routes(ANTHROPIC, tolerant=True)
+ROUTES = Routes(ANTHROPIC, tolerance=Tolerance.ALWAYS)
 
 
 @ROUTES.route(

@@ -25,7 +25,7 @@ from caravan_router.http.server.route import GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 
-ROUTES = Routes(OPENAI)
+ROUTES = Routes(OPENAI, any_type=True)
 _Whole = LlamaCompletion | list[LlamaCompletion]
 
 

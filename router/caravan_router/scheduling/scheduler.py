@@ -81,6 +81,10 @@ class Scheduler:
         """Return where a request is that has not ended."""
         return self._state.state_of(request_id)
 
+    def computed_of(self, request_id: int) -> int:
+        """Return how many first tokens of a request are computed on its shard; 0 while it is on none."""
+        return self._state.computed_of(request_id)
+
     def reasons_to_wait(self, now: float) -> Iterator[tuple[Sequence, Why]]:
         """Yield the requests of the queue in its order, then those that wait for one shard, each with its reason.
 

@@ -30,9 +30,6 @@ _DEFAULTS: dict[str, Any] = {
 }
 # Mirostat decides how many tokens are likely enough.
 _DEFAULTS_WITH_MIROSTAT = {name: DEFAULTS[name] for name in ("top_k", "top_p", "min_p")}
-_UNSUPPORTED = (
-    "n_cache_reuse", "min_keep", "post_sampling_probs", "timings_per_token", "return_progress", "lora",
-)  # fmt: skip
 _MAX_INT32 = 2**31 - 1
 # Added to a logit, it forbids a token: the same as OpenAI's least bias.
 _FORBIDDEN = -100.0
@@ -41,16 +38,10 @@ _FORBIDDEN = -100.0
 async def validate_llama(context: Context, body: LlamaServerFields, prompts: Prompts, n: int) -> Sequence[ValidRequest]:
     """Return an entry for each prompt. Raises ValidationError, NoShardError, TextTooLongError."""
     bounds = context.bounds
-    for field in _UNSUPPORTED:
-        value = getattr(body, field)
-        # llama-server switches some of them off with -1.
-        if value and value != -1:
-            raise unsupported_field_error(field, "set it to null", value)
     check_range("n_predict", body.n_predict, -1, _MAX_INT32)
     check_range("n_probs", body.n_probs, 0, bounds.max_top_n_tokens)
     check_range("n_indent", body.n_indent, 0, _MAX_INT32)
     check_range("t_max_predict_ms", body.t_max_predict_ms, -1, _MAX_INT32)
-    check_sampled("seed", body.seed)
     max_tokens = min(_new_tokens(body, tokens, bounds) for tokens in prompts.tokens)
     request = CompletionRequest(
         **_sampling(body),
@@ -60,7 +51,7 @@ async def validate_llama(context: Context, body: LlamaServerFields, prompts: Pro
         n=n,
         stream=body.stream,
         stop=body.stop,
-        seed=None if body.seed == -1 else body.seed,
+        seed=body.seed,
         ignore_eos=body.ignore_eos,
         logprobs=body.n_probs or None,
         logit_bias=_biases(body),

@@ -11,9 +11,10 @@ from caravan_router.api.tgi.errors import TGI
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import Parameter
 from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.typed_body import Tolerance
 from caravan_router.http.server.state import STATE
 
-ROUTES = Routes(TGI, operator=True)
+ROUTES = Routes(TGI, tolerance=Tolerance.NEVER, operator=True)
 
 
 @ROUTES.route(

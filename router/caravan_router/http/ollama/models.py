@@ -17,10 +17,10 @@ from caravan_router.http.server.route import BODY_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
 
-ROUTES = Routes(OLLAMA)
+ROUTES = Routes(OLLAMA, any_type=True)
 
 
-@ROUTES.route("GET", "/api/tags", "List the models and their adapters", reply=OllamaTagList, errors=(503,))
+@ROUTES.route("GET", "/api/tags", "List the models and their adapters", reply=OllamaTagList, errors=(503,), head=True)
 async def ollama_tags(request: web.Request) -> web.Response:
     state = request.app[STATE]
     library = state.library

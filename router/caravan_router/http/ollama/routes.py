@@ -19,7 +19,7 @@ from caravan_router.http.server.route import GENERATION_ERRORS, JSON, LINES
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 
-ROUTES = Routes(OLLAMA)
+ROUTES = Routes(OLLAMA, any_type=True)
 
 
 @ROUTES.route(
@@ -72,6 +72,6 @@ async def _load(request: web.Request, body: ollama.OllamaFields, shape: Shape) -
     return json_reply(reply)
 
 
-@ROUTES.route("GET", "/api/version", "Return Caravan's version", reply=ollama.OllamaVersion)
+@ROUTES.route("GET", "/api/version", "Return Caravan's version", reply=ollama.OllamaVersion, head=True)
 async def ollama_version(request: web.Request) -> web.Response:
     return json_reply(ollama.OllamaVersion(request.app[STATE].info.version))

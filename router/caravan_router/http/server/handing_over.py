@@ -74,7 +74,7 @@ class HandingOver:
         if all(engine.healthy for engine in fleet.engines):
             return None
         try:
-            named = decode(await read_json(request), self._decoder)
+            named = decode(await read_json(request, any_type=True), self._decoder)
         except (MalformedBodyError, BodyMismatchError):
             return None
         for name in (named.model or "",) if fleet.names.strict else (named.model or "", ""):

@@ -182,7 +182,7 @@ async def _prompt(context: Context, source: ChatSource, asked: FieldConstraint |
         return _Prompt(NO_PLAN, await prompt_before(context, before, source.suffix))
     if source.raw is not None:
         raw = await tokenize_mixed(context, "prompt", source.raw, source.media)
-        return _Prompt(NO_PLAN, raw.tokens.token_ids, media=raw.media)
+        return _Prompt(NO_PLAN, _after(source.earlier, raw.tokens, context.model), media=raw.media)
     if (token_ids := source.body.prompt_token_ids) is not None:
         if source.body.messages or source.body.tools:
             raise prompt_tokens_error("messages" if source.body.messages else "tools")

@@ -28,6 +28,7 @@ from caravan_router.http.generation.counting import counting_refusals
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.openai.responses.pages import PAGE_PARAMETERS
 from caravan_router.http.openai.responses.running import RUNNING
+from caravan_router.http.server.ignored import IGNORED
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import (
     BODY_ERRORS,
@@ -36,15 +37,15 @@ from caravan_router.http.server.route import (
     Parameter,
 )
 from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.typed_body import Tolerance
 from caravan_router.http.server.state import CLIENT, STATE, owner_of
-from caravan_router.http.server.tolerant_body import IGNORED
 
 _PATH = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
 _ID = Parameter(name="response_id", place="path", description="Id of a response")
 
 
-ROUTES = Routes(OPENAI, tolerant=True)
+ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
 
 
 @ROUTES.route(
