@@ -14,7 +14,7 @@ from caravan_router.core.errors import (
     ModelReplacedError,
     QueueTimeoutError,
 )
-from caravan_router.core.generation import GenerationSpec, GenerationState
+from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.prefixes import PinRefusal, PrefixReport
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
 from caravan_router.engine.absence import Absence

@@ -17,8 +17,8 @@ from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.typed_body import Tolerance
 from caravan_router.http.server.state import CLIENT
+from caravan_router.http.server.typed_body import Tolerance
 
 _VERSION = (Parameter(name="anthropic-version", place="header", description="Accepted and without effect"),)
 

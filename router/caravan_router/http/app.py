@@ -105,10 +105,8 @@ def build_app(
     read_documents()
     page()
     for route in ROUTES:
-        # Not `add_get`, which would add HEAD to each of them.
+        # Not `add_get`, which would add HEAD: few paths have it.
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expected)
-        if route.head:
-            app.router.add_route("HEAD", route.path, route.handler)
     app.on_response_prepare.append(cors.add_headers)
     app.on_response_prepare.append(add_request_id)
     app.on_response_prepare.append(add_ignored)

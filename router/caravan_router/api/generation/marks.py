@@ -31,7 +31,8 @@ UnsupportedNumber = Annotated[
     Any, msgspec.Meta(description="Not supported: accepted only if it is null.", extra={_NEUTRAL: ()})
 ]
 TextOnly = Annotated[
-    Any, msgspec.Meta(description='Accepted only with `["text"]`, which changes nothing.', extra={_NEUTRAL: (["text"],)})
+    Any,
+    msgspec.Meta(description='Accepted only with `["text"]`, which changes nothing.', extra={_NEUTRAL: (["text"],)}),
 ]
 
 
@@ -108,10 +109,7 @@ def _has_marks(kind: inspect.Type, seen: frozenset[type]) -> bool:
             if kind.cls in seen:
                 return False
             return any(
-                (
-                    isinstance(field.type, inspect.Metadata)
-                    and {_NO_EFFECT, _NEUTRAL} & (field.type.extra or {}).keys()
-                )
+                (isinstance(field.type, inspect.Metadata) and {_NO_EFFECT, _NEUTRAL} & (field.type.extra or {}).keys())
                 or _has_marks(field.type, seen | {kind.cls})
                 for field in kind.fields
             )

@@ -97,7 +97,7 @@ class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json_schema"):
-    """JSON that matches a schema: OpenAI has it under ``json_schema``, TGI under ``value``, llama-server in ``schema``."""
+    """JSON that matches a schema, which OpenAI has in ``json_schema``, TGI in ``value``, llama-server in ``schema``."""
 
     json_schema: NamedSchema | None = None
     value: NamedSchema | None = None

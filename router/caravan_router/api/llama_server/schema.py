@@ -9,7 +9,6 @@ from caravan_router.api.generation.schema import CacheSalt, ModelName, Priority,
 from caravan_router.api.openai.schema import ModelDownload, ProgressShown, Timings
 
 
-
 class MarkedPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A text. ``multimodal_data`` must be empty: its marker is a secret of the server, so chats take pictures."""
 
@@ -157,8 +156,8 @@ class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     ``id_slot`` is always -1. ``tokens``: in a stream, or with ``return_tokens``. ``tokens_evaluated``: tokens of the
     prompt. ``stop_type``: "eos", "limit" or "word". ``tokens_cached``: tokens of the prompt that were in
-    the cache. ``truncated``: whether texts around a gap were cut. ``prompt_progress``: in events before the first token,
-    with ``return_progress``.
+    the cache. ``truncated``: whether texts around a gap were cut. ``prompt_progress``: before the first token, with
+    ``return_progress``.
     """
 
     index: int

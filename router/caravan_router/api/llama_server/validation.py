@@ -4,9 +4,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from caravan_proto.messages.sampling import DEFAULTS, SAMPLERS
+from caravan_proto.messages.sampling import DEFAULTS, RANGES, SAMPLERS
 from caravan_router.api.generation.bounds import Bounds
-from caravan_router.api.generation.checks import check_range, check_sampled
+from caravan_router.api.generation.checks import check_range
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.prompt import fit
 from caravan_router.api.generation.request import ValidRequest
@@ -39,6 +39,8 @@ async def validate_llama(context: Context, body: LlamaServerFields, prompts: Pro
     """Return an entry for each prompt. Raises ValidationError, NoShardError, TextTooLongError."""
     bounds = context.bounds
     check_range("n_predict", body.n_predict, -1, _MAX_INT32)
+    penalty = RANGES["repetition_penalty"]
+    check_range("repeat_penalty", body.repeat_penalty, penalty.low, penalty.high)
     check_range("n_probs", body.n_probs, 0, bounds.max_top_n_tokens)
     check_range("n_indent", body.n_indent, 0, _MAX_INT32)
     check_range("t_max_predict_ms", body.t_max_predict_ms, -1, _MAX_INT32)

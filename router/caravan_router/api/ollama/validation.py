@@ -14,7 +14,15 @@ from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.generation.schema import Format, JsonFormat, JsonObjectFormat
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.rules import insert_error
-from caravan_router.api.openai.chat.schema import ChatRequest, FunctionCall, Message, NamedToolChoice, TemplateOptions, Tool, ToolCall
+from caravan_router.api.openai.chat.schema import (
+    ChatRequest,
+    FunctionCall,
+    Message,
+    NamedToolChoice,
+    TemplateOptions,
+    Tool,
+    ToolCall,
+)
 from caravan_router.api.openai.chat.validation import ChatSource
 from caravan_router.api.openai.sampling import check_sampling
 from caravan_router.api.openai.schema import SamplingFields

@@ -1,5 +1,7 @@
 """Ollama's routes, which many desktop tools use."""
 
+from dataclasses import replace
+
 from aiohttp import web
 
 from caravan_router.api.generation.models import model_name
@@ -72,6 +74,9 @@ async def _load(request: web.Request, body: ollama.OllamaFields, shape: Shape) -
     return json_reply(reply)
 
 
-@ROUTES.route("GET", "/api/version", "Return Caravan's version", reply=ollama.OllamaVersion, head=True)
+@ROUTES.route("GET", "/api/version", "Return Caravan's version", reply=ollama.OllamaVersion)
 async def ollama_version(request: web.Request) -> web.Response:
     return json_reply(ollama.OllamaVersion(request.app[STATE].info.version))
+
+
+ROUTES.append(replace(ROUTES[-1], method="HEAD", replies=(), alias="head"))

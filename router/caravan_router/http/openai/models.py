@@ -25,13 +25,13 @@ ROUTES = Routes(OPENAI)
     "List the models and their adapters, the default model first; also those that are loaded when a request asks",
     reply=ModelList,
     errors=(503,),
-    head=True,
 )
 async def models(request: web.Request) -> web.Response:
     return json_reply(ModelList("list", _listed(request.app[STATE])))
 
 
 ROUTES.append(replace(ROUTES[-1], path="/models", alias="llama_server"))
+ROUTES.append(replace(ROUTES[-2], method="HEAD", replies=(), alias="head"))
 
 
 @ROUTES.route(

@@ -28,9 +28,7 @@ class Authentication:
 
     def __init__(self, keyring: Keyring | None, routes: Iterable[Route]) -> None:
         self._keyring = keyring
-        known = list(routes)
-        self._routes = {(route.method, route.path): route for route in known}
-        self._routes |= {("HEAD", route.path): route for route in known if route.head}
+        self._routes = {(route.method, route.path): route for route in routes}
 
     @web.middleware
     async def identify(self, request: web.Request, handler: Handler) -> web.StreamResponse:

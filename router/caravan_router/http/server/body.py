@@ -1,6 +1,7 @@
 """Reads the bytes of a request's body."""
 
 import asyncio
+
 from aiohttp import web
 
 from caravan_router.api.errors import (

@@ -15,9 +15,10 @@ from caravan_router.api.errors import (
     UnsupportedMediaError,
 )
 from caravan_router.http.server.body import payload_limit
+from caravan_router.http.server.ignored import note_ignored
 from caravan_router.http.server.state import NAMED_MODEL, STATE
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 FORM = "multipart/form-data"
 # A field that is no file, and the fields of a form.
@@ -38,6 +39,10 @@ async def read_form(request: web.Request, kind: type[T]) -> T:
             fields = await _fields(request, payload_limit(request.app[STATE]))
     except TimeoutError as error:
         raise BodyTimeoutError(limit_s) from error
+    if not request.app[STATE].limits.strict_fields:
+        known = {field.encode_name for field in msgspec.structs.fields(kind)}
+        note_ignored(request, [name for name in fields if name not in known])
+        fields = {name: value for name, value in fields.items() if name in known}
     try:
         form = msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -15,6 +15,7 @@ IGNORED_HEADER = "X-Caravan-Ignored"
 _MOST_NAMES = 256
 _SHOWN_CHARACTERS = 60
 _MOST_HEADER_BYTES = 1024
+_MOST_PATH_CHARACTERS = 120
 # Besides letters, digits and "_.-~". A comma separates the paths.
 _PLAIN = "[]$@/:+*"
 
@@ -59,7 +60,7 @@ def header_of(paths: Iterable[str]) -> str:
     shown: list[str] = []
     left = _MOST_HEADER_BYTES
     for path in dict.fromkeys(paths):
-        text = quote(path[:_MOST_HEADER_BYTES], safe=_PLAIN, errors="replace")
+        text = quote(path[:_MOST_PATH_CHARACTERS], safe=_PLAIN, errors="replace")
         if len(text) + len(", ...") > left:
             return ", ".join([*shown, "..."])
         left -= len(text) + len(", ")

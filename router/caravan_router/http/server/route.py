@@ -37,7 +37,6 @@ class Route:
     ``errors``: statuses beyond 404, 405, 500 and, where a key is needed, 401.
     ``open``: the route needs no API key. ``operator``: it needs an operator's, or without keys a
     client on this host.
-    ``head``: the path takes HEAD, too, by which clients find out whether a server is up.
     ``alias``: tells the operation from another one with the same handler.
     """
 
@@ -53,5 +52,4 @@ class Route:
     errors: tuple[int, ...] = ()
     open: bool = False
     operator: bool = False
-    head: bool = False
     alias: str = ""

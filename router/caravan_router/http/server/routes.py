@@ -31,7 +31,6 @@ class RouteOptions(TypedDict, total=False):
     errors: tuple[int, ...]
     open: bool
     operator: bool
-    head: bool
     alias: str
 
 

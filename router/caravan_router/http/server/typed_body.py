@@ -22,9 +22,7 @@ class Tolerance(Enum):
     ALWAYS = auto()
 
 
-async def read_body(
-    request: web.Request, reader: BodyReader[T], tolerance: Tolerance, *, any_type: bool = False
-) -> T:
+async def read_body(request: web.Request, reader: BodyReader[T], tolerance: Tolerance, *, any_type: bool = False) -> T:
     """Read and decode the body. ``any_type``: it is JSON whatever its content type says, if no page sent it.
 
     msgspec alone reads the JSON: the standard library accepts NaN, lone surrogates and infinite numbers.

@@ -107,10 +107,15 @@ async def test_thoughts_are_split_off_whole_and_streamed(template: str, output: 
     async with serving(engine_of(template, output)) as service:
         whole = await chat(service)
         [choice] = whole["choices"]
-        assert choice["message"] == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        assert choice["message"] == {
+            "role": "assistant",
+            "content": ANSWER,
+            "reasoning_content": THOUGHT,
+            "reasoning": THOUGHT,
+        }
         assert choice["finish_reason"] == "stop"
         joined, last = await streamed(service)
-        assert joined == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        assert joined == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT, "reasoning": THOUGHT}
         assert last["usage"] == whole["usage"]
         # Markers, the answer and the end token do not count.
         thought_tokens = whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
@@ -137,7 +142,7 @@ async def test_the_format_none_returns_the_raw_text(service: Service) -> None:
 async def test_an_unfinished_thought_is_no_answer(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: [word("<think>"), word("Hm"), word(".", finish=FinishReason.LENGTH)]
     [choice] = (await chat(service))["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    assert choice["message"] == {"role": "assistant", "content": "", "reasoning_content": "Hm.", "reasoning": "Hm."}
     assert choice["finish_reason"] == "length"
 
 
@@ -174,7 +179,12 @@ async def test_the_calls_of_gpt_oss_follow_its_thoughts(call: Sequence[Step]) ->
 )
 async def test_stop_strings_end_the_answer_only(service: Service, stop: Any, content: str) -> None:
     [choice] = (await chat(service, stop=stop))["choices"]
-    assert choice["message"] == {"role": "assistant", "content": content, "reasoning_content": THOUGHT}
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": content,
+        "reasoning_content": THOUGHT,
+        "reasoning": THOUGHT,
+    }
     assert choice["finish_reason"] == "stop"
     joined, _ = await streamed(service, stop=stop)
     assert (joined["content"], joined["reasoning_content"]) == (content, THOUGHT)
@@ -254,7 +264,12 @@ async def test_a_budget_opens_the_thought_and_tells_the_shard(
     for template, end in ((QWEN, "assistant\n<think>"), (DEEPSEEK, "<|assistant|><think>\n")):
         engine.model = replace(MODEL, chat_template=template, max_sequence_tokens=4096)
         [choice] = (await chat(service, **{field: 17}))["choices"]
-        assert choice["message"] == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        assert choice["message"] == {
+            "role": "assistant",
+            "content": ANSWER,
+            "reasoning_content": THOUGHT,
+            "reasoning": THOUGHT,
+        }
         assert text_of(engine).endswith(end)
         thought = engine.spec.thought
         assert thought is not None

@@ -88,7 +88,6 @@ RULES: list[tuple[str, dict[str, Any], str | None, str]] = [
         "documents",
         "`documents` must have less than 64 tokens. Given: 65",
     ),
-    ("/v1/score", {"text_1": "a", "text_2": "b", "pair": 1}, "pair", "Object contains unknown field `pair`"),
     ("/v1/rerank", {"query": "", "documents": ["a"]}, "query", "`query` cannot be empty"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents", "`documents` cannot be empty"),
     (

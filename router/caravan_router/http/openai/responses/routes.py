@@ -37,8 +37,8 @@ from caravan_router.http.server.route import (
     Parameter,
 )
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.typed_body import Tolerance
 from caravan_router.http.server.state import CLIENT, STATE, owner_of
+from caravan_router.http.server.typed_body import Tolerance
 
 _PATH = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
