@@ -29,11 +29,11 @@ from caravan_router.core.engine import ModelFacts
 # Each id has one spelling, so that the keys of an object name each token once.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
-_Number = TypeVar("_Number", int, float)
+_Value = TypeVar("_Value", bound=float | str)
 Biases = tuple[tuple[int, float], ...]
 
 
-def one_of(field: str, alias: str, given: _Number | None, given_alias: _Number | None) -> _Number | None:
+def one_of(field: str, alias: str, given: _Value | None, given_alias: _Value | None) -> _Value | None:
     """Return the value of two fields that mean the same. Raises ValidationError if they differ."""
     if given is not None and given_alias is not None and given != given_alias:
         raise alias_error(field, alias, given, given_alias)

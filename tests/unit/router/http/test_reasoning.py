@@ -223,6 +223,10 @@ OFF: list[dict[str, Any]] = [
     {"chat_template_kwargs": {"thinking": False}},
     {"chat_template_kwargs": {"reasoning_effort": "none"}},
     {"reasoning_budget_tokens": 0},
+    {"reasoning": {"enabled": False}},
+    {"reasoning": {"effort": "none"}},
+    {"reasoning": {"max_tokens": 0}},
+    {"thinking": {"type": "disabled"}},
     {"reasoning_effort": "none", "response_format": {"type": "json_object"}},
 ]
 
@@ -254,6 +258,44 @@ async def test_an_effort_goes_to_the_template(service: Service, engine: Scripted
         await chat(service, reasoning_effort=effort)
         assert text_of(engine).endswith(shown)
         assert engine.spec.thought is None
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ({"reasoning": {"effort": "high", "exclude": False}}, "high"),
+        ({"reasoning": {"enabled": True}}, "medium"),
+        ({"reasoning": {"enabled": True, "effort": "low"}}, "low"),
+        ({"thinking": {"type": "enabled"}}, "medium"),
+        ({"thinking": {"type": "adaptive"}, "reasoning_effort": "high"}, "high"),
+    ],
+)
+async def test_objects_of_other_servers_switch_thoughts_on(
+    service: Service, engine: ScriptedEngine, body: dict[str, Any], shown: str
+) -> None:
+    engine.model = replace(MODEL, chat_template=LEVELS, max_sequence_tokens=4096)
+    await chat(service, **body)
+    assert text_of(engine).endswith(shown)
+
+
+async def test_objects_of_other_servers_limit_thoughts(service: Service, engine: ScriptedEngine) -> None:
+    for body in ({"reasoning": {"max_tokens": 17}}, {"thinking": {"type": "enabled", "budget_tokens": 17}}):
+        await chat(service, **body)
+        assert engine.spec.thought is not None
+        assert engine.spec.thought.max_tokens == 17
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"reasoning_effort": "high", "thinking": {"type": "disabled"}}, "thinking.type"),
+        ({"reasoning_effort": "high", "reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"reasoning_budget_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 6}}, "thinking.budget_tokens"),
+    ],
+)
+async def test_two_fields_about_thoughts_must_not_differ(service: Service, body: dict[str, Any], field: str) -> None:
+    response = await service.post("/v1/chat/completions", {"messages": HI} | body)
+    assert (response.status, (await response.json())["error"]["param"]) == (400, field)
 
 
 @pytest.mark.parametrize("field", ["reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"])

@@ -124,6 +124,26 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     type: Literal["content"] = "content"
 
 
+class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenRouter's. ``effort`` means ``reasoning_effort``, ``max_tokens`` means ``reasoning_budget_tokens``.
+
+    ``enabled``: false switches thoughts off, true switches them on.
+    """
+
+    effort: Effort | None = None
+    max_tokens: int | None = None
+    enabled: bool | None = None
+    exclude: NoEffect = None
+    summary: NoEffect = None
+
+
+class ThinkingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """DeepSeek's, GLM's and Kimi's, from Anthropic's API. ``budget_tokens`` means ``reasoning_budget_tokens``."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+
+
 class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``max_tokens`` and ``max_completion_tokens`` mean the same; default, and -1: all that fits in the context.
 
@@ -162,6 +182,8 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     reasoning_budget_tokens: int | None = None
     thinking_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking: ThinkingOptions | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     return_progress: bool | None = None
