@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from caravan_router.api.generation.marks import NoEffect
 from caravan_router.api.generation.schema import CacheSalt, Priority, Speculate, Timeout
 
 
@@ -101,8 +102,8 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     mcp_servers: list[Any] | None = None
+    cache_control: NoEffect = None
     # Without effect.
-    cache_control: Any = None
     context_management: Any = None
 
 
@@ -123,8 +124,8 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     container: Any = None
-    metadata: Any = None
-    service_tier: Any = None
+    metadata: NoEffect = None
+    service_tier: NoEffect = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None

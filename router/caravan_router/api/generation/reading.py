@@ -7,7 +7,7 @@ from msgspec import inspect
 
 from caravan_router.api.body import decode, mismatch
 from caravan_router.api.errors import BodyMismatchError, MalformedBodyError
-from caravan_router.api.generation.marks import without_effect
+from caravan_router.api.generation.marked_fields import without_effect
 from caravan_router.api.generation.tolerance import Fitting
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from caravan_router.api.generation.marks import EXACT
+
 # Names beyond these are ignored without a word: a client may send any number of them.
 _MOST_IGNORED = 64
 # Beyond it, a number with a decimal point has no neighbour that differs by 1.
 _MOST_WHOLE = 2.0**63
-
-# In the `Meta.extra` of a field: its value may have no unknown fields, whatever the server tolerates elsewhere.
-EXACT = "caravan.exact"
 
 
 @dataclass(slots=True)

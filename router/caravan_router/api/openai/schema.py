@@ -4,9 +4,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from caravan_router.api.generation.marks import NoEffect, Unsupported, UnsupportedNumber
+from caravan_router.api.generation.marks import EXACT, NoEffect, OnlyNull, Unsupported
 from caravan_router.api.generation.schema import CacheSalt, Format, ModelName, Priority, Schema, Speculate, Timeout
-from caravan_router.api.generation.tolerance import EXACT
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,10 +150,10 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     timings_per_token: bool | None = None
     id_slot: NoEffect = None
     bad_words: Unsupported = None
-    allowed_token_ids: UnsupportedNumber = None
-    truncate_prompt_tokens: UnsupportedNumber = None
+    allowed_token_ids: OnlyNull = None
+    truncate_prompt_tokens: OnlyNull = None
     return_tokens_as_token_ids: Unsupported = None
-    logprob_token_ids: UnsupportedNumber = None
+    logprob_token_ids: OnlyNull = None
     logits_processors: Unsupported = None
     lora: Unsupported = None
     min_keep: Unsupported = None

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from caravan_router.api.errors import BodyMismatchError, MalformedBodyError, ValidationError
-from caravan_router.api.generation.marks import NoEffect, SwitchedOff, TextOnly, Unsupported, UnsupportedNumber
+from caravan_router.api.generation.marks import EXACT, NoEffect, OnlyNull, SwitchedOff, TextOnly, Unsupported
 from caravan_router.api.generation.reading import BodyReader
-from caravan_router.api.generation.tolerance import EXACT
 
 
 class Cat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cat"):
@@ -37,7 +36,7 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     exact: Annotated[list[Part] | None, msgspec.Meta(extra={EXACT: True})] = None
     user: NoEffect = None
     banned: Unsupported = None
-    number: UnsupportedNumber = None
+    number: OnlyNull = None
     switch: SwitchedOff = None
     modalities: TextOnly = None
 

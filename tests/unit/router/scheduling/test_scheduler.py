@@ -218,6 +218,18 @@ def test_the_state_of_a_request_through_its_life() -> None:
     assert sim.finished == {low, waiting, high}
 
 
+def test_how_far_a_prompt_is_computed() -> None:
+    sim = simulation(max_batch_prefill_tokens=64)
+    request_id = sim.submit(prompt_of(150), 2, ignore_eos=True)
+    seen = [sim.scheduler.computed_of(request_id)]
+    while request_id not in sim.finished:
+        sim.advance("a")
+        seen.append(sim.scheduler.computed_of(request_id))
+    # What is not resident any more has nothing computed.
+    assert seen == [*sorted(seen[:-1]), 0]
+    assert {0, 64, 128, 150} <= set(seen)
+
+
 def test_deadlines_end_requests_that_have_not_started_or_not_ended() -> None:
     sim = simulation(limits=limits_of(max_sequences=1))
     requests = [

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from caravan_router.api.generation.marks import NoEffect, TextOnly, Unsupported, UnsupportedNumber
+from caravan_router.api.generation.marks import NoEffect, OnlyNull, TextOnly, Unsupported
 from caravan_router.api.openai.schema import GeneratingFields, ProgressShown, Timings, Usage
 
 
@@ -191,9 +191,9 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     audio: Unsupported = None
     functions: Unsupported = None
     function_call: Unsupported = None
-    web_search_options: UnsupportedNumber = None
+    web_search_options: OnlyNull = None
     echo: Unsupported = None
-    prompt_logprobs: UnsupportedNumber = None
+    prompt_logprobs: OnlyNull = None
     documents: Unsupported = None
     chat_template: Unsupported = None
     guideline: Unsupported = None
