@@ -1,9 +1,9 @@
 """Finds the marked fields of a body: those without effect, of which a reply tells, and those that are refused."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import inspect
@@ -29,35 +29,52 @@ class _Marks:
     deeper: Sequence[tuple[str, str]]
 
 
-def without_effect(body: msgspec.Struct, path: str = "") -> Iterator[str]:
-    """Yield the paths of fields of ``body`` that are set and have no effect. ``path``: where it stands itself.
+class _Place(NamedTuple):
+    """Where a struct is: at ``number`` of the list ``name`` of another one, or its field ``name`` if that is None."""
+
+    within: "_Place | str"
+    name: str
+    number: int | None
+
+
+def without_effect(body: msgspec.Struct, path: str = "") -> list[str]:
+    """Return the paths of fields of ``body`` that are set and have no effect. ``path``: where it stands itself.
 
     Raises ValidationError for a field that is refused.
     """
+    found: list[str] = []
+    _look(body, path, found)
+    return found
+
+
+def _look(body: msgspec.Struct, place: _Place | str, found: list[str]) -> None:
+    # This runs for each message of each conversation: paths are made when they are needed.
     marks = _marks_of(type(body))
     for mark in marks.own:
         value = getattr(body, mark.attribute)
         if value is None:
             continue
-        where = f"{path}.{mark.name}" if path else mark.name
+        path = _path(place, mark.name)
         if mark.neutral is None:
-            yield where
+            found.append(path)
         elif not any(value == neutral for neutral in mark.neutral):
-            advice = f"set it to {msgspec.json.encode(mark.neutral[0]).decode()}" if len(mark.neutral) == 1 else None
-            raise unsupported_field_error(where, advice or "set it to null", value)
+            advice = msgspec.json.encode(mark.neutral[0]).decode() if len(mark.neutral) == 1 else "null"
+            raise unsupported_field_error(path, f"set it to {advice}", value)
     for attribute, name in marks.deeper:
         value = getattr(body, attribute)
-        if value is not None:
-            yield from _within(value, f"{path}.{name}" if path else name)
+        if type(value) is list:
+            for index, one in enumerate(value):
+                if isinstance(one, msgspec.Struct):
+                    _look(one, _Place(place, name, index), found)
+        elif isinstance(value, msgspec.Struct):
+            _look(value, _Place(place, name, None), found)
 
 
-def _within(value: object, path: str) -> Iterator[str]:
-    if isinstance(value, msgspec.Struct):
-        yield from without_effect(value, path)
-    elif isinstance(value, list):
-        for place, one in enumerate(value):
-            if isinstance(one, msgspec.Struct):
-                yield from without_effect(one, f"{path}[{place}]")
+def _path(place: _Place | str, name: str) -> str:
+    if isinstance(place, str):
+        return f"{place}.{name}" if place else name
+    index = "" if place.number is None else f"[{place.number}]"
+    return f"{_path(place.within, place.name)}{index}.{name}"
 
 
 @cache

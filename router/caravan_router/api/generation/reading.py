@@ -3,12 +3,11 @@
 from typing import Generic, TypeVar
 
 import msgspec
-from msgspec import inspect
 
 from caravan_router.api.body import decode, mismatch
 from caravan_router.api.errors import BodyMismatchError, MalformedBodyError
 from caravan_router.api.generation.marked_fields import without_effect
-from caravan_router.api.generation.tolerance import Fitting
+from caravan_router.api.generation.tolerance import Fitting, shape_of
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -21,7 +20,7 @@ class BodyReader(Generic[T]):
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
         self._decoder = msgspec.json.Decoder(kind)
-        self._type = inspect.type_info(kind)
+        self._shape = shape_of(kind)
 
     def read(self, data: bytes | msgspec.Raw, *, exact: bool = False, inside: str = "") -> tuple[T, list[str]]:
         """Return a body, or the part of one that is ``inside`` a field; and the paths of fields that were ignored.
@@ -35,9 +34,9 @@ class BodyReader(Generic[T]):
             try:
                 body = decode(data, self._decoder, inside)
             except BodyMismatchError as error:
-                body, unknown = self._mended(data, inside, Fitting(drops=not exact), error)
+                body, unknown = self._mended(data, inside, Fitting(not exact, [inside]), error)
         else:
-            body, unknown = self._mended(data, inside, Fitting(drops=True), None)
+            body, unknown = self._mended(data, inside, Fitting(True, [inside]), None)
         return body, [*unknown, *without_effect(body, inside)]
 
     def _mended(
@@ -51,7 +50,7 @@ class BodyReader(Generic[T]):
             raise refused or BodyMismatchError("", "a number is out of range") from None
         try:
             # The paths are those of the whole body, the messages of `convert` are completed by `mismatch`.
-            fitted = fitting.fit(given, self._type, inside)
+            fitted = self._shape.fit(given, fitting)
             if refused is not None and not fitting.changed:
                 raise refused
             return msgspec.convert(fitted, self._kind), fitting.ignored
