@@ -260,8 +260,7 @@ class Batcher:
         request_id = next(self._request_ids)
         stream = RequestStream(
             lambda: self._cancel(request_id),
-            lambda: self._owner_of(request_id).scheduler.state_of(request_id),
-            lambda: self._owner_of(request_id).scheduler.computed_of(request_id),
+            lambda: self._owner_of(request_id).scheduler.standing_of(request_id),
             trace,
         )
         if self._successor is not None:

@@ -136,7 +136,7 @@ async def test_a_model_that_does_not_hear_says_so(deaf: Service) -> None:
 
 @pytest.mark.parametrize("path", [TRANSCRIBE, TRANSLATE])
 async def test_a_refusal_is_a_request_that_failed(service: Service, path: str) -> None:
-    for count, data in enumerate((form(b"hello"), form(None), form(temperature="-1"), form(fancy="1")), 1):
+    for count, data in enumerate((form(b"hello"), form(None), form(temperature="-1"), form(seed="a")), 1):
         await reply(service, path, data, 400)
         assert await service.sample("tgi_request_count") == count
         assert await service.sample('tgi_request_failure{err="validation"}') == count
@@ -151,3 +151,10 @@ async def test_a_refusal_costs_the_key_a_request(engine: ScriptedEngine, path: s
             headers = {"Authorization": "Bearer key"}
             async with service.client.post(path, data=form(b"hello"), headers=headers) as response:
                 assert response.status == status
+
+
+async def test_unknown_fields_of_a_form_are_ignored_and_named(service: Service, engine: ScriptedEngine) -> None:
+    async with service.client.post(TRANSCRIBE, data=form(fancy="1", chunking_strategy="auto")) as response:
+        assert (response.status, response.headers["X-Caravan-Ignored"]) == (200, "fancy, chunking_strategy")
+    async with serving(engine, Limits(strict_fields=True)) as strict:
+        assert "unknown field `fancy`" in str(await reply(strict, TRANSCRIBE, form(fancy="1"), 400))

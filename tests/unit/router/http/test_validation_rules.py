@@ -212,9 +212,9 @@ OPENAI_RULES = [
         "Suffix is not supported and can be achieved by preprocessing the prompt. Given: 'x'",
     ),
     (
-        {"echo": True, "max_tokens": -1},
+        {"echo": True, "max_tokens": -2},
         "max_tokens",
-        "`max_tokens` must be strictly positive. Given: -1",
+        "`max_tokens` must be strictly positive. Given: -2",
     ),
     ({"prompt_logprobs": 6}, "prompt_logprobs", "`prompt_logprobs` must be >= 0 and <= 5. Given: 6"),
     ({"prompt_logprobs": -1}, "prompt_logprobs", "`prompt_logprobs` must be >= 0 and <= 5. Given: -1"),
