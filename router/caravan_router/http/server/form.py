@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import msgspec
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from caravan_router.api.body import mismatch
 from caravan_router.api.errors import (
@@ -69,7 +70,7 @@ async def _fields(request: web.Request, limit: int) -> dict[str, str | bytes]:
                     raise BodyTooLargeError(limit if most == left else _MAX_TEXT_BYTES)
             left -= len(data)
             fields[part.name] = bytes(data) if part.filename is not None else data.decode()
-    except (ValueError, AssertionError, RuntimeError) as error:
+    except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
         raise MalformedFormError(str(error)[:200] or "it ends early") from error
     except web.RequestPayloadError as error:
         raise BrokenBodyError from error

@@ -107,6 +107,7 @@ async def test_a_body_that_is_no_form_is_refused(service: Service) -> None:
     for body in (
         b"",
         b"nonsense",
+        b'--x\r\nContent-Disposition: form-data; name="\x1a"\r\n\r\n1\r\n--x--\r\n',
         b"--x\r\n\r\nabc",
         b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n\xff',
     ):
