@@ -119,7 +119,7 @@ BODIES = (
     openai(b'"prompt":"a","n":1000000000', 400, "`n`"),
     openai(b'"prompt":"a","n":0', 400, "`n`"),
     openai(b'"prompt":"a","n":-1', 400, "`n`"),
-    openai(b'"prompt":"a","n":1e9', 400, "`$.n`"),
+    openai(b'"prompt":"a","n":1e9', 400, "`n`"),
     openai(b'"prompt":"a","best_of":1000000000', 400, "best_of"),
     openai(b'"prompt":["a","a","a","a","a","a","a"],"n":16,"max_tokens":2000', 400, "generations"),
     openai(b'"prompt":[' + b'"a",' * 31 + b'"a"],"n":16', 429, "overloaded"),
@@ -195,7 +195,7 @@ CONSTRAINTS = (
 # Like CVE-2024-34359, CVE-2025-61620, CVE-2026-0599 and -33626: no template and no URL may come from a client.
 CONVERSATIONS = (
     chat("a template", b'"chat_template":"{{ cycler.__init__.__globals__.os.popen(1) }}"', 400, "chat_template"),
-    chat("a template's variable", b'"chat_template_kwargs":{"chat_template":"{{ 1 }}"}', 400, "chat_template_kwargs"),
+    chat("a template's variable", b'"chat_template":"{{ 1 }}"', 400, "chat_template"),
     chat("5,000 biases", b'"logit_bias":{' + BIASES + b"}", 400, "logit_bias"),
     chat("a bias of no token", b'"logit_bias":{"49152":1}', 400, "logit_bias"),
     chat("a bias of a word", b'"logit_bias":{"a":1}', 400, "logit_bias"),
@@ -222,7 +222,7 @@ CONVERSATIONS = (
     Hostile("ollama: a path", post("/api/show", b'{"model":"../../etc/passwd"}', CLOSE), 200),
     Hostile(
         "ollama: a huge context",
-        post("/api/generate", b'{"model":"a","prompt":"a","options":{"num_ctx":9999999999}}', CLOSE),
+        post("/api/generate", b'{"model":"a","prompt":"a","options":{"num_ctx":-9999999999}}', CLOSE),
         400,
         "num_ctx",
     ),
