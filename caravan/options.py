@@ -93,6 +93,7 @@ class ServerOptions(TypedDict, total=False):
     max_prompt_bytes: int
     max_best_of: int
     max_stop_sequences: int
+    strict_fields: bool
     max_top_n_tokens: int
     max_input_tokens: int
     max_total_tokens: int

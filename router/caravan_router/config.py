@@ -74,12 +74,19 @@ class RouterConfig:
         None, "most bytes of a prompt (default: 32 for each token that a prompt may have)", low=1
     )
     max_best_of: int = flag(16, "most candidates for one prompt: the limit of n and best_of", low=1)
-    max_stop_sequences: int = flag(4, "most stop strings in one request", low=0)
+    max_stop_sequences: int | None = flag(
+        None, "most stop strings in one request (default: 64, but 4 on TGI's own routes, as in TGI)", low=0
+    )
     max_top_n_tokens: int = flag(5, "most alternatives for each token", low=0)
     max_input_tokens: int | None = flag(
         None, "most tokens of a prompt (default: what one sequence holds on every shard)", low=1
     )
     max_total_tokens: int | None = flag(None, "most tokens of prompt and output together (default: likewise)", low=2)
+    strict_fields: bool = flag(
+        False,
+        "refuse unknown fields of bodies, but on the routes of agents; else they are ignored, logged and listed in the "
+        "header X-Caravan-Ignored",
+    )
     payload_limit: int | None = flag(
         None,
         "most bytes of a request body, decompressed (default: 2000000, or 32 MiB where a model sees or hears)",
@@ -345,6 +352,7 @@ class RouterConfig:
             max_prompt_bytes=self.max_prompt_bytes,
             max_best_of=self.max_best_of,
             max_stop_sequences=self.max_stop_sequences,
+            strict_fields=self.strict_fields,
             max_top_n_tokens=self.max_top_n_tokens,
             max_input_tokens=self.max_input_tokens,
             max_total_tokens=self.max_total_tokens,

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from caravan_proto.messages.results import FinishReason
 from caravan_router.api.limits import Limits
-from caravan_router.core.generation import GenerationSpec, GenerationState
+from caravan_router.core.generation import GenerationSpec, GenerationState, Standing
 from caravan_router.core.tokens import GeneratedToken
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
 from caravan_router.engine.streams import RequestStream
@@ -76,7 +76,7 @@ class SteppedEngine(ScriptedEngine):
     def submit(  # type: ignore[override]  # a real stream in place of a scripted one
         self, spec: GenerationSpec, trace: GenerationTrace = NO_TRACE
     ) -> RequestStream:
-        stream = RequestStream(lambda: None, lambda: GenerationState.RUNNING, trace)
+        stream = RequestStream(lambda: None, lambda: Standing(GenerationState.RUNNING), trace)
         self.real_streams.append(stream)
         return stream
 

@@ -147,8 +147,12 @@ class ScriptedStream:
         return StreamTimes(self._submitted, self._submitted, self._first_token)
 
     @property
+    def prompt_computed(self) -> int:
+        return self._engine.prompt_computed
+
+    @property
     def cached_tokens(self) -> int:
-        assert self.sent, "known from the first token on"
+        assert self.sent or self.prompt_computed, "known from the start on"
         return self._engine.cached_tokens(self.spec)
 
     @property
@@ -223,6 +227,8 @@ class ScriptedEngine:
     pinned_specs: list[GenerationSpec] = field(default_factory=list)
     most_pinned: int = 200
     reports: list[ShardReport] = field(default_factory=list)
+    # Of the prompt of each stream, before its first token.
+    prompt_computed: int = 0
     # Returns what is wrong with a constraint, or None.
     problem: Callable[[Constraint], str | None] = no_problem
     # The draft tokens of each stream.

@@ -15,7 +15,8 @@ class Limits:
     """Generations in progress, queued ones included. Further ones are refused with status 429."""
     max_best_of: int = 16
     """Bound of ``n`` and ``best_of``: candidates per prompt."""
-    max_stop_sequences: int = 4
+    max_stop_sequences: int | None = None
+    """None: 4 on TGI's routes, as in TGI, and 64 on all others."""
     max_stop_bytes: int = 256
     """Bytes of a stop string in UTF-8. A reply holds back up to this much text that may start a stop string."""
     max_top_n_tokens: int = 5
@@ -46,6 +47,8 @@ class Limits:
     """Variables of chat templates, for requests that do not set them."""
     reasoning_budget: int | None = None
     """Most tokens of a thought, for requests that do not name a number."""
+    strict_fields: bool = False
+    """Whether unknown fields are refused, but for those of agents' own routes; else they are ignored."""
     payload_limit: int | None = None
     """Bytes of a request's body after decompression. None: 2,000,000, or 32 MiB where a model sees or hears."""
     max_bodies_bytes: int = 512 << 20

@@ -61,6 +61,11 @@ class TokenStream(Protocol):
         ...
 
     @property
+    def prompt_computed(self) -> int:
+        """Number of prompt tokens that are computed so far, or did not need to be. 0 while the request waits."""
+        ...
+
+    @property
     def prompt_logprobs(self) -> Sequence[PromptToken]:
         """One entry for each token of the prompt if the spec asks for them, else empty. Complete at the first token."""
         ...

@@ -90,3 +90,11 @@ class GenerationState(Enum):
     RUNNING = "running"
     SWAPPED = "swapped"
     ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a generation is, and how many of its first tokens are computed on its shard; 0 while it is on none."""
+
+    state: GenerationState
+    computed: int = 0

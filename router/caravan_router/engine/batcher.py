@@ -15,7 +15,7 @@ from caravan_router.core.errors import (
     ModelReplacedError,
     QueueTimeoutError,
 )
-from caravan_router.core.generation import GenerationSpec, GenerationState
+from caravan_router.core.generation import GenerationSpec
 from caravan_router.core.prefixes import PinRefusal, PrefixReport
 from caravan_router.core.trace import NO_TRACE, GenerationTrace
 from caravan_router.engine.absence import Absence
@@ -286,7 +286,11 @@ class Batcher:
         if self._successor is not None and self._passes_on(spec):
             return self._successor.submit(spec, trace)
         request_id = next(self._request_ids)
-        stream = RequestStream(lambda: self._cancel(request_id), lambda: self._state_of(request_id), trace)
+        stream = RequestStream(
+            lambda: self._cancel(request_id),
+            lambda: self._owner_of(request_id).scheduler.standing_of(request_id),
+            trace,
+        )
         if self._successor is not None:
             stream.fail(ModelReplacedError(self.model.name))
             return stream
@@ -359,11 +363,11 @@ class Batcher:
         else:
             self.post(Cancelled(request_id))
 
-    def _state_of(self, request_id: int) -> GenerationState:
+    def _owner_of(self, request_id: int) -> "Batcher":
         owner = self
         while request_id not in owner._streams and owner._successor is not None:
             owner = owner._successor
-        return owner.scheduler.state_of(request_id)
+        return owner
 
     def is_free(self, address: str) -> bool:
         """Whether the shard at ``address`` is not leased."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from caravan_proto.messages.results import DraftCount, DraftSource
 from caravan_router.core.engine import StreamTimes
 from caravan_router.core.errors import EngineError
-from caravan_router.core.generation import GenerationState
+from caravan_router.core.generation import GenerationState, Standing
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.core.trace import GenerationTrace
 
@@ -16,11 +16,14 @@ class RequestStream:
     """A queue with one producer, the batcher, and one consumer. It holds at most the tokens of the whole request."""
 
     def __init__(
-        self, on_close: Callable[[], None], ask_state: Callable[[], GenerationState], trace: GenerationTrace
+        self,
+        on_close: Callable[[], None],
+        ask: Callable[[], Standing],
+        trace: GenerationTrace,
     ) -> None:
-        """``on_close`` releases the sequence; ``ask_state`` says where it is until it has ended."""
+        """``on_close`` releases the sequence; ``ask`` says where it is until it has ended."""
         self._on_close = on_close
-        self._ask_state = ask_state
+        self._ask = ask
         # Not read yet.
         self._tokens: list[GeneratedToken] = []
         self._error: EngineError | None = None
@@ -40,7 +43,12 @@ class RequestStream:
     @property
     def state(self) -> GenerationState:
         """The stage of the generation, such as queued or running."""
-        return GenerationState.ENDED if self._ended or self._closed else self._ask_state()
+        return GenerationState.ENDED if self._ended or self._closed else self._ask().state
+
+    @property
+    def prompt_computed(self) -> int:
+        """Number of prompt tokens that are computed so far, or did not need to be. 0 while the request waits."""
+        return 0 if self._started is None or self._ended or self._closed else self._ask().computed
 
     @property
     def times(self) -> StreamTimes:

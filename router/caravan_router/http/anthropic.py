@@ -21,17 +21,18 @@ from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.counting import counting_refusals, reading_texts
 from caravan_router.http.generation.models import asked_model
+from caravan_router.http.server.ignored import IGNORED
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.tolerant_body import IGNORED
+from caravan_router.http.server.typed_body import Tolerance
 
 _VERSION = (Parameter(name="anthropic-version", place="header", description="Accepted and without effect"),)
 
 _PATH = "/v1/messages"
 
-ROUTES = Routes(ANTHROPIC, tolerant=True)
+ROUTES = Routes(ANTHROPIC, tolerance=Tolerance.ALWAYS)
 
 
 @ROUTES.route(

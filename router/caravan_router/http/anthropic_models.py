@@ -1,5 +1,7 @@
 """``/v1/models``, which two dialects have: Anthropic's clients send ``anthropic-version`` and get Anthropic's form."""
 
+from dataclasses import replace
+
 from aiohttp import web
 
 from caravan_router.api.anthropic.models import AnthropicModel, AnthropicModelList, page_of, shown_model, shown_models
@@ -36,6 +38,9 @@ async def models(request: web.Request) -> web.Response:
     if VERSION_HEADER not in request.headers:
         return json_reply(ModelList("list", listed(state)))
     return json_reply(page_of(shown_models(listed(state), _contexts(state)), request.query))
+
+
+ROUTES.append(replace(ROUTES[-1], method="HEAD", replies=(), alias="head"))
 
 
 @ROUTES.route(

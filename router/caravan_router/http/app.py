@@ -26,6 +26,7 @@ from caravan_router.http.server.body_room import BoundingBodies
 from caravan_router.http.server.connection import mark_serving
 from caravan_router.http.server.dialect import DIALECTS
 from caravan_router.http.server.handing_over import HandingOver
+from caravan_router.http.server.ignored import IGNORED, IgnoredNames, add_ignored
 from caravan_router.http.server.middleware import (
     Cors,
     add_request_id,
@@ -35,7 +36,6 @@ from caravan_router.http.server.middleware import (
     identify_and_log,
 )
 from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras
-from caravan_router.http.server.tolerant_body import IGNORED, IgnoredNames
 from caravan_router.media.decoder import MediaDecoder
 from caravan_router.metrics.recorder import Metrics
 
@@ -107,10 +107,11 @@ def build_app(
     read_documents()
     page()
     for route in ROUTES:
-        # Not `add_get`, which would add HEAD: this API does not have it.
+        # Not `add_get`, which would add HEAD: few paths have it.
         app.router.add_route(route.method, route.path, route.handler, expect_handler=expected)
     app.on_response_prepare.append(cors.add_headers)
     app.on_response_prepare.append(add_request_id)
+    app.on_response_prepare.append(add_ignored)
     app.on_response_prepare.append(end_connection)
     return app
 

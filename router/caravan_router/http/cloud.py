@@ -3,6 +3,7 @@
 import msgspec
 from aiohttp import web
 
+from caravan_router.api.body import decode
 from caravan_router.api.cloud.reply import AskedVertex
 from caravan_router.api.cloud.schema import RequestKeys, VertexRequest, VertexResponse
 from caravan_router.api.errors import BodyMismatchError
@@ -14,6 +15,8 @@ from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals
 from caravan_router.http.openai.chat import chat_completions
 from caravan_router.http.openai.completions import completions
+from caravan_router.http.server.body import read_json
+from caravan_router.http.server.ignored import note_ignored
 from caravan_router.http.server.route import EVENTS, JSON, Handler
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
@@ -26,6 +29,7 @@ _HANDLERS: tuple[tuple[str, Handler], ...] = (
     ("prompt", completions),
 )
 
+_KEYS = msgspec.json.Decoder(RequestKeys)
 
 ROUTES = Routes(TGI)
 
@@ -42,8 +46,9 @@ ROUTES = Routes(TGI)
     ),
     errors=GENERATE_ERRORS,
 )
-async def invocations(request: web.Request, keys: RequestKeys) -> web.StreamResponse:
+async def invocations(request: web.Request) -> web.StreamResponse:
     """Handle a body of ``POST /``, of chat completions or of completions."""
+    keys = decode(await read_json(request), _KEYS)
     for field, handler in _HANDLERS:
         if getattr(keys, field) is not msgspec.UNSET:
             # The handler reads the body again: aiohttp keeps it.
@@ -60,4 +65,6 @@ async def invocations(request: web.Request, keys: RequestKeys) -> web.StreamResp
     errors=GENERATE_ERRORS,
 )
 async def vertex(request: web.Request, body: VertexRequest) -> web.StreamResponse:
-    return await answer(request, AskedVertex(body, request.app[STATE].limits))
+    asked = AskedVertex(body, request.app[STATE].limits)
+    note_ignored(request, asked.ignored)
+    return await answer(request, asked)

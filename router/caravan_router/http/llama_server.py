@@ -25,7 +25,7 @@ from caravan_router.http.server.route import GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 
-ROUTES = Routes(LLAMA_SERVER)
+ROUTES = Routes(LLAMA_SERVER, any_type=True)
 _Whole = LlamaCompletion | list[LlamaCompletion]
 
 

@@ -16,7 +16,7 @@ from caravan_router.http.server.route import BODY_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 
-ROUTES = Routes(OPENAI, operator=True)
+ROUTES = Routes(OPENAI, any_type=True, operator=True)
 
 
 @ROUTES.route(

@@ -62,6 +62,9 @@ def document() -> dict[str, Any]:
     types = _types()
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     for component in components.values():
+        # Unknown fields are ignored, unless the operator wants to know of them.
+        if component.get("additionalProperties") is False:
+            del component["additionalProperties"]
         for name, described in component.get("properties", {}).items():
             _add_range(_OTHER_NAMES.get(name, name), described)
     by_type = {id(kind): schema for kind, schema in zip(types, schemas, strict=True)}

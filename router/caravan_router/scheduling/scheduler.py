@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import assert_never
 
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
-from caravan_router.core.generation import GenerationState
+from caravan_router.core.generation import Standing
 from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_router.scheduling.actions import (
     Action,
@@ -96,9 +96,9 @@ class Scheduler:
         """The prefixes that operators pinned."""
         return self._state.pins
 
-    def state_of(self, request_id: int) -> GenerationState:
+    def standing_of(self, request_id: int) -> Standing:
         """Return where a request is that has not ended."""
-        return self._state.state_of(request_id)
+        return Standing(self._state.state_of(request_id), self._state.computed_of(request_id))
 
     def reasons_to_wait(self, now: float) -> Iterator[tuple[Sequence, Why]]:
         """Yield the requests of the queue in its order, then those that wait for one shard, each with its reason.

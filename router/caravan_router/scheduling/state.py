@@ -209,6 +209,10 @@ class SchedulerState:
             return GenerationState.PREFILLING if resident.prefilling else GenerationState.RUNNING
         return GenerationState.QUEUED if sequence is None else self._state_of_waiting(sequence)
 
+    def computed_of(self, request_id: int) -> int:
+        """Return how many first tokens of a request are computed on its shard; 0 while it is on none."""
+        return self._stays[request_id][1].computed if request_id in self._stays else 0
+
     def _state_of_waiting(self, sequence: Sequence) -> GenerationState:
         if sequence.saved_on:
             return GenerationState.SWAPPED

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from caravan_router.api.generation.marks import NoEffect
 from caravan_router.api.generation.schema import CacheSalt, Priority, Speculate, Timeout
 
 
@@ -122,8 +123,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     thread: Any = None
     # Edits are not made, and the reply says so.
     context_management: Any = None
-    # Without effect.
-    cache_control: Any = None
+    cache_control: NoEffect = None
 
 
 class CountTokensRequest(PromptFields, frozen=True, kw_only=True):
@@ -143,8 +143,8 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     container: Any = None
-    metadata: Any = None
-    service_tier: Any = None
+    metadata: NoEffect = None
+    service_tier: NoEffect = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None

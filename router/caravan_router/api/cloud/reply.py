@@ -9,6 +9,7 @@ from caravan_router.api.cloud.schema import RequestKeys, VertexRequest, VertexRe
 from caravan_router.api.generation.answer import Answer
 from caravan_router.api.generation.asked import Asked
 from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.reading import BodyReader
 from caravan_router.api.generation.rules import empty_prompt_error, too_many_prompts_error, unsupported_field_error
 from caravan_router.api.generation.run import Run, together
 from caravan_router.api.limits import Limits
@@ -16,11 +17,11 @@ from caravan_router.api.openai.chat.reply import AskedChat, ChatAnswer
 from caravan_router.api.openai.chat.schema import ChatRequest
 from caravan_router.api.tgi.errors import TGI
 from caravan_router.api.tgi.reply import AskedGenerate, GenerateAnswer
-from caravan_router.api.tgi.schema import GenerateRequest
+from caravan_router.api.tgi.schema import CompatGenerateRequest
 
 _KEYS = msgspec.json.Decoder(RequestKeys)
-_GENERATE = msgspec.json.Decoder(GenerateRequest)
-_CHAT = msgspec.json.Decoder(ChatRequest)
+_GENERATE = BodyReader(CompatGenerateRequest)
+_CHAT = BodyReader(ChatRequest)
 
 
 class AskedVertex(Asked):
@@ -30,7 +31,9 @@ class AskedVertex(Asked):
 
     def __init__(self, body: VertexRequest, limits: Limits) -> None:
         """Raises ValidationError."""
-        self._instances = _instances(body, limits)
+        # The paths of fields that were ignored.
+        self.ignored: list[str] = []
+        self._instances = _instances(body, limits, self.ignored)
         self.generations = sum(instance.generations for instance in self._instances)
         self.model = self._instances[0].model
 
@@ -58,8 +61,8 @@ class VertexAnswer(Answer):
         return msgspec.json.encode(VertexResponse(predictions))
 
 
-def _instances(body: VertexRequest, limits: Limits) -> list[AskedGenerate | AskedChat]:
-    """Read the instances. Raises ValidationError."""
+def _instances(body: VertexRequest, limits: Limits, ignored: list[str]) -> list[AskedGenerate | AskedChat]:
+    """Read the instances, and add the paths of fields that do not count to ``ignored``. Raises ValidationError."""
     if not body.instances:
         raise empty_prompt_error("instances")
     if len(body.instances) > limits.max_client_batch_size:
@@ -68,17 +71,23 @@ def _instances(body: VertexRequest, limits: Limits) -> list[AskedGenerate | Aske
     for index, raw in enumerate(body.instances):
         inside = f"instances[{index}]"
         if decode(raw, _KEYS, inside).messages is msgspec.UNSET:
-            instances.append(AskedGenerate(decode(raw, _GENERATE, inside), limits, streamed=False))
-            _check_same_model(inside, instances)
-            continue
-        chat = decode(raw, _CHAT, inside)
-        # A prediction is one text.
-        for field, value, neutral in (("stream", chat.stream, {None, False}), ("n", chat.n, {None, 1})):
-            if value not in neutral:
-                raise unsupported_field_error(f"{inside}.{field}", "set it to null", value)
-        instances.append(AskedChat(chat, limits))
+            generate, unknown = _GENERATE.read(raw, exact=limits.strict_fields, inside=inside)
+            _check_one_text(inside, generate.stream, None)
+            instances.append(AskedGenerate(generate, limits, streamed=False))
+        else:
+            chat, unknown = _CHAT.read(raw, exact=limits.strict_fields, inside=inside)
+            _check_one_text(inside, chat.stream, chat.n)
+            instances.append(AskedChat(chat, limits))
+        ignored += unknown
         _check_same_model(inside, instances)
     return instances
+
+
+def _check_one_text(inside: str, stream: bool | None, n: int | None) -> None:
+    """A prediction is one text."""
+    for field, value, neutral in (("stream", stream, {None, False}), ("n", n, {None, 1})):
+        if value not in neutral:
+            raise unsupported_field_error(f"{inside}.{field}", "set it to null", value)
 
 
 def _check_same_model(inside: str, instances: Sequence[AskedGenerate | AskedChat]) -> None:

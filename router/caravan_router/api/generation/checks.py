@@ -16,6 +16,8 @@ from caravan_router.api.limits import Limits
 
 # Dividing logits by a smaller temperature overflows float32; the result is greedy anyway.
 GREEDY_TEMPERATURE = 1e-5
+# Each is looked for in every text. Nobody writes more of them by hand.
+MANY_STOPS = 64
 # Parameters of which clients learn first that they must be positive.
 _POSITIVE = frozenset({"temperature", "repetition_penalty"})
 
@@ -46,10 +48,14 @@ def check_candidates(field: str, count: int, limits: Limits) -> None:
         raise candidates_error(field, limits.max_best_of, count)
 
 
-def check_stops(stops: Sequence[str], limits: Limits) -> tuple[str, ...]:
-    """Return the stop strings. Requires that they are few, short and not empty."""
-    if len(stops) > limits.max_stop_sequences:
-        raise too_many_stops_error(limits.max_stop_sequences, len(stops))
+def check_stops(stops: Sequence[str], limits: Limits, most: int = MANY_STOPS) -> tuple[str, ...]:
+    """Return the stop strings. Requires that they are few, short and not empty.
+
+    ``most``: how many there may be if the operator has set no limit.
+    """
+    most = most if limits.max_stop_sequences is None else limits.max_stop_sequences
+    if len(stops) > most:
+        raise too_many_stops_error(most, len(stops))
     for stop in stops:
         if not stop:
             raise empty_stop_error()

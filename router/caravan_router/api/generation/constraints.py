@@ -48,17 +48,21 @@ class ConstraintReader:
         match asked:
             case None | TextFormat():
                 return None
-            case JsonObjectFormat(value=schema):
+            case JsonObjectFormat(value=of_tgi, schema=of_llama):
+                if of_tgi is not None and of_llama is not None:
+                    raise invalid_grammar_error(field, "it must have only one of `schema` and `value`")
+                schema = of_llama if of_tgi is None else of_tgi
                 return self.any_object(field) if schema is None else self.schema(field, schema)
             case JsonFormat(value=schema):
                 return self.schema(field, schema)
             case RegexFormat(value=regex):
                 return self.regex(field, regex)
-            case JsonSchemaFormat(json_schema=openai, value=tgi):
-                named = openai or tgi
-                if named is None or (openai and tgi):
-                    raise invalid_grammar_error(field, "it must have either `json_schema` or `value`")
-                return self.schema(field, named.schema)
+            case JsonSchemaFormat(json_schema=openai, value=tgi, schema=plain):
+                schemas = [named.schema for named in (openai, tgi) if named is not None]
+                schemas += [] if plain is None else [plain]
+                if len(schemas) != 1:
+                    raise invalid_grammar_error(field, "it must have one of `json_schema`, `value` and `schema`")
+                return self.schema(field, schemas[0])
             case _:
                 assert_never(asked)
 

@@ -92,6 +92,11 @@ class Run:
         return self._stream.cached_tokens
 
     @property
+    def prompt_computed(self) -> int:
+        """Prompt tokens that are computed so far, or were in the cache; 0 while the generation waits."""
+        return self._stream.prompt_computed
+
+    @property
     def prompt_logprobs(self) -> Sequence[PromptToken]:
         """One entry for each prompt token if the request asks for them; complete from the first pieces on."""
         return self._stream.prompt_logprobs

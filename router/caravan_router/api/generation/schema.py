@@ -69,9 +69,10 @@ class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class JsonObjectFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json_object"):
-    """Any JSON object; with TGI's ``value``, one that matches this schema."""
+    """Any JSON object; with TGI's ``value`` or llama-server's ``schema``, one that matches this schema."""
 
     value: Schema | None = None
+    schema: Schema | None = None
 
 
 class JsonFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json"):
@@ -96,10 +97,11 @@ class NamedSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="json_schema"):
-    """JSON that matches a schema: OpenAI has it under ``json_schema``, TGI under ``value``."""
+    """JSON that matches a schema, which OpenAI has in ``json_schema``, TGI in ``value``, llama-server in ``schema``."""
 
     json_schema: NamedSchema | None = None
     value: NamedSchema | None = None
+    schema: Schema | None = None
 
 
 Format = TextFormat | JsonObjectFormat | JsonFormat | JsonSchemaFormat | RegexFormat

@@ -4,6 +4,8 @@ import secrets
 
 from caravan_proto.messages.sampling import MAX_SEED
 
+# As a seed, it asks for a random one in every dialect, as in llama-server.
+RANDOM_SEED = -1
 # SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
 _GAMMA = 0x9E3779B97F4A7C15
 

@@ -11,6 +11,7 @@ from caravan_proto.messages.sampling import RANGES
 from caravan_router.api.generation.answer import Answer
 from caravan_router.api.generation.asked import Asked
 from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.progress import PromptProgress, with_progress
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.run import Run, read_all
 from caravan_router.api.llama_server.errors import LLAMA_SERVER
@@ -19,11 +20,11 @@ from caravan_router.api.llama_server.prompts import Prompts
 from caravan_router.api.llama_server.schema import (
     LlamaCompletion,
     LlamaServerFields,
-    Timings,
     TokenProbabilities,
     TokenProbability,
 )
 from caravan_router.api.llama_server.validation import validate_llama
+from caravan_router.api.openai.timings import progress_shown, timings_of
 from caravan_router.api.stream import Events
 from caravan_router.core.tokens import Alternative, GeneratedToken
 from caravan_router.text.assembler import Piece
@@ -138,7 +139,13 @@ class LlamaServerAnswer(Answer):
 
     async def send(self, events: Events, index: int, run: Run) -> None:
         output = _Output(self._body, run)
-        async for ready in run:
+
+        async def tell(progress: PromptProgress) -> None:
+            event = self._part(index, run, output, ("", [], []))
+            event.prompt_progress = progress_shown(progress)
+            await events.send(_ENCODER.encode(event))
+
+        async for ready in with_progress(run, tell) if self._body.return_progress else run:
             messages = []
             for pieces in ready:
                 output.take(pieces)
@@ -165,6 +172,8 @@ class LlamaServerAnswer(Answer):
         )
         if probabilities:
             reply.completion_probabilities = probabilities
+        if self._body.timings_per_token and output.tokens:
+            reply.timings = timings_of(run, output.tokens)
         return reply
 
     def _last(
@@ -181,7 +190,7 @@ class LlamaServerAnswer(Answer):
         reply.stop_type = output.stop_type
         reply.stopping_word = run.stop_string if reply.stop_type == "word" else ""
         reply.tokens_cached = run.cached_tokens
-        reply.timings = _timings(run, output.tokens)
+        reply.timings = timings_of(run, output.tokens)
         fields = self._body.response_fields
         return _picked(msgspec.to_builtins(reply), fields) if fields else reply
 
@@ -223,24 +232,6 @@ def _settings(body: LlamaServerFields, run: Run) -> dict[str, Any]:
 def _shown(name: str, value: float | None) -> float | None:
     """Return the value of a parameter as llama-server writes it."""
     return RANGES[name].least if value is None else value
-
-
-def _timings(run: Run, predicted: int) -> Timings:
-    times, timings = run.times, run.timings()
-    prompt_s = 0.0 if times.started is None or times.first_token is None else times.first_token - times.started
-    predicted_s = max(0.0, timings.inference_s - prompt_s)
-    computed = len(run.spec.prompt) - run.cached_tokens
-    return Timings(
-        cache_n=run.cached_tokens,
-        prompt_n=computed,
-        prompt_ms=1000 * prompt_s,
-        prompt_per_token_ms=1000 * prompt_s / max(1, computed),
-        prompt_per_second=computed / prompt_s if prompt_s else 0.0,
-        predicted_n=predicted,
-        predicted_ms=1000 * predicted_s,
-        predicted_per_token_ms=1000 * predicted_s / max(1, predicted),
-        predicted_per_second=predicted / predicted_s if predicted_s else 0.0,
-    )
 
 
 def _probabilities(token: GeneratedToken) -> TokenProbabilities:

@@ -4,11 +4,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from caravan_router.api.generation.marks import NoEffect, SwitchedOff
 from caravan_router.api.generation.schema import CacheSalt, ModelName, Priority, Schema, Speculate, Timeout
-from caravan_router.api.openai.schema import ModelDownload
-
-NoEffect = Annotated[int | None, msgspec.Meta(description="Accepted and without effect.")]
-Neutral = Annotated[Any, msgspec.Meta(description="Not supported: accepted only with the value that switches it off.")]
+from caravan_router.api.openai.schema import ModelDownload, ProgressShown, Timings
 
 
 class MarkedPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +49,9 @@ class LlamaServerFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     ``response_fields``: the reply has these fields only; "a/b" moves field ``b`` of ``a`` up under this name. An
     empty list means all fields.
+
+    ``timings_per_token``: each event has ``timings``. ``return_progress``: events before the first token tell how far
+    the prompt is computed.
 
     ``seed``: -1 draws one. ``repeat_penalty`` counts the last ``repeat_last_n`` tokens, 64 by default.
     """
@@ -100,12 +101,12 @@ class LlamaServerFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     t_max_prompt_ms: NoEffect = None
     n_keep: NoEffect = None
     n_discard: NoEffect = None
-    n_cache_reuse: Neutral = None
-    min_keep: Neutral = None
-    post_sampling_probs: Neutral = None
-    timings_per_token: Neutral = None
-    return_progress: Neutral = None
-    lora: Neutral = None
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
+    n_cache_reuse: SwitchedOff = None
+    min_keep: SwitchedOff = None
+    post_sampling_probs: SwitchedOff = None
+    lora: SwitchedOff = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
@@ -154,26 +155,13 @@ class TokenProbabilities(msgspec.Struct, frozen=True):
     top_logprobs: list[TokenProbability]
 
 
-class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """``cache_n``: prompt tokens from the cache; ``prompt_n``: those that were computed."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-
-
 class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A whole reply, or an event of a stream; only the last event has the fields from ``model`` on.
 
     ``id_slot`` is always -1. ``tokens``: in a stream, or with ``return_tokens``. ``tokens_evaluated``: tokens of the
     prompt. ``stop_type``: "eos", "limit" or "word". ``tokens_cached``: tokens of the prompt that were in
-    the cache. ``truncated``: whether texts around a gap were cut.
+    the cache. ``truncated``: whether texts around a gap were cut. ``prompt_progress``: before the first token, with
+    ``return_progress``.
     """
 
     index: int
@@ -193,6 +181,7 @@ class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
     stopping_word: str | msgspec.UnsetType = msgspec.UNSET
     tokens_cached: int | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    prompt_progress: ProgressShown | msgspec.UnsetType = msgspec.UNSET
 
 
 class Modalities(msgspec.Struct, frozen=True):

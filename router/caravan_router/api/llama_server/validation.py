@@ -5,9 +5,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from caravan_proto.messages.sampling import DEFAULTS, SAMPLERS
+from caravan_proto.messages.sampling import DEFAULTS, RANGES, SAMPLERS
 from caravan_router.api.generation.bounds import Bounds
-from caravan_router.api.generation.checks import check_range, check_sampled
+from caravan_router.api.generation.checks import check_range
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.prompt import fit, tokenize_plain
 from caravan_router.api.generation.request import ValidRequest
@@ -32,9 +32,6 @@ _DEFAULTS: dict[str, Any] = {
 }
 # Mirostat decides how many tokens are likely enough.
 _DEFAULTS_WITH_MIROSTAT = {name: DEFAULTS[name] for name in ("top_k", "top_p", "min_p")}
-_UNSUPPORTED = (
-    "n_cache_reuse", "min_keep", "post_sampling_probs", "timings_per_token", "return_progress", "lora",
-)  # fmt: skip
 _MAX_INT32 = 2**31 - 1
 # Added to a logit, it forbids a token: the same as OpenAI's least bias.
 _FORBIDDEN = -100.0
@@ -44,16 +41,12 @@ _INTEGER = re.compile(r"-?[0-9]+")
 async def validate_llama(context: Context, body: LlamaServerFields, prompts: Prompts, n: int) -> Sequence[ValidRequest]:
     """Return an entry for each prompt. Raises ValidationError, NoShardError, TextTooLongError."""
     bounds = context.bounds
-    for field in _UNSUPPORTED:
-        value = getattr(body, field)
-        # llama-server switches some of them off with -1.
-        if value and value != -1:
-            raise unsupported_field_error(field, "set it to null", value)
     check_range("n_predict", body.n_predict, -1, _MAX_INT32)
+    penalty = RANGES["repetition_penalty"]
+    check_range("repeat_penalty", body.repeat_penalty, penalty.low, penalty.high)
     check_range("n_probs", body.n_probs, 0, bounds.max_top_n_tokens)
     check_range("n_indent", body.n_indent, 0, _MAX_INT32)
     check_range("t_max_predict_ms", body.t_max_predict_ms, -1, _MAX_INT32)
-    check_sampled("seed", body.seed)
     max_tokens = min(_new_tokens(body, tokens, bounds) for tokens in prompts.tokens)
     request = CompletionRequest(
         **_sampling(body),
@@ -63,7 +56,7 @@ async def validate_llama(context: Context, body: LlamaServerFields, prompts: Pro
         n=n,
         stream=body.stream,
         stop=body.stop,
-        seed=None if body.seed == -1 else body.seed,
+        seed=body.seed,
         ignore_eos=body.ignore_eos,
         logprobs=body.n_probs or None,
         logit_bias=await _biases(context, body.logit_bias),

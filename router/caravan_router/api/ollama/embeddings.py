@@ -8,7 +8,7 @@ from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.prompt import Truncation, check_token_ids, nth, tokenize_texts, tokenize_truncated
 from caravan_router.api.generation.rules import too_many_prompts_error
 from caravan_router.api.ollama import schema as ollama
-from caravan_router.api.ollama.validation import check_options
+from caravan_router.api.ollama.validation import check_ranges
 from caravan_router.api.openai.embeddings.vectors import Vector
 
 
@@ -36,7 +36,7 @@ def _limit(options: ollama.OllamaOptions | None, context: Context) -> int:
     limit = context.model.max_embed_tokens
     if options is None:
         return limit
-    check_options(options, context.bounds)
+    check_ranges(options, "options.")
     return limit if options.num_ctx is None else min(options.num_ctx, limit)
 
 

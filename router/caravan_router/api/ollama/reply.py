@@ -14,7 +14,9 @@ from caravan_router.api.generation.run import Run
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.errors import OLLAMA
 from caravan_router.api.ollama.validation import bare_name
+from caravan_router.api.openai.chat.logprobs import chat_logprobs
 from caravan_router.api.openai.chat.output import ChatOutput, Part, read_outputs
+from caravan_router.api.openai.chat.schema import TokenLogprob
 from caravan_router.api.openai.chat.truncation import validate_chat
 from caravan_router.api.openai.chat.validation import ChatSource, ValidChat
 from caravan_router.api.openai.chat.whole import Call, Collected
@@ -72,6 +74,8 @@ class OllamaAnswer(Answer):
         super().__init__((chat.request,))
         self._chat = chat
         self._shape = shape
+        # Tokens whose log probabilities are not sent yet, if these are asked for.
+        self._unsent: list[Piece] | None = [] if chat.logprobs else None
         # The output so far, for a reply with a context. Token ids cannot tell what was in a picture.
         has_text_only = chat.request.specs[0].media is None
         self._pieces: list[Piece] | None = [] if with_context and has_text_only else None
@@ -86,6 +90,7 @@ class OllamaAnswer(Answer):
 
         await read_outputs([output], [take])
         reply = self._shape(self._chat.model, _said(collected, ended=True))
+        reply.logprobs = self._take_logprobs()
         self._finish(reply, output)
         return _ENCODER.encode(reply)
 
@@ -99,15 +104,27 @@ class OllamaAnswer(Answer):
                 collected.add(output.push(pieces))
                 said = _said(collected, ended=output.finish is not None)
                 if said != NOTHING:
-                    messages.append(_ENCODER.encode(self._shape(model, said)))
+                    line = self._shape(model, said)
+                    line.logprobs = self._take_logprobs()
+                    messages.append(_ENCODER.encode(line))
             await events.send(*messages)
         last = self._shape(model, NOTHING)
+        last.logprobs = self._take_logprobs()
         self._finish(last, output)
         await events.send(_ENCODER.encode(last))
 
     def _note(self, pieces: Sequence[Piece]) -> None:
         if self._pieces is not None:
             self._pieces += pieces
+        if self._unsent is not None:
+            self._unsent += pieces
+
+    def _take_logprobs(self) -> list[TokenLogprob] | None:
+        """Return the log probabilities of the tokens since the last call; None for none."""
+        if not self._unsent:
+            return None
+        taken, self._unsent = self._unsent, []
+        return chat_logprobs(taken).content
 
     def _finish(self, reply: OllamaReply, output: ChatOutput) -> None:
         run = output.run

@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from caravan_router.api.generation.marks import NoEffect, Unsupported
 from caravan_router.api.generation.schema import CacheSalt, Priority, Speculate, Timeout
-from caravan_router.api.openai.chat.schema import Tool
+from caravan_router.api.openai.chat.schema import NamedToolChoice, TokenLogprob, Tool
 
 KeepAlive = Annotated[
     str | float | None,
@@ -23,9 +24,10 @@ Format = Annotated[
 class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Defaults are Ollama's: ``temperature`` 0.8, ``top_k`` 40, ``top_p`` 0.9; but ``repeat_penalty`` is 1.
 
-    ``num_predict``: -1 and -2 mean all that fits in the context. ``num_ctx``: at most the context that is served; it
-    limits no generation. ``repeat_penalty`` counts prompt and output tokens, the last ``repeat_last_n`` of them if that
-    is set. With ``mirostat`` the defaults of ``top_k`` and ``top_p`` do not apply. A ``seed`` below 0 means no seed.
+    ``num_predict``: -1 and -2 mean all that fits in the context. ``num_ctx``: more than the context that is served
+    counts as that; it limits no generation. ``repeat_penalty`` counts prompt and output tokens, the last
+    ``repeat_last_n`` of them if that is set. With ``mirostat`` the defaults of ``top_k`` and ``top_p`` do not apply. A
+    ``seed`` below 0 means no seed.
     """
 
     num_predict: int | None = None
@@ -92,7 +94,7 @@ class OllamaGenerateRequest(OllamaFields, frozen=True, kw_only=True, forbid_unkn
 class OllamaCalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     arguments: dict[str, Any]
-    index: int | None = None
+    index: NoEffect = None
 
 
 class OllamaToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -101,12 +103,16 @@ class OllamaToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A turn. ``images``: pictures before its text, each the base64 of a file, if the model sees."""
+    """A turn. ``images``: pictures before its text, each the base64 of a file, if the model sees.
+
+    ``name``: another name of ``tool_name`` in the message of a tool; without effect in others.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
+    name: str | None = None
     tool_call_id: str | None = None
     thinking: str | None = None
     images: list[str] | None = None
@@ -115,17 +121,22 @@ class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class OllamaChatRequest(OllamaFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``truncate``: true by default; the oldest turns are left out if the prompt has more than ``num_ctx`` tokens.
 
-    False refuses them. ``shift`` must not be true: what reaches the end of the context ends there.
+    False refuses them. ``shift`` must not be true: what reaches the end of the context ends there. ``tool_choice``: as
+    in OpenAI's API; Ollama has no such field, but some of its clients send it.
     """
 
     messages: list[OllamaMessage] | None = None
     tools: list[Tool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
     truncate: bool | None = None
     shift: bool | None = None
 
 
 class OllamaStatistics(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Statistics in a whole reply and in the last line of a stream. Durations are in nanoseconds."""
+    """Statistics in a whole reply and in the last line of a stream. Durations are in nanoseconds.
+
+    ``logprobs``: of the tokens of the reply, or of those since the line before, if they were asked for.
+    """
 
     done_reason: str | None = None
     total_duration: int | None = None
@@ -134,6 +145,7 @@ class OllamaStatistics(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_eval_duration: int | None = None
     eval_count: int | None = None
     eval_duration: int | None = None
+    logprobs: list[TokenLogprob] | None = None
 
 
 class OllamaGenerateReply(OllamaStatistics, omit_defaults=True, kw_only=True):
@@ -271,7 +283,7 @@ class OllamaShowRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     model: str | None = None
     name: str | None = None
-    verbose: bool | None = None
+    verbose: NoEffect = None
 
 
 class OllamaShowReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,6 +351,9 @@ class OllamaCreateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     adapters: dict[str, str] | None = None
     template: str | None = None
     messages: list[OllamaMessage] | None = None
+    modelfile: Unsupported = None
+    renderer: Unsupported = None
+    parser: Unsupported = None
 
 
 class OllamaDeleteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

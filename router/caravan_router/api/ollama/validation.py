@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from caravan_proto.messages.sampling import RANGES
-from caravan_router.api.generation.bounds import Bounds
 from caravan_router.api.generation.checks import check_positive, check_range
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.parts import NO_MEDIA, MediaParts, text_for
@@ -16,7 +15,7 @@ from caravan_router.api.generation.schema import Format, JsonFormat, JsonObjectF
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.rules import insert_error
 from caravan_router.api.openai.chat.enforced import SchemaPlaces
-from caravan_router.api.openai.chat.schema import ChatRequest, FunctionCall, Message, Tool, ToolCall
+from caravan_router.api.openai.chat.schema import ChatRequest, FunctionCall, Message, NamedToolChoice, Tool, ToolCall
 from caravan_router.api.openai.chat.validation import ChatSource
 from caravan_router.api.openai.sampling import check_sampling
 from caravan_router.api.openai.schema import SamplingFields
@@ -54,24 +53,23 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> 
     messages = [Message(role="user", content=prompt)]
     if body.suffix and context.model.fill is None:
         raise insert_error(context.model.name)
-    is_raw = bool(body.raw or body.suffix)
-    # As in Ollama, whose template for such models is the prompt alone.
-    is_plain = not context.model.chat_template
-    if is_raw:
+    earlier = body.context or ()
+    if earlier:
+        check_prompt_ids("context", earlier, context)
+    as_it_is = not context.model.chat_template
+    if body.raw or body.suffix:
         neutral = "set `suffix` to null" if body.suffix else "set `raw` to false"
         for field, given in (("system", body.system), ("context", body.context)):
             if given:
                 raise unsupported_field_error(field, neutral, given)
-    elif body.system and is_plain:
-        raise unsupported_field_error("system", "set it to null: the model has no chat template", body.system)
+    elif as_it_is:
+        # Ollama's template for a model that has none is the prompt.
+        prompt = "\n\n".join(filter(None, (body.system, prompt)))
     elif body.system:
         messages.insert(0, Message(role="system", content=body.system))
-    earlier = body.context or ()
-    if earlier:
-        check_prompt_ids("context", earlier, context)
     return ChatSource(
         body=_chat_request(body, messages, context),
-        raw=prompt if is_raw or is_plain else None,
+        raw=prompt if body.raw or body.suffix or as_it_is else None,
         suffix=body.suffix or "",
         earlier=tuple(earlier),
         names=("context + prompt" if earlier else "prompt", _NEW_TOKENS),
@@ -86,7 +84,7 @@ def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSour
         raise unsupported_field_error("shift", "set it to false", body.shift)
     media = MediaParts(context.model.media)
     messages = [_message(f"messages[{number}]", message, media) for number, message in enumerate(body.messages or ())]
-    chat = _chat_request(body, messages, context, tools=body.tools)
+    chat = _chat_request(body, messages, context, tools=body.tools, tool_choice=body.tool_choice)
     return ChatSource(
         body=chat if body.truncate is False else msgspec.structs.replace(chat, truncation="auto"),
         names=("messages", _NEW_TOKENS),
@@ -97,15 +95,16 @@ def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSour
 
 
 def _chat_request(
-    body: ollama.OllamaFields, messages: Sequence[Message], context: Context, tools: list[Tool] | None = None
+    body: ollama.OllamaFields,
+    messages: Sequence[Message],
+    context: Context,
+    tools: list[Tool] | None = None,
+    tool_choice: str | NamedToolChoice | None = None,
 ) -> ChatRequest:
     if body.think and thought_format_of(context.model.chat_template) is None:
         raise unsupported_field_error("think", "set it to false: the model does not think", body.think)
-    for field, value in (("logprobs", body.logprobs), ("top_logprobs", body.top_logprobs)):
-        if value:
-            raise unsupported_field_error(field, "set it to null", value)
     options = _NO_OPTIONS if body.options is None else body.options
-    check_options(options, context.bounds)
+    check_ranges(options, "options.")
     num_predict = None if options.num_predict in _ALL_THAT_FITS else options.num_predict
     return ChatRequest(
         messages=list(messages),
@@ -117,7 +116,11 @@ def _chat_request(
         repetition_penalty=options.repeat_penalty,
         response_format=_format(body.format),
         **_thinking(body.think),
+        # Those of a body without the former are left out, as Ollama leaves them out.
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs if body.logprobs else None,
         tools=tools,
+        tool_choice=tool_choice,
         priority=body.priority,
         timeout=body.timeout,
         cache_salt=body.cache_salt,
@@ -143,12 +146,6 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
             return {"reasoning_effort": think}
         case _:
             raise unsupported_field_error("think", 'set it to true, false, "low", "medium", "high" or "max"', think)
-
-
-def check_options(options: ollama.OllamaOptions, bounds: Bounds) -> None:
-    """Require options in their ranges, and a context that is no larger than the served one. Raises ValidationError."""
-    check_ranges(options, "options.")
-    check_range("options.num_ctx", options.num_ctx, 1, bounds.max_total_tokens)
 
 
 def check_ranges(options: ollama.OllamaOptions, where: str) -> None:
@@ -189,7 +186,7 @@ def _message(field: str, message: ollama.OllamaMessage, media: MediaParts) -> Me
     return Message(
         role=message.role,
         content=pictures + (message.content or ""),
-        name=message.tool_name,
+        name=message.tool_name or (message.name if message.role == "tool" else None),
         tool_calls=calls or None,
         tool_call_id=message.tool_call_id,
         reasoning_content=message.thinking,

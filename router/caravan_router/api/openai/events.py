@@ -30,6 +30,11 @@ def wants_usage(options: StreamOptions | None) -> bool:
     return options is not None and bool(options.include_usage)
 
 
+def wants_usage_of_each(options: StreamOptions | None) -> bool:
+    """Return whether each chunk of a stream has the usage so far of its choice, as in vLLM."""
+    return options is not None and bool(options.include_usage and options.continuous_usage_stats)
+
+
 def new_call_id() -> str:
     """Return a random call id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"

@@ -76,7 +76,7 @@ def beam_field_error(field: str, given: object) -> ValidationError:
     return ValidationError(field, f"`{field}` cannot be used with `use_beam_search`. Given: {shown(given)}")
 
 
-def alias_error(field: str, alias: str, given: int, given_alias: int) -> ValidationError:
+def alias_error(field: str, alias: str, given: float | str, given_alias: float | str) -> ValidationError:
     """Two fields that mean the same have different values."""
     message = f"`{field}` and `{alias}` must not differ. Given: {shown(given)} and {shown(given_alias)}"
     return ValidationError(alias, message)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from caravan_proto.limits import MAX_BIAS
 from caravan_proto.messages.sampling import MAX_SEED, RANGES, SamplingParams
@@ -12,7 +12,7 @@ from caravan_router.api.generation.checks import (
     check_sampled,
     effective_temperature,
 )
-from caravan_router.api.generation.seeds import choice_seed, draw_seed
+from caravan_router.api.generation.seeds import RANDOM_SEED, choice_seed, draw_seed
 from caravan_router.api.limits import Limits
 from caravan_router.api.openai.rules import (
     alias_error,
@@ -29,10 +29,11 @@ from caravan_router.core.engine import ModelFacts
 # Each id has one spelling, so that the keys of an object name each token once.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
+_Value = TypeVar("_Value", bound=float | str)
 Biases = tuple[tuple[int, float], ...]
 
 
-def one_of(field: str, alias: str, given: int | None, given_alias: int | None) -> int | None:
+def one_of(field: str, alias: str, given: _Value | None, given_alias: _Value | None) -> _Value | None:
     """Return the value of two fields that mean the same. Raises ValidationError if they differ."""
     if given is not None and given_alias is not None and given != given_alias:
         raise alias_error(field, alias, given, given_alias)
@@ -87,7 +88,9 @@ def samplings_of(
 
     ``alternatives``: how many each token has beside its own logprob; None for no logprobs at all.
     """
-    seed = draw_seed() if request.seed is None else request.seed
+    seed = request.seed
+    if seed is None or seed == RANDOM_SEED:
+        seed = draw_seed()
     own: Sequence[SamplingFields] = request.choice_parameters or [SamplingFields()] * candidates
     samplings = []
     for index, choice in enumerate(own):
@@ -98,7 +101,8 @@ def samplings_of(
         wanted = _wanted(fields)
         temperature = effective_temperature(wanted.temperature)
         # Signed seeds are read as the same 64 bits, unsigned.
-        drawn_from = choice_seed(seed & MAX_SEED, index) if choice.seed is None else choice.seed & MAX_SEED
+        own_seed = draw_seed() if choice.seed == RANDOM_SEED else choice.seed
+        drawn_from = choice_seed(seed & MAX_SEED, index) if own_seed is None else own_seed & MAX_SEED
         samplings.append(
             replace(
                 wanted,

@@ -4,11 +4,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from caravan_router.api.generation.marks import EXACT, NoEffect, OnlyNull, Unsupported
 from caravan_router.api.generation.schema import CacheSalt, Format, ModelName, Priority, Schema, Speculate, Timeout
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``continuous_usage_stats`` (vLLM's): with ``include_usage``, each chunk has the usage so far."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: NoEffect = None
 
 
 Prompt = Annotated[
@@ -74,6 +79,10 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: Unsupported = None
+    whitespace_pattern: Unsupported = None
+    disable_any_whitespace: Unsupported = None
+    disable_additional_properties: Unsupported = None
 
 
 class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,13 +99,19 @@ class ConstraintFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown
     guided_grammar: str | None = None
     grammar: str | None = None
     json_schema: Schema | None = None
+    regex: Unsupported = None
+    ebnf: Unsupported = None
+    structural_tag: Unsupported = None
+    guided_whitespace_pattern: Unsupported = None
 
 
 class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields that completions and chat completions share.
 
     vLLM's are ``include_stop_str_in_output``, ``skip_special_tokens``, ``min_tokens``, ``stop_token_ids`` and
-    ``return_token_ids``. ``n_cmpl`` is llama-server's name of ``n``.
+    ``return_token_ids``. ``n_cmpl`` is llama-server's name of ``n``, ``n_predict`` of ``max_tokens``, and
+    ``repeat_penalty`` of ``repetition_penalty``. ``cache_prompt`` (llama-server's): false computes the prompt anew.
+    ``timings_per_token`` (llama-server's): each chunk has ``timings``. ``seed``: -1 draws one.
 
     ``best_of``: the number of outputs generated for each prompt, of which the ``n`` best are returned, by the mean log
     probability of their tokens; ``choice_parameters`` has an entry for each of them.
@@ -115,12 +130,12 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: NoEffect = None
     ignore_eos: bool | None = None
     n: int | None = None
     n_cmpl: int | None = None
     best_of: int | None = None
-    choice_parameters: list[SamplingFields] | None = None
+    choice_parameters: Annotated[list[SamplingFields] | None, msgspec.Meta(extra={EXACT: True})] = None
     logit_bias: LogitBias = None
     priority: Priority = None
     timeout: Timeout = None
@@ -129,6 +144,20 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    n_predict: int | None = None
+    repeat_penalty: float | None = None
+    cache_prompt: bool | None = None
+    timings_per_token: bool | None = None
+    id_slot: NoEffect = None
+    bad_words: Unsupported = None
+    allowed_token_ids: OnlyNull = None
+    truncate_prompt_tokens: OnlyNull = None
+    return_tokens_as_token_ids: Unsupported = None
+    logprob_token_ids: OnlyNull = None
+    logits_processors: Unsupported = None
+    lora: Unsupported = None
+    min_keep: Unsupported = None
+    post_sampling_probs: Unsupported = None
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -140,6 +169,29 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     image_tokens: int | msgspec.UnsetType = msgspec.UNSET
     audio_tokens: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """``cache_n``: prompt tokens from the cache; ``prompt_n``: those that were computed."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class ProgressShown(msgspec.Struct, frozen=True, kw_only=True):
+    """llama-server's: ``processed`` of ``total`` prompt tokens are computed, with the ``cache`` from the cache."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
 
 
 class DraftTokens(msgspec.Struct, frozen=True):

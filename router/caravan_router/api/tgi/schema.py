@@ -15,7 +15,8 @@ def _bounds(**bounds: float) -> msgspec.Meta:
 class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Absent and null fields have TGI's default. ``do_sample``: false, but true without any ``parameters``.
 
-    ``min_new_tokens``, which TGI lacks: the number of first tokens within which no end token and no stop string counts.
+    ``seed``: -1 draws one. ``min_new_tokens``, which TGI lacks: the number of first tokens within which no end token
+    and no stop string counts.
     """
 
     best_of: int | None = None
@@ -34,7 +35,7 @@ class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     watermark: bool | None = None
     details: bool | None = None
     decoder_input_details: bool | None = None
-    seed: Annotated[int | None, _bounds(minimum=0)] = None
+    seed: Annotated[int | None, _bounds(minimum=-1)] = None
     top_n_tokens: int | None = None
     grammar: Format | None = None
     adapter_id: str | None = None

@@ -21,7 +21,7 @@ from caravan_router.api.generation.rules import (
     not_between_zero_and_one_error,
     unsupported_field_error,
 )
-from caravan_router.api.generation.seeds import choice_seed, draw_seed
+from caravan_router.api.generation.seeds import RANDOM_SEED, choice_seed, draw_seed
 from caravan_router.api.generation.serving import Extras
 from caravan_router.api.limits import Limits
 from caravan_router.api.tgi.pictures import with_pictures
@@ -41,6 +41,8 @@ from caravan_router.core.stopping import StoppingParams
 from caravan_router.text.assembler import TextOptions
 from caravan_router.text.prompt_text import as_decoded
 
+# TGI's own limit, which its clients know of.
+MAX_STOPS = 4
 # As in TGI, a request without ``parameters`` samples; a request with them is greedy unless they enable sampling.
 _NO_PARAMETERS = GenerateParameters(do_sample=True)
 
@@ -72,10 +74,11 @@ async def validate_generate(
     _check_best_of(parameters, limits)
     _check_sampling(parameters)
     check_positive("max_new_tokens", parameters.max_new_tokens)
-    stops = check_stops(parameters.stop or (), limits)
-    if parameters.seed is not None and parameters.best_of not in {None, 1}:
-        raise best_of_with_seed_error(parameters.seed)
-    check_range("seed", parameters.seed, 0, MAX_SEED)
+    stops = check_stops(parameters.stop or (), limits, MAX_STOPS)
+    seed = None if parameters.seed == RANDOM_SEED else parameters.seed
+    if seed is not None and parameters.best_of not in {None, 1}:
+        raise best_of_with_seed_error(seed)
+    check_range("seed", seed, 0, MAX_SEED)
     check_range("top_n_tokens", parameters.top_n_tokens, 0, bounds.max_top_n_tokens)
     if parameters.watermark:
         raise unsupported_field_error("watermark", "set it to false", parameters.watermark)
@@ -124,7 +127,8 @@ def _samplings(parameters: GenerateParameters, model: ModelFacts, *, stream: boo
     temperature = effective_temperature(1.0 if parameters.temperature is None else parameters.temperature)
     if not _samples(parameters) or temperature == 0:
         return [greedy] * best_of
-    seed = draw_seed() if parameters.seed is None else parameters.seed
+    seed = draw_seed() if parameters.seed in {None, RANDOM_SEED} else parameters.seed
+    assert seed is not None
     return [replace(greedy, temperature=temperature, seed=choice_seed(seed, index)) for index in range(best_of)]
 
 

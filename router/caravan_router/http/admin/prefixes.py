@@ -18,11 +18,12 @@ from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.http.server.typed_body import Tolerance
 
 _SHARD = Parameter(name="shard", place="query", description="Only this shard, by its address; may be repeated")
 _PREFIX = Parameter(name="prefix", place="path", description="Its id, from the list of prefixes")
 
-ROUTES = Routes(TGI, operator=True)
+ROUTES = Routes(TGI, tolerance=Tolerance.NEVER, operator=True)
 
 
 @ROUTES.route(

@@ -12,8 +12,9 @@ from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.typed_body import Tolerance
 
-ROUTES = Routes(TGI, operator=True)
+ROUTES = Routes(TGI, tolerance=Tolerance.NEVER, operator=True)
 
 
 @ROUTES.route(

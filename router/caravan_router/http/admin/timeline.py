@@ -8,9 +8,10 @@ from caravan_router.http.server.endless import until_the_end
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.typed_body import Tolerance
 from caravan_router.timeline.messages import Message
 
-ROUTES = Routes(TGI, operator=True)
+ROUTES = Routes(TGI, tolerance=Tolerance.NEVER, operator=True)
 
 
 @ROUTES.route(

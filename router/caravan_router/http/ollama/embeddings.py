@@ -20,7 +20,7 @@ from caravan_router.http.server.route import BODY_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import ARRIVED
 
-ROUTES = Routes(OLLAMA, errors=(*BODY_ERRORS, 404, 424, 429, 503))
+ROUTES = Routes(OLLAMA, any_type=True, errors=(*BODY_ERRORS, 404, 424, 429, 503))
 
 
 @ROUTES.route("POST", "/api/embed", "Return one vector for each text", reply=ollama.OllamaEmbedReply)

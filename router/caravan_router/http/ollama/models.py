@@ -1,6 +1,7 @@
 """Ollama's routes that describe the models: ``/api/tags``, ``/api/ps`` and ``/api/show``."""
 
 import time
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -16,7 +17,7 @@ from caravan_router.http.server.route import BODY_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
 
-ROUTES = Routes(OLLAMA)
+ROUTES = Routes(OLLAMA, any_type=True)
 
 
 @ROUTES.route("GET", "/api/tags", "List the models and their adapters", reply=OllamaTagList, errors=(503,))
@@ -28,6 +29,10 @@ async def ollama_tags(request: web.Request) -> web.Response:
     await library.survey()
     tags = tags_of(listed_models(state), library_models(state))
     return json_reply(OllamaTagList([*tags.models, *tags_of_made(library.all_made(), tags)]))
+
+
+# Ollama's clients ask so whether a server is up.
+ROUTES.append(replace(ROUTES[-1], method="HEAD", replies=(), alias="head"))
 
 
 @ROUTES.route(

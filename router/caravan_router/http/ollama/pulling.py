@@ -17,7 +17,7 @@ from caravan_router.http.server.route import BODY_ERRORS, JSON, LINES
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 
-ROUTES = Routes(OLLAMA, operator=True)
+ROUTES = Routes(OLLAMA, any_type=True, operator=True)
 
 
 @ROUTES.route(

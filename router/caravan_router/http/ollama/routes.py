@@ -1,5 +1,7 @@
 """Ollama's routes, which many desktop tools use."""
 
+from dataclasses import replace
+
 from aiohttp import web
 
 from caravan_router.api.generation.models import model_name
@@ -19,7 +21,7 @@ from caravan_router.http.server.route import GENERATION_ERRORS, JSON, LINES
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 
-ROUTES = Routes(OLLAMA)
+ROUTES = Routes(OLLAMA, any_type=True)
 
 
 @ROUTES.route(
@@ -75,3 +77,6 @@ async def _load(request: web.Request, body: ollama.OllamaFields, shape: Shape) -
 @ROUTES.route("GET", "/api/version", "Return Caravan's version", reply=ollama.OllamaVersion)
 async def ollama_version(request: web.Request) -> web.Response:
     return json_reply(ollama.OllamaVersion(request.app[STATE].info.version))
+
+
+ROUTES.append(replace(ROUTES[-1], method="HEAD", replies=(), alias="head"))

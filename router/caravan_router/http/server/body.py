@@ -1,13 +1,9 @@
-"""Reads a request's body into its type."""
+"""Reads the bytes of a request's body."""
 
 import asyncio
-from typing import TypeVar
 
-import msgspec
 from aiohttp import web
 
-from caravan_router.api.body import decode
-from caravan_router.api.decoded_size import most_decoded_bytes
 from caravan_router.api.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
@@ -16,9 +12,7 @@ from caravan_router.api.errors import (
     UnsupportedMediaError,
 )
 from caravan_router.http.server.body_room import SHARE
-from caravan_router.http.server.state import NAMED_MODEL, STATE, AppState
-
-T = TypeVar("T")
+from caravan_router.http.server.state import STATE, AppState
 
 _CODINGS = frozenset({"identity", "gzip", "deflate"})
 
@@ -39,12 +33,19 @@ def payload_limit(state: AppState) -> int:
     return _MEDIA_BYTES if unknown or any(engine.model.media for engine in engines) else _PLAIN_BYTES
 
 
-async def read_json(request: web.Request) -> bytes:
+async def read_json(request: web.Request, *, any_type: bool = False) -> bytes:
     """Read and decompress the body; the size limit counts decompressed bytes.
+
+    ``any_type``: it counts as JSON whatever its content type says, but not for pages of other servers. Browsers let
+    these send a few content types without asking this server first; JSON is not among them.
 
     Raises UnsupportedMediaError, UnsupportedCodingError, BodyTimeoutError, BrokenBodyError, and what `read_bytes` does.
     """
-    if "Content-Type" in request.headers and not _is_json(request.content_type):
+    if (
+        "Content-Type" in request.headers
+        and not _is_json(request.content_type)
+        and not (any_type and _is_of_no_other_page(request))
+    ):
         raise UnsupportedMediaError(request.content_type)
     coding = request.headers.get("Content-Encoding", "identity")
     if coding.lower() not in _CODINGS:
@@ -83,18 +84,10 @@ def forget_body(request: web.Request) -> None:
         del request[_BODY]
 
 
-async def read_body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """Read and decode the body.
-
-    msgspec alone reads the JSON: the standard library accepts NaN, lone surrogates and infinite numbers.
-    Raises BodyMismatchError, and what `read_json` raises.
-    """
-    data = await read_json(request)
-    request[SHARE].grow(most_decoded_bytes(data))
-    body = decode(data, decoder)
-    request[NAMED_MODEL] = getattr(body, "model", None) or ""
-    return body
-
-
 def _is_json(content_type: str) -> bool:
     return content_type == "application/json" or content_type.endswith("+json")
+
+
+def _is_of_no_other_page(request: web.Request) -> bool:
+    own = f"{request.scheme}://{request.host}"
+    return request.headers.get("Origin", own) == own

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import msgspec
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from caravan_router.api.body import mismatch
 from caravan_router.api.errors import (
@@ -16,9 +17,10 @@ from caravan_router.api.errors import (
 )
 from caravan_router.http.server.body import payload_limit
 from caravan_router.http.server.body_room import SHARE
+from caravan_router.http.server.ignored import note_ignored
 from caravan_router.http.server.state import NAMED_MODEL, STATE
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 FORM = "multipart/form-data"
 # A field that is no file, and the fields of a form.
@@ -39,6 +41,10 @@ async def read_form(request: web.Request, kind: type[T]) -> T:
             fields = await _fields(request, payload_limit(request.app[STATE]))
     except TimeoutError as error:
         raise BodyTimeoutError(limit_s) from error
+    if not request.app[STATE].limits.strict_fields:
+        known = {field.encode_name for field in msgspec.structs.fields(kind)}
+        note_ignored(request, [name for name in fields if name not in known])
+        fields = {name: value for name, value in fields.items() if name in known}
     try:
         form = msgspec.convert(fields, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -66,7 +72,7 @@ async def _fields(request: web.Request, limit: int) -> dict[str, str | bytes]:
                 request[SHARE].grow(len(chunk))
             left -= len(data)
             fields[part.name] = bytes(data) if part.filename is not None else data.decode()
-    except (ValueError, AssertionError, RuntimeError) as error:
+    except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
         raise MalformedFormError(str(error)[:200] or "it ends early") from error
     except web.RequestPayloadError as error:
         raise BrokenBodyError from error

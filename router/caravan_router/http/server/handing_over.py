@@ -74,7 +74,7 @@ class HandingOver:
         if not fleet.hands_over:
             return None
         try:
-            named = decode(await read_json(request), self._decoder)
+            named = decode(await read_json(request, any_type=True), self._decoder)
         except (MalformedBodyError, BodyMismatchError):
             return None
         for name in (named.model or "",) if fleet.names.strict else (named.model or "", ""):

@@ -21,6 +21,7 @@ from caravan_router.core.errors import EngineError
 from caravan_router.core.trace import NO_TRACE, ArrivedRequest, RequestTrace
 from caravan_router.http.server.dialect import DIALECTS, error_response
 from caravan_router.http.server.event_stream import STREAM_BEGUN
+from caravan_router.http.server.ignored import IGNORED_HEADER
 from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import ARRIVED, CLIENT, ENDING, TRACE, TRACING
 
@@ -179,7 +180,7 @@ class Cors:
         response.headers.update(self._headers(request))
         if self._varies:
             response.headers["Vary"] = ", ".join(filter(None, (response.headers.get("Vary"), "Origin")))
-        response.headers["Access-Control-Expose-Headers"] = f"{REQUEST_ID_HEADER},Retry-After"
+        response.headers["Access-Control-Expose-Headers"] = f"{REQUEST_ID_HEADER},{IGNORED_HEADER},Retry-After"
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:

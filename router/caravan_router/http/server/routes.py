@@ -6,13 +6,12 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, TypedDict, Unpack
 
-import msgspec
 from aiohttp import web
 
 from caravan_router.api.dialect import Dialect
-from caravan_router.http.server.body import read_body
+from caravan_router.api.generation.reading import BodyReader
 from caravan_router.http.server.route import EVENTS, JSON, Handler, Parameter, Route
-from caravan_router.http.server.tolerant_body import read_tolerant_body
+from caravan_router.http.server.typed_body import Tolerance, read_body
 
 # Takes the request and, if it has a second parameter, the body of that type.
 Answering = Callable[..., Awaitable[web.StreamResponse]]
@@ -39,11 +38,19 @@ class RouteOptions(TypedDict, total=False):
 class Routes(list[Route]):
     """Routes of one dialect, in the order in which their functions are defined."""
 
-    def __init__(self, dialect: Dialect, *, tolerant: bool = False, **common: Unpack[RouteOptions]) -> None:
-        """``tolerant``: bodies may have unknown fields, which are logged. ``common``: options of every route."""
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        tolerance: Tolerance = Tolerance.BY_DEFAULT,
+        any_type: bool = False,
+        **common: Unpack[RouteOptions],
+    ) -> None:
+        """``any_type``: a body is JSON whatever its content type says. ``common``: options of every route."""
         super().__init__()
         self._dialect = dialect
-        self._read: Callable[[web.Request, Any], Awaitable[Any]] = read_tolerant_body if tolerant else read_body
+        self._tolerance = tolerance
+        self._any_type = any_type
         self._common = common
 
     def route(
@@ -81,11 +88,12 @@ class Routes(list[Route]):
         self.append(replace(self[-1], path=path, alias=alias))
 
     def _reading(self, answering: Answering, kind: type) -> Handler:
-        decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+        reader: BodyReader[Any] = BodyReader(kind)
 
         @wraps(answering)
         async def handler(request: web.Request) -> web.StreamResponse:
-            return await answering(request, await self._read(request, decoder))
+            body = await read_body(request, reader, self._tolerance, any_type=self._any_type)
+            return await answering(request, body)
 
         return handler
 

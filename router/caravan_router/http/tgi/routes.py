@@ -24,6 +24,7 @@ from caravan_router.api.tgi.schema import (
     TokenizedToken,
     TokenizeRequest,
 )
+from caravan_router.api.tgi.validation import MAX_STOPS
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals, reading_texts
 from caravan_router.http.generation.models import asked_model, listed_models, served_model
@@ -144,7 +145,7 @@ async def info(request: web.Request) -> web.Response:
         model_pipeline_tag="text-generation" if model.generates else "feature-extraction",
         max_concurrent_requests=state.limits.max_concurrent_requests,
         max_best_of=state.limits.max_best_of,
-        max_stop_sequences=state.limits.max_stop_sequences,
+        max_stop_sequences=MAX_STOPS if state.limits.max_stop_sequences is None else state.limits.max_stop_sequences,
         max_input_tokens=bounds.max_input_tokens,
         max_total_tokens=bounds.max_total_tokens,
         validation_workers=1,

@@ -83,6 +83,7 @@ async def test_a_whole_reply(service: Service) -> None:
             "total_tokens": len(PROMPT) + 3,
             "prompt_tokens_details": {"cached_tokens": 0},
         },
+        "store": False,
     }
     assert text_of(service.engine.spec) == PROMPT
 
@@ -340,7 +341,7 @@ async def test_the_client_gets_the_error_message_of_the_template(engine: Scripte
         ({"messages": [{"role": "user", "content": "x" * 10_001}]}, "messages", "and at most 8192 are allowed"),
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "and at most 255 are allowed"),
         ({"max_tokens": 0}, "max_tokens", "strictly positive"),
-        ({"max_completion_tokens": -1}, "max_completion_tokens", "strictly positive"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens", "strictly positive"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "Given: 1 and 2"),
         ({"max_tokens": 1000}, "messages", "context length is 256 tokens"),
         ({"temperature": -1}, "temperature", "-1"),
@@ -351,12 +352,11 @@ async def test_the_client_gets_the_error_message_of_the_template(engine: Scripte
         ({"top_logprobs": 2}, "top_logprobs", "`logprobs` is true"),
         ({"stream_options": {}}, "stream_options", "`stream` is true"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "'x'"),
-        ({"stop": ["a"] * 5}, "stop", "up to 4"),
+        ({"stop": ["a"] * 65}, "stop", "up to 64"),
         ({"response_format": {"type": "xml"}}, "response_format", "xml"),
         ({"continue_final_message": True}, "continue_final_message", "not the assistant's"),
         ({"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": True,
           "add_generation_prompt": True}, "continue_final_message", "add_generation_prompt"),
-        ({"frobnicate": 1}, "frobnicate", "frobnicate"),
         ({"tools": [{"type": "function", "function": {"name": "bad name"}}]}, "tools[0].function.name", "'bad name'"),
         ({"tools": [{"function": {"name": "f"}}, {"function": {"name": "f"}}]}, "tools[1].function.name", "'f'"),
         ({"tools": [{"function": {"name": f"f{n}"}} for n in range(129)]}, "tools", "at most 128"),

@@ -164,7 +164,7 @@ async def test_greedy_choices_have_no_seed(service: Service) -> None:
 async def test_choice_parameters_override_the_request(service: Service) -> None:
     choices = [
         {},
-        {"temperature": 0.5, "top_k": 5, "seed": -1},
+        {"temperature": 0.5, "top_k": 5, "seed": -2},
         {"temperature": 0, "top_p": 0.5, "min_p": 0.25, "repetition_penalty": 1.5, "seed": None},
         {"frequency_penalty": 1, "presence_penalty": -1},
     ]
@@ -172,7 +172,7 @@ async def test_choice_parameters_override_the_request(service: Service) -> None:
     samplings = [stream.spec.sampling for stream in service.engine.streams]
     assert [(s.temperature, s.top_k, s.seed) for s in samplings] == [
         (0.75, 9, 3),
-        (0.5, 5, 2**64 - 1),
+        (0.5, 5, 2**64 - 2),
         (0.0, 9, 0),
         (0.75, 9, choice_seed(3, 3)),
     ]

@@ -50,7 +50,7 @@ async def test_parameters_reach_the_engine(service: Service) -> None:
         top_p=1.0,
         top_k=-1,
         min_p=0.1,
-        seed=-1,
+        seed=-2,
         repetition_penalty=1.5,
         frequency_penalty=-1,
         presence_penalty=2,
@@ -59,7 +59,7 @@ async def test_parameters_reach_the_engine(service: Service) -> None:
     )
     sampling = service.engine.spec.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 1.0, 0, 0.1)
-    assert sampling.seed == 2**64 - 1
+    assert sampling.seed == 2**64 - 2
     assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) == (1.5, -1.0, 2.0)
     assert (sampling.logprobs, sampling.top_n_tokens) == (True, 3)
     assert service.engine.spec.stopping.ignore_eos

@@ -77,7 +77,6 @@ RULES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"dimensions": 0}, "dimensions", "`dimensions` must be 8, the length of the model's vectors. Given: 0"),
     ({"encoding_format": "int8"}, "encoding_format", "Invalid enum value 'int8' - at `$.encoding_format`"),
     ({"model": "pirate"}, "model", "`model` must not be an adapter: vectors are the model's own. Given: 'pirate'"),
-    ({"truncate": True}, "truncate", "Object contains unknown field `truncate`"),
 ]
 
 

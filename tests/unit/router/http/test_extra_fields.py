@@ -1,5 +1,6 @@
 """Fields of vLLM and llama-server that both generating routes under /v1 accept."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.results import FinishReason
 from caravan_router.core.generation import GenerationSpec
 from caravan_testing.http_server import events, serving
-from caravan_testing.scripted_engine import BOS, CHAT_MODEL, EOS, EOS_TOKEN, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import BOS, CHAT_MODEL, EOS, EOS_TOKEN, Pause, ScriptedEngine, Step, word
 
 COMPLETIONS: tuple[str, dict[str, Any]] = ("/v1/completions", {"prompt": "hi"})
 CHAT: tuple[str, dict[str, Any]] = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
@@ -245,3 +246,50 @@ async def test_every_field_is_checked_before_a_constraint_is_compiled(path: str,
     async with serving(ScriptedEngine(model=CHAT_MODEL, problem=note)) as service:
         assert (await service.post(path, body)).status in {400, 422}
     assert not compiled
+
+
+USAGE = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}
+
+
+@BOTH
+async def test_each_chunk_may_have_the_usage_so_far(route: Route) -> None:
+    steps = (word("a"), word("b"), EOS_TOKEN)
+    *chunks, total, done = await ask(route, *steps, stream=True, stream_options=USAGE)
+    counts = [(chunk["usage"]["completion_tokens"], chunk["usage"]["total_tokens"]) for chunk in (*chunks, total)]
+    prompt = total["usage"]["prompt_tokens"]
+    assert (counts, done) == ([(1, prompt + 1), (2, prompt + 2), (3, prompt + 3), (3, prompt + 3)], "[DONE]")
+    # vLLM sends none of it without the other field.
+    first, *_ = await ask(route, *steps, stream=True, stream_options={"continuous_usage_stats": True})
+    assert "usage" not in first
+
+
+@BOTH
+async def test_each_chunk_may_have_the_times_so_far(route: Route) -> None:
+    steps = (word("a"), word("b"), EOS_TOKEN)
+    *chunks, _ = await ask(route, *steps, stream=True, timings_per_token=True)
+    assert [chunk["timings"]["predicted_n"] for chunk in chunks] == [1, 2, 3]
+    assert chunks[0]["timings"]["cache_n"] + chunks[0]["timings"]["prompt_n"] > 0
+    assert (await ask(route, *steps, timings_per_token=True))["timings"]["predicted_n"] == 3
+    assert "timings" not in await ask(route, *steps)
+
+
+LLAMA: Route = ("/completion", {"prompt": "hi", "n_predict": 3})
+
+
+@pytest.mark.parametrize("route", [CHAT, LLAMA], ids=["chat", "llama-server"])
+async def test_a_stream_may_tell_how_far_its_prompt_is(route: Route) -> None:
+    engine = ScriptedEngine(script=lambda _: [Pause(), word("a"), EOS_TOKEN], model=CHAT_MODEL, prompt_computed=2)
+    async with serving(engine) as service:
+        body = route[1] | {"stream": True, "return_progress": True}
+        async with service.client.post(route[0], json=body) as response:
+            line = await response.content.readline()
+            first = json.loads(line.removeprefix(b"data: "))["prompt_progress"]
+            engine.resume.set()
+            second, *rest = events((await response.text()).removeprefix("\n"))
+    total = len(engine.streams[0].spec.prompt)
+    assert (first["total"], first["cache"], first["processed"]) == (total, 0, 2)
+    assert first["time_ms"] >= 0
+    # When there is a token, all of the prompt is computed.
+    assert second["prompt_progress"]["processed"] == total
+    assert not any("prompt_progress" in event for event in rest if event != "[DONE]")
+    assert len(rest) >= 2

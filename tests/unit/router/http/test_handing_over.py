@@ -61,7 +61,7 @@ async def test_a_stream_arrives_as_it_is_generated_and_ends_with_its_client() ->
 
 
 @pytest.mark.parametrize(
-    ("body", "status"), [({**BODY, "max_tokens": -1}, 400), ({**BODY, "unknown": 1}, 400), ({}, 400)]
+    ("body", "status"), [({**BODY, "max_tokens": -2}, 400), ({**BODY, "top_p": 2}, 400), ({}, 400)]
 )
 async def test_errors_are_those_of_the_neighbour(body: dict[str, Any], status: int) -> None:
     async with neighbours() as (first, second):

@@ -211,7 +211,6 @@ async def test_samplers_are_applied_in_their_order(service: Service) -> None:
         ({"prompt": [1000]}, "`prompt` token ids must be >= 0 and < 1000. Given: 1000"),
         ({"prompt": ["a"] * 500}, "Number of prompts exceeds the maximum allowed batch size of"),
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, "prompt.multimodal_data"),
-        ({"cache": True}, "unknown field `cache`"),
     ],
 )
 async def test_what_is_refused(service: Service, body: dict[str, Any], message: str) -> None:

@@ -181,7 +181,7 @@ async def test_hosted_tools_are_left_out_and_logged(service: Service, caplog: py
     plain = await shown(service, HI, tools=[WEATHER])
     kinds = ["web_search_20250305", "web_fetch_20250910", "code_execution_20250825", "tool_search_tool_bm25_20251119"]
     hosted = [{"type": kind, "name": kind} for kind in kinds] + [{"type": "mcp_toolset", "mcp_server_name": "x"}]
-    with caplog.at_level(logging.INFO, "caravan_router.http.server.tolerant_body"):
+    with caplog.at_level(logging.INFO, "caravan_router.http.server.ignored"):
         for _ in range(2):
             assert await shown(service, HI, tools=[*hosted, WEATHER]) == plain
     logged = [record.getMessage() for record in caplog.records]

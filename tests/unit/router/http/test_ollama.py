@@ -88,25 +88,20 @@ async def test_a_raw_prompt_is_not_templated(engine: ScriptedEngine) -> None:
         await whole(service, "/api/generate", prompt="as it is", raw=True)
         assert text_of(engine) == "as it is"
         assert engine.spec.prompt[0] == BOS
+        response = await service.post("/api/chat", {"model": "any", "messages": HI})
+        assert response.status == 400
+        assert (await response.json())["error"].startswith("Template error: the model has no chat template")
 
 
-async def test_without_a_chat_template_the_prompt_is_what_was_sent(engine: ScriptedEngine) -> None:
-    engine.model = MODEL
+async def test_a_model_without_a_template_is_prompted_as_it_is(engine: ScriptedEngine) -> None:
+    engine.model, engine.script = MODEL, lambda _: [word("Yes", 50), EOS_TOKEN]
     async with serving(engine) as service:
-        reply = await whole(service, "/api/generate", prompt="once upon", options={"num_predict": 3})
-        assert text_of(engine) == "once upon"
-        assert engine.spec.prompt[0] == BOS
-        assert reply["context"][: len(engine.spec.prompt)] == list(engine.spec.prompt)
-        await whole(service, "/api/generate", prompt=" a time", context=reply["context"])
-        assert [*engine.spec.prompt[: len(reply["context"])]] == reply["context"]
-        assert engine.spec.prompt.count(BOS) == 1
-        for path, body, message in (
-            ("/api/generate", {"prompt": "x", "system": "s"}, "set it to null: the model has no chat template"),
-            ("/api/chat", {"messages": HI}, "Template error: the model has no chat template"),
-        ):
-            response = await service.post(path, {"model": "any", **body})
-            assert response.status == 400
-            assert message in (await response.json())["error"]
+        reply = await whole(service, "/api/generate", prompt="as it is")
+        assert (text_of(engine), engine.spec.prompt[0]) == ("as it is", BOS)
+        await whole(service, "/api/generate", prompt="more", system="S", context=reply["context"])
+        first = len(reply["context"])
+        assert list(engine.spec.prompt[:first]) == reply["context"]
+        assert "".join(chr(token_id - 100) for token_id in engine.spec.prompt[first:]) == "S\n\nmore"
 
 
 async def test_a_context_continues_a_conversation(service: Service, engine: ScriptedEngine) -> None:
@@ -244,19 +239,16 @@ async def test_an_error_in_a_started_stream_is_a_line(service: Service, engine: 
         ("/api/generate", {"prompt": "x", "context": [5] * 1024}, "`context` must have at most 1023 tokens"),
         ("/api/generate", {"prompt": "x", "context": [5] * 1020}, "`context + prompt` must have at most 1023 tokens"),
         ("/api/generate", {"prompt": "x" * 1020}, "`prompt` must have at most 1023 tokens. Given: 1027"),
-        ("/api/chat", {"messages": HI, "context": [1]}, "unknown field `context`"),
         ("/api/generate", {"prompt": "x", "images": ["aGk="]}, "images"),
         ("/api/generate", {"prompt": "x", "raw": True, "system": "s"}, "system"),
         ("/api/generate", {"prompt": "x", "think": True}, "think"),
-        ("/api/generate", {"prompt": "x", "logprobs": True}, "logprobs"),
+        ("/api/generate", {"prompt": "x", "logprobs": True, "top_logprobs": 99}, "top_logprobs"),
         ("/api/generate", {"prompt": "x", "format": "xml"}, "format"),
-        ("/api/generate", {"prompt": "x", "options": {"num_ctx": 4096}}, "options.num_ctx"),
         ("/api/generate", {"prompt": "x", "options": {"num_predict": 0}}, "options.num_predict"),
         ("/api/generate", {"prompt": "x", "options": {"num_predict": 2000}}, "options.num_predict"),
         ("/api/generate", {"prompt": "x", "options": {"mirostat": 3}}, "mirostat"),
         ("/api/generate", {"prompt": "x", "options": {"typical_p": 0}}, "options.typical_p"),
         ("/api/generate", {"prompt": "x", "options": {"temperature": -1}}, "temperature"),
-        ("/api/generate", {"prompt": "x", "insecure": True}, "insecure"),
         ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
         ("/api/chat", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ],

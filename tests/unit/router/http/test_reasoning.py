@@ -107,10 +107,15 @@ async def test_thoughts_are_split_off_whole_and_streamed(template: str, output: 
     async with serving(engine_of(template, output)) as service:
         whole = await chat(service)
         [choice] = whole["choices"]
-        assert choice["message"] == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        assert choice["message"] == {
+            "role": "assistant",
+            "content": ANSWER,
+            "reasoning_content": THOUGHT,
+            "reasoning": THOUGHT,
+        }
         assert choice["finish_reason"] == "stop"
         joined, last = await streamed(service)
-        assert joined == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        assert joined == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT, "reasoning": THOUGHT}
         assert last["usage"] == whole["usage"]
         # Markers, the answer and the end token do not count.
         thought_tokens = whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
@@ -137,7 +142,7 @@ async def test_the_format_none_returns_the_raw_text(service: Service) -> None:
 async def test_an_unfinished_thought_is_no_answer(service: Service, engine: ScriptedEngine) -> None:
     engine.script = lambda _: [word("<think>"), word("Hm"), word(".", finish=FinishReason.LENGTH)]
     [choice] = (await chat(service))["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    assert choice["message"] == {"role": "assistant", "content": "", "reasoning_content": "Hm.", "reasoning": "Hm."}
     assert choice["finish_reason"] == "length"
 
 
@@ -174,7 +179,12 @@ async def test_the_calls_of_gpt_oss_follow_its_thoughts(call: Sequence[Step]) ->
 )
 async def test_stop_strings_end_the_answer_only(service: Service, stop: Any, content: str) -> None:
     [choice] = (await chat(service, stop=stop))["choices"]
-    assert choice["message"] == {"role": "assistant", "content": content, "reasoning_content": THOUGHT}
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": content,
+        "reasoning_content": THOUGHT,
+        "reasoning": THOUGHT,
+    }
     assert choice["finish_reason"] == "stop"
     joined, _ = await streamed(service, stop=stop)
     assert (joined["content"], joined["reasoning_content"]) == (content, THOUGHT)
@@ -213,6 +223,10 @@ OFF: list[dict[str, Any]] = [
     {"chat_template_kwargs": {"thinking": False}},
     {"chat_template_kwargs": {"reasoning_effort": "none"}},
     {"reasoning_budget_tokens": 0},
+    {"reasoning": {"enabled": False}},
+    {"reasoning": {"effort": "none"}},
+    {"reasoning": {"max_tokens": 0}},
+    {"thinking": {"type": "disabled"}},
     {"reasoning_effort": "none", "response_format": {"type": "json_object"}},
 ]
 
@@ -246,6 +260,44 @@ async def test_an_effort_goes_to_the_template(service: Service, engine: Scripted
         assert engine.spec.thought is None
 
 
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ({"reasoning": {"effort": "high", "exclude": False}}, "high"),
+        ({"reasoning": {"enabled": True}}, "medium"),
+        ({"reasoning": {"enabled": True, "effort": "low"}}, "low"),
+        ({"thinking": {"type": "enabled"}}, "medium"),
+        ({"thinking": {"type": "adaptive"}, "reasoning_effort": "high"}, "high"),
+    ],
+)
+async def test_objects_of_other_servers_switch_thoughts_on(
+    service: Service, engine: ScriptedEngine, body: dict[str, Any], shown: str
+) -> None:
+    engine.model = replace(MODEL, chat_template=LEVELS, max_sequence_tokens=4096)
+    await chat(service, **body)
+    assert text_of(engine).endswith(shown)
+
+
+async def test_objects_of_other_servers_limit_thoughts(service: Service, engine: ScriptedEngine) -> None:
+    for body in ({"reasoning": {"max_tokens": 17}}, {"thinking": {"type": "enabled", "budget_tokens": 17}}):
+        await chat(service, **body)
+        assert engine.spec.thought is not None
+        assert engine.spec.thought.max_tokens == 17
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"reasoning_effort": "high", "thinking": {"type": "disabled"}}, "thinking.type"),
+        ({"reasoning_effort": "high", "reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"reasoning_budget_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 6}}, "thinking.budget_tokens"),
+    ],
+)
+async def test_two_fields_about_thoughts_must_not_differ(service: Service, body: dict[str, Any], field: str) -> None:
+    response = await service.post("/v1/chat/completions", {"messages": HI} | body)
+    assert (response.status, (await response.json())["error"]["param"]) == (400, field)
+
+
 @pytest.mark.parametrize("field", ["reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"])
 async def test_a_budget_opens_the_thought_and_tells_the_shard(
     service: Service, engine: ScriptedEngine, field: str
@@ -254,7 +306,12 @@ async def test_a_budget_opens_the_thought_and_tells_the_shard(
     for template, end in ((QWEN, "assistant\n<think>"), (DEEPSEEK, "<|assistant|><think>\n")):
         engine.model = replace(MODEL, chat_template=template, max_sequence_tokens=4096)
         [choice] = (await chat(service, **{field: 17}))["choices"]
-        assert choice["message"] == {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+        assert choice["message"] == {
+            "role": "assistant",
+            "content": ANSWER,
+            "reasoning_content": THOUGHT,
+            "reasoning": THOUGHT,
+        }
         assert text_of(engine).endswith(end)
         thought = engine.spec.thought
         assert thought is not None

@@ -22,7 +22,7 @@ def test_a_picture_is_encoded_before_its_chunk_and_text_goes_on_meanwhile() -> N
     made = simulation()
     prompt, media = with_pictures(_TEXT, [(10, 20, 1)])
     shown = made.submit(prompt, 5, media=media, ignore_eos=True)
-    assert made.scheduler.state_of(shown) is GenerationState.ENCODING
+    assert made.scheduler.standing_of(shown).state is GenerationState.ENCODING
     assert not made.shards["a"].commands
     read = made.submit(_TEXT, 5, ignore_eos=True)
     while read not in made.finished:

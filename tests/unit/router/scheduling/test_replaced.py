@@ -17,7 +17,7 @@ def test_what_waits_and_what_has_begun_goes_on_in_the_other_scheduler() -> None:
     assert [bool(begun[request_id]) for request_id in ids] == [True, True, False, False]
     sim.replace_scheduler()
     assert [sequence.request_id for sequence in sim.scheduler.waiting] == ids
-    assert {sim.scheduler.state_of(request_id) for request_id in ids} == {GenerationState.QUEUED}
+    assert {sim.scheduler.standing_of(request_id).state for request_id in ids} == {GenerationState.QUEUED}
     sim.join("b", LIMITS)
     sim.run()
     sim.check_at_rest()

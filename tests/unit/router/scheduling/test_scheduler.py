@@ -202,7 +202,10 @@ def test_the_state_of_a_request_through_its_life() -> None:
     sim = simulation(limits=limits_of(max_sequences=1, **SAVING))
     low = sim.submit(prompt_of(200), 60, ignore_eos=True)
     waiting = sim.submit(prompt_of(20, 2), 3)
-    state_of = sim.scheduler.state_of
+
+    def state_of(request_id: int) -> GenerationState:
+        return sim.scheduler.standing_of(request_id).state
+
     assert (state_of(low), state_of(waiting)) == (GenerationState.PREFILLING, GenerationState.QUEUED)
     for _ in range(4):
         sim.advance("a")
@@ -216,6 +219,18 @@ def test_the_state_of_a_request_through_its_life() -> None:
     assert seen[-1] is GenerationState.SWAPPED, seen
     sim.run()
     assert sim.finished == {low, waiting, high}
+
+
+def test_how_far_a_prompt_is_computed() -> None:
+    sim = simulation(max_batch_prefill_tokens=64)
+    request_id = sim.submit(prompt_of(150), 2, ignore_eos=True)
+    seen = [sim.scheduler.standing_of(request_id).computed]
+    while request_id not in sim.finished:
+        sim.advance("a")
+        seen.append(sim.scheduler.standing_of(request_id).computed)
+    # What is not resident any more has nothing computed.
+    assert seen == [*sorted(seen[:-1]), 0]
+    assert {0, 64, 128, 150} <= set(seen)
 
 
 def test_deadlines_end_requests_that_have_not_started_or_not_ended() -> None:

@@ -31,7 +31,7 @@ class Deltas:
             self._started = True
             delta.role = "assistant"
         if thought := "".join(part.text for part in parts if isinstance(part, ThoughtPart)):
-            delta.reasoning_content = thought
+            delta.reasoning_content = delta.reasoning = thought
         if text := "".join(part.text for part in parts if isinstance(part, TextPart)):
             delta.content = text
         elif delta.role is not msgspec.UNSET and not parts:

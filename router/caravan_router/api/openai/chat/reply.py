@@ -8,8 +8,10 @@ import msgspec
 from caravan_router.api.generation.answer import Answer
 from caravan_router.api.generation.asked import Asked
 from caravan_router.api.generation.context import Context
+from caravan_router.api.generation.progress import PromptProgress, with_progress
 from caravan_router.api.generation.run import Run
 from caravan_router.api.limits import Limits
+from caravan_router.api.openai.aliases import with_limit
 from caravan_router.api.openai.chat.deltas import Deltas
 from caravan_router.api.openai.chat.logprobs import chat_logprobs
 from caravan_router.api.openai.chat.schema import (
@@ -18,6 +20,7 @@ from caravan_router.api.openai.chat.schema import (
     ChatCompletionChunk,
     ChatRequest,
     ChunkChoice,
+    Delta,
 )
 from caravan_router.api.openai.chat.truncation import validate_chat
 from caravan_router.api.openai.chat.validation import ChatSource, ValidChat
@@ -25,9 +28,10 @@ from caravan_router.api.openai.chat.whole import WholeOutput, read_whole
 from caravan_router.api.openai.choices import choices_of
 from caravan_router.api.openai.completion_details import completion_details
 from caravan_router.api.openai.errors import OPENAI
-from caravan_router.api.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage
+from caravan_router.api.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage, wants_usage_of_each
 from caravan_router.api.openai.prompt_details import prompt_details
 from caravan_router.api.openai.schema import Usage
+from caravan_router.api.openai.timings import progress_shown, timings_of
 from caravan_router.api.stream import Events
 from caravan_router.core.prompt_media import text_ids
 
@@ -43,6 +47,7 @@ class AskedChat(Asked):
 
     def __init__(self, body: ChatRequest, limits: Limits) -> None:
         """Raises ValidationError."""
+        body = with_limit(body)
         self._body = body
         self._choices = choices_of(body, limits)
         self.model = body.model
@@ -85,6 +90,8 @@ class ChatAnswer(Answer):
             reply.prompt_token_ids = text_ids(self._chat.request.prompt)
         reply.truncated = self._chat.left_out or msgspec.UNSET
         reply.usage = self._usage(runs)
+        if self._body.timings_per_token:
+            reply.timings = timings_of(runs[0], runs[0].tokens)
         return _ENCODER.encode(reply)
 
     async def text(self, runs: Sequence[Run]) -> str:
@@ -101,7 +108,15 @@ class ChatAnswer(Answer):
         output, deltas = self._chat.output(run), Deltas()
         token_ids = bool(self._body.return_token_ids)
         every = self._chat.logprobs or token_ids
-        async for ready in run:
+
+        async def tell(progress: PromptProgress) -> None:
+            self._chunk.choices = [ChunkChoice(index, Delta(), None, None)]
+            self._chunk.prompt_progress = progress_shown(progress)
+            data = _ENCODER.encode(self._chunk)
+            self._chunk.prompt_progress = msgspec.UNSET
+            await events.send(data)
+
+        async for ready in with_progress(run, tell) if self._body.return_progress else run:
             messages = []
             for pieces in ready:
                 parts = output.push(pieces)
@@ -111,16 +126,26 @@ class ChatAnswer(Answer):
                     # All choices share one chunk: it is encoded before another choice can change it.
                     ids = token_ids_of(pieces) if token_ids else msgspec.UNSET
                     self._chunk.choices = [ChunkChoice(index, delta, logprobs, output.finish, ids)]
+                    self._note_progress(run)
                     messages.append(_ENCODER.encode(self._chunk))
                     # Only the first chunk tells about the prompt.
                     self._chunk.prompt_token_ids = self._chunk.truncated = msgspec.UNSET
             await events.send(*messages)
         self._thought_tokens += output.thought_tokens
 
+    def _note_progress(self, run: Run) -> None:
+        """Let the next chunk tell how many tokens of ``run`` there are, and how long they took, if it is asked for."""
+        if wants_usage_of_each(self._body.stream_options):
+            prompt = len(self._chat.request.prompt)
+            self._chunk.usage = Usage(prompt, run.tokens, prompt + run.tokens, prompt_details(run))
+        if self._body.timings_per_token:
+            self._chunk.timings = timings_of(run, run.tokens)
+
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
         if not wants_usage(self._body.stream_options):
             return None
         self._chunk.choices = []
+        self._chunk.timings = msgspec.UNSET
         self._chunk.usage = self._usage(runs)
         return _ENCODER.encode(self._chunk)
 

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from caravan_router.api.openai.schema import GeneratingFields, Usage
+from caravan_router.api.generation.marks import NoEffect, OnlyNull, TextOnly, Unsupported
+from caravan_router.api.openai.schema import GeneratingFields, ProgressShown, Timings, Usage
 
 
 class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -14,14 +15,14 @@ class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     url: str
-    detail: str | None = None
+    detail: NoEffect = None
 
 
 class InputAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sound: the base64 of a WAV, MP3 or FLAC file, whatever ``format`` says."""
 
     data: str
-    format: str | None = None
+    format: NoEffect = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,14 +44,14 @@ class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     name: str
     arguments: str | dict[str, Any] | None = None
-    description: str | None = None
+    description: NoEffect = None
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     function: FunctionCall
     id: str | int | None = None
     type: Literal["function"] = "function"
-    index: int | None = None
+    index: NoEffect = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +67,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | int | None = None
     refusal: str | None = None
-    annotations: list[Any] | None = None
+    annotations: NoEffect = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     audio: Any = None
@@ -111,8 +112,30 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     type: Literal["content"] = "content"
 
 
+class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """OpenRouter's. ``effort`` means ``reasoning_effort``, ``max_tokens`` means ``reasoning_budget_tokens``.
+
+    ``enabled``: false switches thoughts off, true switches them on.
+    """
+
+    effort: Effort | None = None
+    max_tokens: int | None = None
+    enabled: bool | None = None
+    exclude: NoEffect = None
+    summary: NoEffect = None
+
+
+class ThinkingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """DeepSeek's, GLM's and Kimi's, from Anthropic's API. ``budget_tokens`` means ``reasoning_budget_tokens``."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+
+
 class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``max_tokens`` and ``max_completion_tokens`` mean the same; default: all that fits in the context.
+    """``max_tokens`` and ``max_completion_tokens`` mean the same; default, and -1: all that fits in the context.
+
+    ``return_progress`` (llama-server's): chunks before the first token tell how far the prompt is computed.
 
     ``tool_choice``: "auto", "none", "required", a function's name, or OpenAI's object. ``tool_prompt`` (TGI's):
     explains how to call functions to models whose template does not. ``continue_final_message``: by default true if the
@@ -151,8 +174,26 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     reasoning_budget_tokens: int | None = None
     thinking_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
+    reasoning: ReasoningOptions | None = None
+    thinking: ThinkingOptions | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    return_progress: bool | None = None
+    modalities: TextOnly = None
+    audio: Unsupported = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    web_search_options: OnlyNull = None
+    echo: Unsupported = None
+    prompt_logprobs: OnlyNull = None
+    documents: Unsupported = None
+    chat_template: Unsupported = None
+    guideline: Unsupported = None
+    mm_processor_kwargs: Unsupported = None
+    n_probs: Unsupported = None
+    n_indent: Unsupported = None
+    t_max_predict_ms: Unsupported = None
+    response_fields: Unsupported = None
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -195,12 +236,16 @@ class ReplyToolCall(msgspec.Struct):
 
 
 class ReplyMessage(msgspec.Struct):
-    """``content`` is null if there are only tool calls. ``reasoning_content``: what the model thought before it."""
+    """``content`` is null if there are only tool calls.
+
+    ``reasoning_content``, and as ``reasoning`` the same once more: what the model thought before it.
+    """
 
     role: str
     content: str | None
     tool_calls: list[ReplyToolCall] | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -212,7 +257,10 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatCompletion(msgspec.Struct):
-    """``truncated``: what was left out of the prompt; absent if nothing was."""
+    """``truncated``: what was left out of the prompt; absent if nothing was. ``store``: chats are never kept.
+
+    ``timings``: of the first choice, with ``timings_per_token``.
+    """
 
     id: str
     object: str
@@ -223,6 +271,8 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage | None = None
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     truncated: LeftOut | msgspec.UnsetType = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    store: bool = False
 
 
 class FunctionDelta(msgspec.Struct):
@@ -242,10 +292,11 @@ class ToolCallDelta(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    """``role`` comes with the first delta of a choice."""
+    """``role`` comes with the first delta of a choice. ``reasoning`` repeats ``reasoning_content``."""
 
     role: str | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
     tool_calls: list[ToolCallDelta] | msgspec.UnsetType = msgspec.UNSET
 
@@ -261,7 +312,8 @@ class ChunkChoice(msgspec.Struct):
 class ChatCompletionChunk(msgspec.Struct):
     """One chunk of a stream. ``usage`` is absent unless asked for, and null before the last chunk.
 
-    ``truncated`` is in the first chunk, if something was left out of the prompt.
+    ``truncated`` is in the first chunk, if something was left out of the prompt. ``timings``: of the choice, with
+    ``timings_per_token``. ``prompt_progress``: in chunks before the first token, with ``return_progress``.
     """
 
     id: str
@@ -273,6 +325,8 @@ class ChatCompletionChunk(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     truncated: LeftOut | msgspec.UnsetType = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    prompt_progress: ProgressShown | msgspec.UnsetType = msgspec.UNSET
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True):

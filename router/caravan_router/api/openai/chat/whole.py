@@ -90,7 +90,7 @@ class WholeOutput:
         thought, text = self.collected.take()
         message = ReplyMessage("assistant", text)
         if thought:
-            message.reasoning_content = thought
+            message.reasoning_content = message.reasoning = thought
         if calls := self.collected.calls:
             message.content = text or None
             message.tool_calls = [

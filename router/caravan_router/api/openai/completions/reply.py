@@ -12,14 +12,17 @@ from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.run import Run, collect
 from caravan_router.api.limits import Limits
+from caravan_router.api.openai.aliases import with_one_name
 from caravan_router.api.openai.choices import Choices
 from caravan_router.api.openai.completion_details import completion_details
 from caravan_router.api.openai.completions.choice import Echo, choice_of, echo_of, prompt_logprobs_of
 from caravan_router.api.openai.completions.schema import Completion, CompletionChoice, CompletionRequest, PromptLogprob
 from caravan_router.api.openai.completions.validation import completion_plan_of, validate_completion
 from caravan_router.api.openai.errors import OPENAI
-from caravan_router.api.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage
+from caravan_router.api.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage, wants_usage_of_each
+from caravan_router.api.openai.prompt_details import prompt_details
 from caravan_router.api.openai.schema import PromptTokensDetails, Usage
+from caravan_router.api.openai.timings import timings_of
 from caravan_router.api.stream import Events
 from caravan_router.core.engine import ModelFacts
 from caravan_router.text.assembler import Piece
@@ -38,6 +41,7 @@ class AskedCompletions(Asked):
 
     def __init__(self, body: CompletionRequest, limits: Limits) -> None:
         """Raises ValidationError."""
+        body = with_one_name(body)
         self._body = body
         self.model = body.model
         self._plan = completion_plan_of(body, limits)
@@ -74,6 +78,8 @@ class CompletionsAnswer(Answer):
         for first in range(0, len(runs), self._per_prompt.candidates):
             self._add_choices(first, runs, collected)
         self._envelope.usage = self._usage(runs)
+        if self._body.timings_per_token:
+            self._envelope.timings = timings_of(runs[0], self._tokens(runs[0]))
         return _ENCODER.encode(self._envelope)
 
     def _add_choices(self, first: int, runs: Sequence[Run], collected: Sequence[Sequence[Piece]]) -> None:
@@ -104,13 +110,26 @@ class CompletionsAnswer(Answer):
                 if choice.text or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:
                     # All choices share one envelope: it is encoded before another choice can change it.
                     self._envelope.choices = [choice]
+                    self._note_progress(run)
                     messages.append(_ENCODER.encode(self._envelope))
             await events.send(*messages)
+
+    def _note_progress(self, run: Run) -> None:
+        """Let the next chunk tell how many tokens of ``run`` there are, and how long they took, if it is asked for."""
+        if wants_usage_of_each(self._body.stream_options):
+            prompt, output = len(run.spec.prompt), self._tokens(run)
+            self._envelope.usage = Usage(prompt, output, prompt + output, prompt_details(run))
+        if self._body.timings_per_token:
+            self._envelope.timings = timings_of(run, self._tokens(run))
+
+    def _tokens(self, run: Run) -> int:
+        return 0 if self._body.max_tokens == 0 else run.tokens
 
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
         if not wants_usage(self._body.stream_options):
             return None
         self._envelope.choices = []
+        self._envelope.timings = msgspec.UNSET
         self._envelope.usage = self._usage(runs)
         return _ENCODER.encode(self._envelope)
 
@@ -141,7 +160,7 @@ class CompletionsAnswer(Answer):
 
     def _usage(self, runs: Sequence[Run]) -> Usage:
         prompt = sum(len(request.prompt) for request in self.requests)
-        output = 0 if self._body.max_tokens == 0 else sum(run.tokens for run in runs)
+        output = sum(self._tokens(run) for run in runs)
         # The first candidate computes the prompt, and the others share the result.
         cached = sum(run.cached_tokens for run in runs[:: self._per_prompt.candidates])
         return Usage(prompt, output, prompt + output, PromptTokensDetails(cached), completion_details(runs))

@@ -2,11 +2,12 @@
 
 import msgspec
 
-from caravan_router.api.openai.schema import GeneratingFields, Prompt, Usage
+from caravan_router.api.openai.schema import GeneratingFields, Prompt, Timings, Usage
 
 
 class CompletionRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``max_tokens``: 16 by default, as in OpenAI's API; 0 is allowed with ``echo``, to get only the prompt's logprobs.
+    """``max_tokens``: 16 by default, as in OpenAI's API; -1: all that fits; 0 is allowed with ``echo``, to get only the
+    prompt's logprobs.
 
     ``choice_parameters``: one entry per choice (per candidate, with ``best_of``); its fields override the request's.
     ``suffix``: the output belongs between ``prompt`` and this text; for models whose vocabulary has tokens for that.
@@ -58,7 +59,10 @@ class CompletionChoice(msgspec.Struct):
 
 
 class Completion(msgspec.Struct):
-    """A reply, or one chunk of a stream: there ``usage`` is absent unless asked for, and null before the last chunk."""
+    """A reply, or one chunk of a stream: there ``usage`` is absent unless asked for, and null before the last chunk.
+
+    ``timings``: of the choice, with ``timings_per_token``.
+    """
 
     id: str
     object: str
@@ -67,3 +71,4 @@ class Completion(msgspec.Struct):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET

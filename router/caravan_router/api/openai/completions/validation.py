@@ -16,6 +16,7 @@ from caravan_router.api.generation.prompt import (
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.serving import Extras
 from caravan_router.api.limits import Limits
+from caravan_router.api.openai.aliases import UNLIMITED
 from caravan_router.api.openai.beams import check_beams, with_beams
 from caravan_router.api.openai.choices import Choices, choices_of
 from caravan_router.api.openai.completions.schema import CompletionRequest
@@ -60,18 +61,24 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
         raise ignore_eos_error(asked.field)
     # A step over a prompt always ends with a token, even if none is shown (``max_tokens`` 0).
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-    check_new_tokens("max_tokens", len(plan.prompts) * plan.choices.candidates, max_tokens, bounds)
-    stopping = stopping_of(body, max_tokens, model)
+    wanted = None if body.max_tokens == UNLIMITED else max_tokens
+    generations = len(plan.prompts) * plan.choices.candidates
+    check_new_tokens("max_tokens", generations, wanted or 1, bounds)
 
     async def tokenized(prompt: PromptInput) -> tuple[tuple[int, ...], PromptText | None]:
         if body.suffix:
             token_ids, prompt_text = await _gap_tokens(context, prompt, body.suffix), None
         else:
             token_ids, prompt_text = await _tokens(context, prompt, shown=_shows_prompt(body))
-        fit(token_ids, max_tokens, bounds, ("prompt", "max_tokens"))
+        fit(token_ids, wanted, bounds, ("prompt", "max_tokens"))
         return token_ids, prompt_text
 
     prompts = await each(plan.prompts, tokenized)
+    if wanted is None:
+        # All prompts get as much as the longest one leaves.
+        max_tokens = bounds.max_total_tokens - max(len(token_ids) for token_ids, _ in prompts)
+        check_new_tokens("max_tokens", generations, max_tokens, bounds)
+    stopping = stopping_of(body, max_tokens, model)
     # Compiling comes last, since it costs most.
     extras = Extras(constraint=await compiled(context.engine, asked), adapter=context.adapter)
     return [
@@ -112,7 +119,7 @@ def _check_fields(body: CompletionRequest, plan: CompletionPlan, context: Contex
     check_range("prompt_logprobs", body.prompt_logprobs, 0, bounds.max_top_n_tokens)
     if body.prompt_logprobs is not None and body.stream:
         raise needs_field_error("prompt_logprobs", "`stream` is not true", body.prompt_logprobs)
-    if not (body.echo and body.max_tokens == 0):
+    if body.max_tokens != UNLIMITED and not (body.echo and body.max_tokens == 0):
         check_positive("max_tokens", body.max_tokens)
 
 

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from caravan_router.api.generation.marks import NoEffect
 from caravan_router.api.generation.schema import ModelName
 from caravan_router.api.openai.schema import Prompt
 
@@ -15,7 +16,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     model: ModelName = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    user: str | None = None
+    user: NoEffect = None
 
 
 class Embedding(msgspec.Struct, frozen=True):

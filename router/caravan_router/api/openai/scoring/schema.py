@@ -2,6 +2,7 @@
 
 import msgspec
 
+from caravan_router.api.generation.marks import NoEffect
 from caravan_router.api.generation.schema import ModelName
 
 
@@ -13,7 +14,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     queries: str | list[str] | None = None
     documents: str | list[str] | None = None
     model: ModelName = None
-    user: str | None = None
+    user: NoEffect = None
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ class RerankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: ModelName = None
     top_n: int | None = None
     return_documents: bool | None = None
-    user: str | None = None
+    user: NoEffect = None
 
 
 class RankedDocument(msgspec.Struct, frozen=True, omit_defaults=True):

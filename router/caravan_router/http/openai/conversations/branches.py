@@ -25,8 +25,11 @@ from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.server.route import STORE_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
+from caravan_router.http.server.typed_body import Tolerance
 
-ROUTES = Routes(OPENAI, tolerant=True, parameters=(NAMED, IF_MATCH), reply=ConversationObject, errors=CHANGE_ERRORS)
+ROUTES = Routes(
+    OPENAI, tolerance=Tolerance.ALWAYS, parameters=(NAMED, IF_MATCH), reply=ConversationObject, errors=CHANGE_ERRORS
+)
 
 
 @ROUTES.route(

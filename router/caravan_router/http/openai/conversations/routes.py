@@ -37,11 +37,12 @@ from caravan_router.http.openai.responses.pages import PAGE_PARAMETERS
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS
 from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.typed_body import Tolerance
 
 _ITEM = f"{ONE}/items/{{item_id}}"
 
 
-ROUTES = Routes(OPENAI, tolerant=True)
+ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
 
 
 @ROUTES.route(

@@ -29,6 +29,7 @@ from caravan_router.http.generation.counting import counting_refusals, reading_t
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.openai.responses.pages import PAGE_PARAMETERS
 from caravan_router.http.openai.responses.running import RUNNING
+from caravan_router.http.server.ignored import IGNORED
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import (
     BODY_ERRORS,
@@ -38,14 +39,14 @@ from caravan_router.http.server.route import (
 )
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, owner_of
-from caravan_router.http.server.tolerant_body import IGNORED
+from caravan_router.http.server.typed_body import Tolerance
 
 _PATH = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
 _ID = Parameter(name="response_id", place="path", description="Id of a response")
 
 
-ROUTES = Routes(OPENAI, tolerant=True)
+ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
 
 
 @ROUTES.route(

@@ -101,9 +101,9 @@ CASES = [
     Case(
         rules.too_many_stops_error,
         CHAT,
-        {"stop": list("abcde")},
+        {"stop": ["a"] * 65},
         "stop",
-        "`stop` supports up to 4 stop sequences. Given: 5",
+        "`stop` supports up to 64 stop sequences. Given: 65",
     ),
     Case(rules.empty_stop_error, CHAT, {"stop": ""}, "stop", '`stop` must not contain empty strings. Given: ""'),
     Case(
