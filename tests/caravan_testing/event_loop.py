@@ -20,6 +20,16 @@ def grpc_stays_up() -> None:
     asyncio.run(start())
 
 
+@pytest.fixture(autouse=True, scope="session")
+def router_files_are_read() -> None:
+    """Read the files that a router also reads before its event loop runs."""
+    from caravan_router.http.ops.routes import openapi_document
+    from caravan_router.http.page.files import page
+
+    openapi_document()
+    page()
+
+
 @pytest.fixture(autouse=True)
 def loop_is_never_blocked() -> Iterator[BlockBuster]:
     """Make a test fail that blocks its event loop."""
