@@ -7,6 +7,7 @@ class CaravanError(Exception):
     CaravanError
      +-- ModelError          the model cannot be opened as asked
      +-- RequestError        a prompt or a parameter breaks a rule: nothing was computed (also a ValueError)
+     |    +-- ContextLengthError  the prompt, or the prompt and its output, does not fit the model's context
      +-- GenerationError     a generation that had started could not continue
      |    +-- DeadlineError  it did not end within its timeout (also a TimeoutError)
      |    +-- LogitsProcessorError  a function of its logits has failed; its error is the cause
@@ -37,6 +38,10 @@ class ServerError(CaravanError):
 
 class RequestError(CaravanError, ValueError):
     """A prompt or a parameter breaks a rule. Nothing was computed."""
+
+
+class ContextLengthError(RequestError):
+    """The prompt, or the prompt and its output, does not fit the model's context: make it shorter."""
 
 
 class GenerationError(CaravanError, RuntimeError):

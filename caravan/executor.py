@@ -14,6 +14,7 @@ import numpy as np
 from caravan.closing import Closing
 from caravan.conversation import Conversation
 from caravan.errors import ClosedError, GenerationError, ModelError, RequestError, StateError, WrongThreadError
+from caravan.executor_contents import BackgroundContents
 from caravan.executor_media import ExecutorMedia
 from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
 from caravan.saved_state import NO_BYTES, SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
@@ -83,11 +84,13 @@ class Executor(Closing):
         if not self.backend.capacity.generates:
             self.backend.close()
             raise ModelError(f"{self.backend.facts.name} only embeds texts: open it with LLM, and call embed or score")
+        self._contents = BackgroundContents(self.backend)
         self.media = ExecutorMedia(self.backend)
         self._max_tokenize_bytes = config.max_tokenize_bytes
         self._chat_prompts: ChatPrompts | None = None
         self._closing = ExitStack()
         self._closing.callback(self.backend.close)
+        self._closing.callback(self._contents.end)
         self._close = weakref.finalize(self, self._closing.close)
         # In the order in which they were made.
         self._conversations: dict[Conversation, None] = {}
@@ -225,14 +228,15 @@ class Executor(Closing):
         raise GenerationError(f"the step failed ({outcome.value})")
 
     def save(self, path: str | Path) -> None:
-        """Write all conversations to ``path``, for `open`."""
+        """Write all conversations to ``path``, for `open`. Waits until the model's files are read. Raises OSError."""
         self.check()
         self.save_all(self.conversations, path)
 
     def load(self, saved: str | Path | bytes) -> Conversation:
         """Return a new conversation, equal to the one that `Conversation.save` saved, from its bytes or its file.
 
-        Where its cells do not fit, its tokens are computed again when it is prompted. Raises StateError, OSError.
+        Where its cells do not fit, its tokens are computed again when it is prompted. Waits until the model's files are
+        read. Raises StateError, OSError.
         """
         self.check()
         batch = decode(saved if isinstance(saved, bytes) else Path(saved).read_bytes())
@@ -242,10 +246,10 @@ class Executor(Closing):
         return conversation
 
     def _load_all(self, batch: SavedBatch) -> list[Conversation]:
-        known = (self.backend.facts.fingerprint, self.vocabulary_size)
-        if (batch.model_fingerprint, batch.vocabulary_size) != known:
+        contents = self._contents.known()
+        if (batch.model_fingerprint, batch.vocabulary_size) != (contents.model, self.vocabulary_size):
             raise StateError("the saved conversation belongs to another model")
-        if batch.media and batch.media_fingerprint != self.media.fingerprint:
+        if batch.media and batch.media_fingerprint != contents.projector:
             raise StateError("the saved conversation has pictures or sounds of another projector")
         try:
             batch = batch.with_cells(self.media.numbers_of(batch.media))
@@ -255,7 +259,8 @@ class Executor(Closing):
         for saved in batch.conversations:
             if len(saved.tokens) > longest:
                 raise StateError(f"a sequence has at most {longest} tokens. Saved: {len(saved.tokens)}")
-        is_usable = batch.cells_fingerprint == self.backend.state_fingerprint and self._saving is not Saving.NOTHING
+        same_cells = batch.cells_fingerprint == self.backend.contents.state_fingerprint
+        is_usable = same_cells and self._saving is not Saving.NOTHING
         conversations = list[Conversation]()
         for saved, slices in zip(batch.conversations, slices_of(batch), strict=True):
             conversation = self.create()
@@ -331,18 +336,19 @@ class Executor(Closing):
 
     def save_all(self, conversations: Sequence[Conversation], path: str | Path | None) -> bytes:
         """Return the bytes of ``conversations``, and write them to ``path`` if it is given."""
+        contents = self._contents.known()
         saved = list[SavedConversation]()
         for conversation in conversations:
             saved.append(self._saved(conversation, saved))
         data = encode(
             SavedBatch(
                 model=self._model,
-                model_fingerprint=self.backend.facts.fingerprint,
-                cells_fingerprint=self.backend.state_fingerprint,
+                model_fingerprint=contents.model,
+                cells_fingerprint=self.backend.contents.state_fingerprint,
                 vocabulary_size=self.vocabulary_size,
                 conversations=saved,
                 media=(media := self.media.used_in(one.tokens for one in saved)),
-                media_fingerprint=self.media.fingerprint,
+                media_fingerprint=contents.projector,
                 cells=self.media.numbers_of(media),
             )
         )

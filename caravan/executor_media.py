@@ -41,12 +41,6 @@ class ExecutorMedia:
         self._contents: dict[bytes, Media] = {}
         self._cells: dict[int, _Cell] = {}
 
-    @property
-    def fingerprint(self) -> str:
-        """What names the projector, hexadecimal; empty without one."""
-        encoder = self._backend.media
-        return "" if encoder is None else encoder.facts.fingerprint.hex()
-
     def tokens_of(self, media: Media) -> list[int]:
         """Return what stands for a medium in a prompt, and know it from now on. Raises RequestError."""
         encoder = self._encoder(media)

@@ -8,7 +8,7 @@ from caravan.chat_call import ChatCall, Messages
 from caravan.prompts import PlainPrompt
 from caravan.request_bodies import chat_body, completion_body
 from caravan.sampling_params import SamplingParams
-from caravan_router.api.errors import RequestError
+from caravan_router.api.errors import ContextLengthError, RequestError
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.prompt import check_token_ids, tokenize_prompt
 from caravan_router.api.generation.request import ValidRequest
@@ -17,7 +17,7 @@ from caravan_router.api.openai.chat.validation import ChatSource, ValidChat
 from caravan_router.api.openai.choices import Choices, choices_of
 from caravan_router.api.openai.completions.validation import completion_plan_of, validate_completion
 from caravan_router.core.ahead import ahead, each
-from caravan_router.core.errors import DeadlineError, EngineError
+from caravan_router.core.errors import DeadlineError, EngineError, TextTooLongError
 
 # A tokenizer makes at most one token of each byte, and adds a few for the begin and the end of a text.
 _MOST_ADDED_TOKENS = 8
@@ -124,10 +124,12 @@ def named_errors(prefix: str = "") -> Iterator[None]:
     """Turn the errors of the router's layers into those of this package."""
     try:
         yield
-    except RequestError as error:
-        raise errors.RequestError(prefix + str(error).removeprefix("Input validation error: ")) from None
+    except (RequestError, TextTooLongError) as error:
+        too_long = isinstance(error, ContextLengthError | TextTooLongError)
+        kind = errors.ContextLengthError if too_long else errors.RequestError
+        raise kind(prefix + str(error).removeprefix("Input validation error: ")) from None
     except errors.RequestError as error:
-        raise errors.RequestError(f"{prefix}{error}") from None
+        raise type(error)(f"{prefix}{error}") from None
     except DeadlineError as error:
         raise errors.DeadlineError(str(error)) from None
     except EngineError as error:

@@ -1,6 +1,10 @@
 """What holds for all tests."""
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
 from typing import Any
 
 import pytest
@@ -10,6 +14,11 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+# What is remembered of the files of models. Each process of the tests, and what it starts, has a folder of its own.
+_remembered = tempfile.mkdtemp(prefix="caravan-tests-")
+atexit.register(shutil.rmtree, _remembered, ignore_errors=True)
+os.environ["XDG_CACHE_HOME"] = _remembered
 
 # What a shell starts in the background ignores Ctrl-C, and under nohup the end of the terminal. The programs that tests
 # start would inherit both.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from caravan import errors
 from caravan.errors import CaravanError, DeadlineError, GenerationError, RequestError
 
 
@@ -28,7 +29,7 @@ class ApiError(CaravanError):
 
     ApiError
      +-- InvalidRequestError      the request breaks a rule: nothing was computed (also a RequestError)
-     |    +-- ContextLengthError  the input does not fit the model's context
+     |    +-- ContextLengthError  it does not fit the model's context (also a caravan.ContextLengthError)
      +-- AuthenticationError      the API key is missing or unknown
      +-- ForbiddenError           the API key may not do this
      +-- NotFoundError            there is no such model, conversation, item or route
@@ -53,8 +54,8 @@ class InvalidRequestError(ApiError, RequestError):
     """The request breaks a rule, which the message names. Nothing was computed."""
 
 
-class ContextLengthError(InvalidRequestError):
-    """The input of a response does not fit the model's context."""
+class ContextLengthError(InvalidRequestError, errors.ContextLengthError):
+    """The prompt, or the prompt and its output, does not fit the model's context: make it shorter."""
 
 
 class AuthenticationError(ApiError):

@@ -36,6 +36,7 @@ _BY_CODE: Mapping[str, type[ApiError]] = {
     "head_moved": HeadMovedError,
     "healthcheck": UnavailableError,
     "incomplete_generation": ServerGenerationError,
+    "constraint_failed": ServerGenerationError,
     "internal": InternalError,
     "library": InvalidRequestError,
     "invalid_api_key": AuthenticationError,

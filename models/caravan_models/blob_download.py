@@ -8,6 +8,7 @@ from filelock import Timeout
 from huggingface_hub.utils import WeakFileLock
 
 from caravan_models.cache_layout import RepositoryCache
+from caravan_models.contents import note_digest
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.hub import Hub
 from caravan_models.listing import RepositoryFile
@@ -88,6 +89,8 @@ class BlobDownload:
                 "changed; it is removed, try again",
             )
         partial.replace(blob)
+        if len(found) == _SHA256_LENGTH:
+            note_digest(blob, found)
 
     def _transfer(self, source: Source, partial: Path) -> None:
         transfer(source, partial, self.hub.settings, lambda done: self._tell(Phase.DOWNLOADING, done))

@@ -1,4 +1,4 @@
-"""Where huggingface_hub keeps its files on this machine."""
+"""Where files are kept on this machine: those of huggingface_hub, and what is remembered of model files."""
 
 import os
 from pathlib import Path
@@ -13,3 +13,12 @@ def cache_folder() -> Path:
     except ModuleNotFoundError as error:
         raise needs_extra(error) from error
     return Path(os.path.expanduser(constants.HF_HUB_CACHE))
+
+
+def digests_folder() -> Path | None:
+    """Return the folder in which digests of files are remembered; None if this user has no place for it."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # there is no home
+        return None
+    return cache / "caravan" / "digests"

@@ -53,6 +53,9 @@ def read_architecture(path: Path) -> str:
 
 
 def _read(path: Path, last: str) -> GgufHeader:
+    if path.exists() and not path.is_file():
+        # To open a pipe would wait for a writer.
+        raise FetchError(FetchProblem.NOT_GGUF, f"{path} is no file")
     with path.open("rb") as file:
         try:
             return _Reader(file, path.stat().st_size).header(last)

@@ -95,6 +95,16 @@ def title_of(path: str) -> str:
     return stem[: tags[-1].start()] if tags else stem
 
 
+def part_names(name: str) -> tuple[str, ...]:
+    """Return the names of all parts of the model of which ``name`` is a part; ``name`` alone if it is whole."""
+    stem = name.removesuffix(".gguf")
+    split = _SPLIT.search(stem)
+    if split is None:
+        return (name,)
+    total = split.group(2)
+    return tuple(f"{stem[: split.start()]}-{number:05}-of-{total}.gguf" for number in range(1, int(total) + 1))
+
+
 def is_model(path: str) -> bool:
     """Whether the file's name is that of a model."""
     name = path.rpartition("/")[2].lower()

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from caravan_models.errors import FetchError
+from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.fetched import FetchedModel
-from caravan_models.listing import RepositoryFile, choose, is_model, title_of
+from caravan_models.listing import RepositoryFile, choose, is_model, part_names, title_of
 from caravan_models.reference import HubModel, NamedFile
 
 
@@ -15,6 +15,12 @@ def local_model(path: Path) -> FetchedModel:
     files = [RepositoryFile(one.name, one.stat().st_size, "") for one in folder.glob("*.gguf") if one.is_file()]
     if path.name not in {file.path for file in files}:
         return FetchedModel(name=path.name, model=path, parts=(path,), size=size, digest="")
+    missing = [name for name in part_names(path.name) if name not in {file.path for file in files}]
+    if missing:
+        raise FetchError(
+            FetchProblem.MISSING_PARTS,
+            f"{path.name} is a part of a model, and {folder} lacks {missing[0]}; put all parts into one folder",
+        )
     found = choose(HubModel(str(folder), NamedFile(path.name)), files)
     parts = tuple(folder / part.path for part in found.parts)
     return FetchedModel(
@@ -43,3 +49,9 @@ def local_projector(path: Path) -> Path | None:
         # Whoever opens the model says what is wrong with its file.
         return None
     return None if found is None else path.parent / found.path
+
+
+def parts_of(path: Path) -> tuple[Path, ...]:
+    """Return the files of the model that llama.cpp loads from ``path``: those of its parts that are there."""
+    parts = (path.with_name(name) for name in part_names(path.name))
+    return tuple(part for part in parts if part == path or part.is_file())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from caravan_proto.flags import flag
 from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.model import ModelFile
 from caravan_proto.tls import TlsFiles
 from caravan_shard.adapter_file import AdapterFile, parse_adapter
 from caravan_shard.cores import usable_cores
@@ -149,11 +150,14 @@ class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
         self._check_media()
         if self.gpu_layers_draft is not None and not self.model_draft:
             raise ValueError("gpu-layers-draft needs --model-draft")
-        if not (self.alias.isprintable() and self.alias == self.alias.strip() and len(self.alias) <= _ALIAS_LENGTH):
-            raise ValueError(
-                f"alias must have at most {_ALIAS_LENGTH} printable characters, and begin and end with no space. "
-                f"Given: {self.alias!r}"
-            )
+        for alias in self.aliases:
+            if not (alias and alias.isprintable() and alias == alias.strip() and len(alias) <= _ALIAS_LENGTH):
+                raise ValueError(
+                    f"alias must have at least one and at most {_ALIAS_LENGTH} printable characters, and begin and end "
+                    f"with no space; so must each of several, between commas. Given: {self.alias!r}"
+                )
+        if len(set(self.aliases)) < len(self.aliases):
+            raise ValueError(f"each alias must differ from the others. Given: {self.alias!r}")
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError(f"each lora needs a name of its own: pass NAME=PATH. Given: {', '.join(names)}")
@@ -192,6 +196,15 @@ class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
     def has_quantized_values(self) -> bool:
         """Whether values are cached in a type that only flash attention can read."""
         return self.cache_type_v.startswith(("q", "iq"))
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """The names of ``alias``; none if the model is called like its file."""
+        return tuple(self.alias.split(",")) if self.alias else ()
+
+    def named(self, facts: ModelFile) -> ModelFile:
+        """Return ``facts`` with the names of ``alias``, if there are any."""
+        return replace(facts, name=self.aliases[0], aliases=self.aliases[1:]) if self.aliases else facts
 
     @property
     def adapters(self) -> list[AdapterFile]:

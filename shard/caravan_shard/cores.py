@@ -25,15 +25,25 @@ def physical_cores() -> int:
 def quota_cpus(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
     """Return the smallest quota of this process's control group and those above it, in CPUs; without one, all CPUs.
 
-    Reads version 2 of control groups. ``membership`` has the group's path, ``root`` is where groups are mounted.
-    Source: Linux, Documentation/admin-guide/cgroup-v2.rst, "cpu.max".
+    Reads both versions of control groups. ``membership`` has the group's paths, ``root`` is where groups are mounted.
+    Sources: Linux, Documentation/admin-guide/cgroup-v2.rst, "cpu.max"; Documentation/scheduler/sched-bwc.rst.
     """
-    smallest = float(os.cpu_count() or 1)
-    paths = membership.read_text().splitlines() if membership.exists() else []
-    for path in (Path(line.removeprefix("0::/")) for line in paths if line.startswith("0::/")):
-        for group in (path, *path.parents):
-            limit = root / group / "cpu.max"
-            quota, _, period = limit.read_text().partition(" ") if limit.exists() else ("max", "", "")
-            if quota != "max":
-                smallest = min(smallest, int(quota) / int(period))
-    return smallest
+    quotas = [float(os.cpu_count() or 1)]
+    for line in membership.read_text().splitlines() if membership.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        own = Path(path.removeprefix("/"))
+        for group in (own, *own.parents):
+            if not controllers:
+                quotas += _quota(root / group / "cpu.max")
+            elif "cpu" in controllers.split(","):
+                for folder in (root / mount / group for mount in {controllers, "cpu"}):
+                    quotas += _quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
+    return min(quotas)
+
+
+def _quota(*files: Path) -> list[float]:
+    """Return the quota that files of one group say, if there is one: a number, or none, then the period."""
+    if not all(file.exists() for file in files):
+        return []
+    quota, period = " ".join(file.read_text() for file in files).split()
+    return [] if quota in ("max", "-1") else [int(quota) / int(period)]

@@ -15,7 +15,12 @@ class ModelFlags:
     """Flags of `ShardConfig`."""
 
     model: str = flag("", "GGUF file to serve, or the name of a model: hf:OWNER/REPOSITORY:QUANTISATION, smollm2", "-m")
-    alias: str = flag("", "name under which clients find the model [the file's name]", "-a")
+    alias: str = flag(
+        "",
+        "name under which clients find the model, or several between commas, of which the first is listed as its own "
+        "[the file's name]",
+        "-a",
+    )
     model_draft: str = flag(
         "",
         "smaller model with the same vocabulary, which drafts tokens where that saves time: a GGUF file or a name; "

@@ -28,10 +28,15 @@ def accepts(grammar: str, text: str, controls: Sequence[str] = ()) -> bool:
     return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
 
 
+def compiles(grammar: str) -> bool:
+    """Whether llguidance takes ``grammar``."""
+    return not _matcher_of(grammar, ()).is_error()
+
+
 def drawn(grammar: str, random: Random, most: int) -> str:
     """Return a random text that ``grammar`` accepts.
 
-    After ``most`` bytes the smallest byte that may follow is taken, which ends what could go on for ever.
+    After ``most`` bytes it ends what could go on for ever.
     """
     matcher = _matcher(grammar)
     data = bytearray()
@@ -41,18 +46,31 @@ def drawn(grammar: str, random: Random, most: int) -> str:
         if mask[_EOS] and (not allowed or random.random() < _ENDS):
             break
         usual = [byte for byte in allowed if byte in _LETTERS] if len(allowed) > _FEW else allowed
-        data.append(random.choice(usual) if len(data) < most else usual[0])
+        data.append(random.choice(usual) if len(data) < most else _last(usual, random))
         assert matcher.consume_token(data[-1])
         assert len(data) < 2 * most, bytes(data)
     return data.decode()
 
 
+def _last(allowed: Sequence[int], random: Random) -> int:
+    """Return the byte that brings a text to its end."""
+    # The digits of some numbers must not all be the same.
+    first = random.choice(allowed) if allowed[0] == ord("0") else allowed[0]
+    # A backslash may follow within a string only.
+    closing = b'"' if ord("\\") in allowed else b'}]"'
+    return next((byte for byte in closing if byte in allowed), first)
+
+
 def _matcher(grammar: str, controls: Sequence[str] = ()) -> llguidance.LLMatcher:
-    tokens = [*(bytes([byte]) for byte in range(256)), b"<eos>", *(control.encode() for control in controls)]
-    wrapper = llguidance.TokenizerWrapper(_Bytes(tokens))
-    matcher = llguidance.LLMatcher(llguidance.LLTokenizer(wrapper), grammar)
+    matcher = _matcher_of(grammar, controls)
     assert not matcher.is_error(), matcher.get_error()
     return matcher
+
+
+def _matcher_of(grammar: str, controls: Sequence[str]) -> llguidance.LLMatcher:
+    tokens = [*(bytes([byte]) for byte in range(256)), b"<eos>", *(control.encode() for control in controls)]
+    wrapper = llguidance.TokenizerWrapper(_Bytes(tokens))
+    return llguidance.LLMatcher(llguidance.LLTokenizer(wrapper), grammar)
 
 
 class _Bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiohttp import ClientSession
 
+from caravan_models.contents import SeenFile, SeenFiles
 from caravan_proto.messages.limits import KvLayout
 from caravan_router.api.limits import Limits
 from caravan_router.core.shards import ShardReport, ShardState
@@ -92,6 +93,7 @@ class Cluster:
     def __init__(self, config: ClusterConfig, folder: Path) -> None:
         self.config = config
         self._folder = folder
+        self.cache_dir = folder / "cache"
         self.servers: dict[str, ShardServer] = {}
         self.backends: dict[str, ToyBackend] = {}
         self.metrics = Metrics()
@@ -113,7 +115,7 @@ class Cluster:
     @property
     def every_engine(self) -> list[Batcher]:
         """The engines of all models, also those of one name."""
-        return [*self.fleet._batchers.values()]
+        return [*self.fleet._batchers]
 
     async def end_router(self) -> None:
         """End the router's engine, as at the end of its process. The shards stay."""
@@ -153,11 +155,13 @@ class Cluster:
         state_fingerprint: str | None = None,
         vocabulary_fingerprint: str = TOY_FACTS.vocabulary_fingerprint,
         only_embeds: bool = False,
+        weights: Path | None = None,
     ) -> None:
         """Start a shard with a ``model`` of this name, which was read from a ``file`` of this fingerprint.
 
         ``state_fingerprint``: set if its saved runs have another form. ``vocabulary_fingerprint``: set if it
-        says that it has another vocabulary.
+        says that it has another vocabulary. ``weights``: a file that stands for the model's, which the shard reads
+        before it uses what was saved in the cluster's ``cache_dir``.
         """
         config = self.config
         if only_embeds:
@@ -185,6 +189,7 @@ class Cluster:
         backend.facts = replace(
             backend.facts, name=model, fingerprint=file, vocabulary_fingerprint=vocabulary_fingerprint
         )
+        backend.contents.sha256 = file
         if config.wrong_every is not None:
             backend.draft_model = ToyDraftModel(wrong_every=config.wrong_every, max_sequences=config.max_sequences)
             backend.facts = replace(backend.facts, draft_model="toy-draft")
@@ -192,18 +197,22 @@ class Cluster:
             number = self.addresses.index(address)
             backend.numerics = replace(backend.numerics, fingerprint=config.numerics[number])
         if state_fingerprint is not None:
-            backend.state_fingerprint = state_fingerprint
+            backend.contents.state_fingerprint = state_fingerprint
+        if weights is not None:
+            backend.stand_for(SeenFiles(model=(SeenFile.at(weights),)))
         self.servers[address] = ShardServer(
             ShardConfig(
                 backend="fake",
                 address=address,
+                cache_dir="" if weights is None else str(self.cache_dir),
                 drain_timeout_s=config.drain_timeout_s,
             ),
             lambda: self.backends[address],
         )
         files = RunFiles(self._folder / "runs", "ab" * 32) if config.run_files else None
         disk_bytes = config.saved_bytes if config.run_files else 0
-        self.servers[address]._shard.worker._make_runs = lambda _: RunStore(config.saved_bytes, files, disk_bytes)
+        if weights is None:
+            self.servers[address]._shard.worker._make_runs = lambda _: RunStore(config.saved_bytes, files, disk_bytes)
         await self.servers[address].start()
 
     async def stop_shard(self, address: str) -> None:

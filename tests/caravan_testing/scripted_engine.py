@@ -206,6 +206,8 @@ class ScriptedEngine:
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     # Texts wait for it before they are tokenized. `texts_waiting` do so now.
     tokenizing: asyncio.Event | None = None
+    # In bytes: the longest text that this engine's shard tokenizes, if it is less than the model's facts say.
+    longest_text: int = 1 << 40
     text_senders: list[TextSender] = field(default_factory=list)
     texts_waiting: int = 0
     state_before_tokens: GenerationState = GenerationState.QUEUED
@@ -257,7 +259,7 @@ class ScriptedEngine:
                 await self.tokenizing.wait()
             finally:
                 self.texts_waiting -= 1
-        if len(text.encode()) > self.model.max_tokenize_bytes:
+        if len(text.encode()) > min(self.longest_text, self.model.max_tokenize_bytes):
             raise TextTooLongError("too long")
         ids: list[int] = []
         pieces: list[bytes] = []

@@ -10,6 +10,7 @@ from typing import Any
 import llama_cpp
 import pytest
 
+from caravan_shard.backends.base import Backend
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
@@ -83,6 +84,14 @@ def fetched(model: Path) -> Path:
     return model
 
 
+def know_contents(backend: Backend) -> None:
+    """Let a backend know what is in its files, as its shard does."""
+    files = backend.contents.files
+    contents = None if files is None else files.read()
+    assert contents is not None
+    backend.contents.know(contents)
+
+
 class ModelDriver(EngineDriver):
     """An EngineDriver with llama.cpp."""
 
@@ -92,6 +101,7 @@ class ModelDriver(EngineDriver):
         config = ShardConfig(**{"model": str(model), **usual, **flags})
         self.backend: Any
         super().__init__(LlamaCppBackend(config))
+        know_contents(self.backend)
         self.model = model
         self.tie_logits = TIE_LOGITS.get(model, 0.0)
 

@@ -39,12 +39,25 @@ _TINY = Shape()
 END_TOKEN_IDS = (2, *range(60, 84))
 
 
-def write_tiny_llama(path: Path, shape: Shape = _TINY, tokenizer_of: Path | None = None) -> Path:
+@dataclass(frozen=True)
+class Parts:
+    """How the tensors of a model are spread over files: so many in each, maybe none in the first."""
+
+    tensors: int
+    first_is_small: bool = False
+
+
+def write_tiny_llama(
+    path: Path, shape: Shape = _TINY, tokenizer_of: Path | None = None, parts: Parts | None = None
+) -> Path:
     """Write a GGUF with a vocabulary of bytes, or with the tokenizer and template of another; always the same.
 
-    It has half a megabyte if nothing is given.
+    It has half a megabyte if nothing is given. Return the path of the file, or of its first part.
     """
-    writer = GGUFWriter(path, "llama")
+    splitting: dict[str, Any] = {}
+    if parts is not None:
+        splitting = {"split_max_tensors": parts.tensors, "small_first_shard": parts.first_is_small}
+    writer = GGUFWriter(path, "llama", **splitting)
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.embedding)
     writer.add_feed_forward_length(shape.inner)
@@ -68,7 +81,7 @@ def write_tiny_llama(path: Path, shape: Shape = _TINY, tokenizer_of: Path | None
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if parts is None else min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))
 
 
 def _interleaved(tensor: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

@@ -21,8 +21,21 @@ def classifier() -> NDArray[np.float64]:
     return drawn
 
 
-def write_tiny_ranker(path: Path, *, template: str = TEMPLATE, tokens: Sequence[str] = TOKENS, end: int = 2) -> Path:
-    """Write a GGUF of half a megabyte with a vocabulary of bytes; the same one every time. ``end``: its EOS."""
+def write_tiny_ranker(
+    path: Path,
+    *,
+    template: str = TEMPLATE,
+    tokens: Sequence[str] = TOKENS,
+    controls: Sequence[str] = (),
+    end: int = 2,
+    separates: bool = False,
+) -> Path:
+    """Write a GGUF of half a megabyte with a vocabulary of bytes; the same one every time.
+
+    ``controls``: more control tokens. ``end``: its EOS. ``separates``: it wants a separator, and names none.
+    """
+    others = [*[TokenType.UNUSED] * (len(tokens) - len(TYPES)), *[TokenType.CONTROL] * len(controls)]
+    tokens = [*tokens, *controls]
     writer = GGUFWriter(path, "qwen3")
     writer.add_context_length(512)
     writer.add_embedding_length(EMBEDDING)
@@ -39,9 +52,11 @@ def write_tiny_ranker(path: Path, *, template: str = TEMPLATE, tokens: Sequence[
     writer.add_token_list(tokens)
     writer.add_eos_token_id(end)
     writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types([*TYPES, *[TokenType.UNUSED] * (len(tokens) - len(TYPES))])
+    writer.add_token_types([*TYPES, *others])
     writer.add_add_bos_token(False)
     writer.add_add_space_prefix(False)
+    if separates:
+        writer.add_add_sep_token(True)
     if template:
         writer.add_chat_template([{"name": "rerank", "template": template}])
     for name, tensor in _tensors(np.random.default_rng(5), len(tokens)).items():

@@ -188,7 +188,9 @@ def test_the_llm_command_completes_chats_and_calls_tools(served: Served) -> None
     assert set(json.loads(got["structured"])) == {"city"}
     assert got["tool"]
     assert not got["tool"].startswith("error")
-    assert "`max_tokens` must be <= 8192. Given: 1 `prompt` tokens and 100000 `max_tokens`" in got["error"]
+    assert (
+        "maximum context length is 8192 tokens. However, you requested 100001 tokens (1 in the `prompt`" in got["error"]
+    )
 
 
 def test_lm_evaluation_harness_scores_a_task(served: Served, tmp_path: Path) -> None:

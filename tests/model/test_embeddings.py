@@ -117,6 +117,31 @@ def test_a_model_that_ranks_says_how_likely_it_answers_yes(tmp_path: Path, templ
     driver.engine.close()
 
 
+@pytest.mark.parametrize(
+    ("template", "controls"),
+    [
+        ("[Q]{query}[/Q][D]{document}[/D]", ["[Q]", "[/Q]", "[D]", "[/D]"]),
+        ("<turn>user\n{query}<end>\n{document}<end>", ["<turn>", "<end>", "<end>\n"]),
+        ("<s>query: {query}</s>document: {document}</s>", []),
+        ("<|q|>{query}<|d|>{document}", ["<|q|>", "q|>", "<|d|>"]),
+        ("{query} {document}", ["<none>"]),
+    ],
+)
+def test_a_template_of_a_pair_has_the_control_tokens_of_its_vocabulary(
+    tmp_path: Path, template: str, controls: list[str]
+) -> None:
+    path = write_tiny_ranker(tmp_path / "ranker.gguf", template=template, controls=controls)
+    driver = ModelDriver(path, ctx_size=256, embeddings=True)
+    vocabulary = driver.backend.vocabulary
+    filled = template.replace("{query}", "a?").replace("{document}", "yes")
+    assert vocabulary.pair("a?", "yes") == vocabulary.tokenize(filled, add_special=False, parse_special=True)
+    # The texts of clients have none.
+    control = next(iter(controls), "</s>")
+    plain = vocabulary.tokenize(control, add_special=False, parse_special=False)
+    assert len(vocabulary.pair("a?", control)) == len(vocabulary.pair("a?", "")) + len(plain)
+    driver.engine.close()
+
+
 def contexts_made(monkeypatch: pytest.MonkeyPatch, *, but: int = 100) -> list[bool]:
     """Return a list to which each context adds whether llama.cpp pools there. Only the first ``but`` can be made."""
     make, contexts = llama_cpp.llama_init_from_model, list[bool]()

@@ -1,12 +1,19 @@
 """The facts of a GGUF file as llama.cpp reads them."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from threading import Event
 
 import pytest
 
+from caravan_models.errors import FetchError
+from caravan_models.gguf_header import read_header
+from caravan_models.local_file import local_model, parts_of
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_models import DEMO_MODEL
+from caravan_testing.shard_tiny_llama import Parts, write_tiny_llama
+from caravan_testing.shard_tiny_ranker import write_tiny_ranker
 from caravan_testing.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.model
@@ -91,3 +98,102 @@ def test_a_model_stays_in_memory_while_its_vocabulary_is_read() -> None:
         go_on.set()
         closing.result(DEADLINE_S)
     assert reading.result() == loaded.facts.vocabulary_size
+
+
+def test_a_model_in_parts_is_loaded_from_any_of_them_if_all_are_there(tmp_path: Path) -> None:
+    from caravan_shard.backends.base import StartupError
+    from caravan_shard.backends.llama.model import open_model
+
+    first = write_tiny_llama(tmp_path / "m.gguf", parts=Parts(8))
+    parts = parts_of(first)
+    assert len(parts) > 2
+    loaded = open_model(ShardConfig(model=str(parts[1])))
+    assert loaded.facts.name == first.name
+    assert tuple(file.path for file in loaded.files.model) == parts
+    loaded.close()
+    parts[1].unlink()
+    for path in (parts[0], parts[2]):
+        with pytest.raises(StartupError, match=f"{path.name} is a part of a model, and .* lacks {parts[1].name}"):
+            open_model(ShardConfig(model=str(path)))
+        with pytest.raises(FetchError, match=f"{path.name} is a part of a model, and .* lacks {parts[1].name}"):
+            local_model(path)
+
+
+def test_a_whole_model_may_have_the_name_of_a_part(tmp_path: Path) -> None:
+    from caravan_shard.backends.llama.model import open_model
+
+    path = write_tiny_llama(tmp_path / "m-00001-of-00002.gguf")
+    loaded = open_model(ShardConfig(model=str(path)))
+    assert [file.path for file in loaded.files.model] == [path]
+    loaded.close()
+
+
+def test_why_a_model_cannot_be_loaded_is_a_part_of_the_error(tmp_path: Path) -> None:
+    from caravan_shard.backends.base import StartupError
+    from caravan_shard.backends.llama.model import open_model
+
+    path = write_tiny_llama(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
+    with pytest.raises(StartupError, match=r"cannot load .*memory is short: .*attn_q"):
+        open_model(ShardConfig(model=str(path)))
+
+
+def test_a_file_without_a_pre_tokenizer_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from caravan_shard.backends.llama.model import open_model
+
+    path = write_tiny_llama(tmp_path / "m.gguf", tokenizer_of=DEMO_MODEL)
+    open_model(ShardConfig(model=str(path))).close()
+    assert "pre-tokenizer" not in caplog.text
+    path.write_bytes(path.read_bytes().replace(b"tokenizer.ggml.pre", b"tokenizer.ggml.prx"))
+    open_model(ShardConfig(model=str(path))).close()
+    assert "m.gguf does not name its pre-tokenizer" in caplog.text
+
+
+def test_a_ranker_without_the_separator_of_its_pairs_is_refused(tmp_path: Path) -> None:
+    from caravan_shard.backends.base import StartupError
+    from caravan_shard.backends.llama.backend import LlamaCppBackend
+
+    path = write_tiny_ranker(tmp_path / "r.gguf", template="", separates=True)
+    with pytest.raises(StartupError, match=r"r.gguf need the separator \(sep\) token"):
+        LlamaCppBackend(ShardConfig(model=str(path), ctx_size=64, parallel=1, threads=1, embeddings=True))
+    path = write_tiny_ranker(tmp_path / "r.gguf", separates=True)
+    LlamaCppBackend(ShardConfig(model=str(path), ctx_size=64, parallel=1, threads=1, embeddings=True)).close()
+
+
+@pytest.mark.parametrize("layout", ["split", "unified"])
+def test_logits_may_depend_on_company_in_the_unified_layout(layout: str, tmp_path: Path) -> None:
+    from caravan_shard.backends.llama.backend import LlamaCppBackend
+
+    path = write_tiny_llama(tmp_path / "m.gguf")
+    backend = LlamaCppBackend(ShardConfig(model=str(path), ctx_size=512, parallel=2, threads=1, kv_layout=layout))
+    backend.close()
+    assert backend.numerics.same_in_company in ((False,) if layout == "unified" else (True, False))
+
+
+def test_the_end_token_that_the_file_names_ends_an_output(tmp_path: Path) -> None:
+    from caravan_shard.backends.llama.model import open_model
+
+    # llama.cpp takes it out of the tokens that end an output where the vocabulary has the other one.
+    path = write_tiny_ranker(tmp_path / "m.gguf", controls=["<|tool_response>"], end=2)
+    loaded = open_model(ShardConfig(model=str(path)))
+    assert loaded.facts.eos_text == "</s>"
+    assert 2 in loaded.facts.eos_token_ids
+    loaded.close()
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    from caravan_shard.backends.base import StartupError
+    from caravan_shard.backends.llama.model import open_model
+
+    pipe = tmp_path / "pipe.gguf"
+    os.mkfifo(pipe)
+    model = write_tiny_llama(tmp_path / "m.gguf")
+    for config in (
+        ShardConfig(model=str(pipe)),
+        ShardConfig(model=str(model), mmproj=str(pipe)),
+        ShardConfig(model=str(tmp_path)),
+    ):
+        with pytest.raises(StartupError, match="is no file"):
+            open_model(config)
+    with pytest.raises(FetchError, match="is no file"):
+        read_header(pipe)

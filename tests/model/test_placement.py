@@ -17,6 +17,7 @@ from caravan_shard.backends.base import DecodeOutcome, StartupError, TokenBatch
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.sequences.run_files import RunFiles
+from caravan_testing.shard_models import know_contents
 from caravan_testing.shard_tiny_llama import CONTEXT, write_tiny_llama
 from caravan_testing.shard_tiny_moe import LAYERS, write_tiny_moe
 
@@ -40,6 +41,7 @@ def opened(model: Path, **flags: Any) -> Iterator[Any]:
     config = ShardConfig(**{"model": str(model), "threads": 1, "parallel": 1, "ctx_size": 512, **flags})
     backend = LlamaCppBackend(config)
     try:
+        know_contents(backend)
         yield backend
     finally:
         backend.close()
@@ -61,7 +63,7 @@ def logits(backend: Any) -> Floats:
 def plain(tiny: Path) -> tuple[Floats, str, str]:
     """Logits, and the fingerprints of cells and of numerics, without flags."""
     with opened(tiny) as backend:
-        return logits(backend), backend.state_fingerprint, backend.numerics.fingerprint
+        return logits(backend), backend.contents.state_fingerprint, backend.numerics.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -83,10 +85,10 @@ def test_other_positions_are_other_logits_and_other_cells(
     expected, cells, numerics = plain
     with opened(tiny, **flags) as backend:
         assert not np.allclose(logits(backend), expected, atol=1e-3)
-        assert backend.state_fingerprint != cells
+        assert backend.contents.state_fingerprint != cells
         assert backend.numerics.fingerprint != numerics
         # What was saved with other positions is not even looked at.
-        with_flags = RunFiles(tmp_path, backend.state_fingerprint)
+        with_flags = RunFiles(tmp_path, backend.contents.state_fingerprint)
         without_flags = RunFiles(tmp_path, cells)
         assert with_flags.folder != without_flags.folder
 

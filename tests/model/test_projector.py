@@ -71,13 +71,24 @@ def test_a_projector_is_found_beside_the_model(llama: Path) -> None:
 
 def test_the_projector_of_another_model_is_refused(llama: Path) -> None:
     write_varying_projector(llama.parent / "mmproj.gguf", 2 * EMBEDDING)
-    assert "made for another model" in _refusal(llama)
-    assert "--no-mmproj" in _refusal(llama)
+    refusal = _refusal(llama, mmproj=str(llama.parent / "mmproj.gguf"))
+    assert "made for another model" in refusal
+    assert "--no-mmproj" in refusal
+
+
+def test_the_projector_of_another_model_that_nobody_named_is_left_out(
+    llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for write, size in ((write_varying_projector, 2 * EMBEDDING), (write_marked_projector, EMBEDDING)):
+        write(llama.parent / "mmproj.gguf", size)
+        caplog.clear()
+        assert _cells(llama) is None
+        assert "prompts have text only, without the projector" in caplog.text
 
 
 def test_a_model_without_the_tokens_of_the_projector_is_refused(llama: Path) -> None:
     write_marked_projector(llama.parent / "mmproj.gguf", EMBEDDING)
-    assert "lacks tokens that the projector wants" in _refusal(llama)
+    assert "lacks tokens that the projector wants" in _refusal(llama, mmproj=str(llama.parent / "mmproj.gguf"))
 
 
 def test_projectors_whose_tokens_depend_on_the_place_are_refused(llama: Path) -> None:

@@ -305,7 +305,7 @@ def test_what_was_saved_in_one_layout_is_loaded_in_the_other(layout: KvLayout) -
     here, there = (ModelDriver(fetched(HYBRID_MODEL), ctx_size=1024, kv_layout=one.value) for one in (*KvLayout,))
     if layout is KvLayout.SPLIT:
         here, there = there, here
-    assert here.backend.state_fingerprint == there.backend.state_fingerprint
+    assert here.backend.contents.state_fingerprint == there.backend.contents.state_fingerprint
     tokens, tail = prompt(here), here.tokens(" and a tail")[1:]
     expected = there.alone(tokens + tail, NEW_TOKENS)
     here.prefill(first_chunk(3, tokens, **OPTIONS))

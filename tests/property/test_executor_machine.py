@@ -310,7 +310,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         """Where the cells fit, as much is held as before, in no more cells."""
         backend = self.backend
         if not fits:
-            backend.state_fingerprint = "another"
+            backend.contents.state_fingerprint = "another"
         used, held = backend.cache.used, [pair.real.held for pair in self.alive]
         with TemporaryDirectory() as folder:
             path = Path(folder) / "batch"

@@ -86,7 +86,7 @@ class ShardMachine(RuleBasedStateMachine):
             adapters=["one"],
         )
         # A fourth of the memory is for runs that are being written.
-        files = RunFiles(Path(self.folder.name), self.backend.state_fingerprint)
+        files = RunFiles(Path(self.folder.name), self.backend.contents.state_fingerprint)
         runs = RunStore(SAVED_CELLS * CELL_BYTES * 4 // 3, files, DISK_CELLS * CELL_BYTES)
         self.driver = EngineDriver(self.backend, runs=runs)
 

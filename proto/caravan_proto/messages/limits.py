@@ -74,7 +74,8 @@ class Limits:
     ``embedding_size``: the length of a vector, 0 if none are served. ``max_embed_tokens``: the longest text to embed.
     ``embed_tokens_at_once``: tokens of all texts that are embedded at the same time, while nothing generates.
     ``ranks``: pairs of a query and a document get a relevance instead of a vector. ``saved_capacity``: room for saved
-    runs. ``run_fingerprint``: shards that have the same can fetch saved runs from each other; empty if none can.
+    runs. ``run_fingerprint``: shards that have the same can fetch saved runs from each other; empty if none can,
+    and until the shard knows what is in its files.
     """
 
     layouts: tuple[LayoutLimits, ...]

@@ -30,11 +30,13 @@ class FillTokens:
 class ModelFile:
     """Facts about a model file, and the names of the adapters loaded for it.
 
-    ``fingerprint``: equal for files of the same content. ``vocabulary_fingerprint``: equal where every token id stands
-    for the same text, "" if unknown. ``trained_context``: in tokens. ``tool_template``: that for
-    prompts with tools, if the model has one beside ``chat_template``. ``eos_token_ids``: tokens that end an output.
-    ``draft_model``: the name of the draft model, "" without one. ``fill``: None if the vocabulary lacks a token that
-    filling in needs. ``media``: None if prompts have text only.
+    ``aliases``: other names that clients may use. ``fingerprint``: equal for files of the same content, and maybe for
+    others that were made from the same model. ``sha256``: of the whole file; of several parts, of their digests in
+    order; "" while it is not known. ``vocabulary_fingerprint``: equal where every token id stands for the same text,
+    "" if unknown. ``trained_context``: in tokens. ``tool_template``: that for prompts with tools, if the model has
+    one beside ``chat_template``. ``eos_token_ids``: tokens that end an output. ``draft_model``: the name of the draft
+    model, "" without one. ``fill``: None if the vocabulary lacks a token that filling in needs. ``media``: None if
+    prompts have text only.
 
     The rest describes the file for people and tools. ``weight_bytes`` is the size of all weights, ``device_bytes`` of
     those in the memory of accelerators. ``quantization`` is the type of most weights. ``modified_s``: when the file was
@@ -47,10 +49,12 @@ class ModelFile:
     chat_template: str
     bos_text: str
     eos_text: str
+    sha256: str = ""
     vocabulary_fingerprint: str = ""
     trained_context: int = 0
     tool_template: str = ""
     adapters: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     draft_model: str = ""
     eos_token_ids: frozenset[int] = frozenset()
     fill: FillTokens | None = None
@@ -62,6 +66,11 @@ class ModelFile:
     modified_s: int = 0
     device_bytes: int | None = None
     metadata: tuple[tuple[str, MetadataValue], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """What names the file for people and tools: until it is known what is in it, what is known at once."""
+        return self.sha256 or self.fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +125,8 @@ class ShardClaim:
 class ShardStatus:
     """A shard's progress: steps since its start, the sequences that it holds, whether it has work, whether it drains.
 
-    ``claim``: of another router that asks for it; None if there is none.
+    ``claim``: of another router that asks for it; None if there is none. ``knows_contents``: its files were read, so
+    that `Info` says what is in them, and it uses what was saved before.
     """
 
     steps: int
@@ -124,6 +134,7 @@ class ShardStatus:
     busy: bool
     draining: bool
     claim: ShardClaim | None = None
+    knows_contents: bool = False
 
 
 @dataclass(frozen=True, slots=True)

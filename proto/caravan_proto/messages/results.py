@@ -9,7 +9,7 @@ from caravan_proto.messages.limits import LayoutLimits
 
 
 class FinishReason(Enum):
-    """Why a sequence ended. The values are TGI's words, except STOP_TOKEN's: TGI has no stop tokens.
+    """Why a sequence ended. The values are TGI's words, but for the last two, which TGI does not have.
 
     A shard knows no STOP_SEQUENCE: stop strings are text.
     """
@@ -18,6 +18,8 @@ class FinishReason(Enum):
     EOS_TOKEN = "eos_token"
     STOP_SEQUENCE = "stop_sequence"
     STOP_TOKEN = "stop_token"
+    # The output does not match its constraint and cannot go on. Clients see an error.
+    CONSTRAINT_FAILED = "constraint_failed"
 
 
 class StepOutcome(Enum):

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from caravan_router.conversations.store import StoreError
 from caravan_router.core.errors import (
+    ConstraintFailedError,
     DeadlineError,
     GenerationError,
     IncompleteGenerationError,
@@ -142,6 +143,15 @@ class ValidationError(RequestError):
         self.field = field
 
 
+class ContextLengthError(ValidationError):
+    """The prompt, or the prompt and its output, does not fit the model's context.
+
+    Agents find this error by the code and the words of their dialect, and then shorten what they send.
+    """
+
+    kind = ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION)
+
+
 class BodyMismatchError(ValidationError):
     """A field that is unknown, missing or of the wrong type."""
 
@@ -162,12 +172,13 @@ class ChatTemplateError(RequestError):
 
 
 class ToolError(RequestError):
-    """The tools cannot be used as asked."""
+    """The tools cannot be used as asked. ``field``: the one that is wrong; empty if it is not a single one."""
 
     kind = ErrorKind(422, "tool_error", _CLIENT, Failure.VALIDATION)
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, field: str = "") -> None:
         super().__init__(f"Tool error: {reason}")
+        self.field = field
 
 
 class MissingKeyError(RequestError):
@@ -347,17 +358,13 @@ class NotStoredError(RequestError):
         super().__init__("The response was generated but could not be stored, so it cannot be continued")
 
 
-class ContextLengthError(RequestError):
-    """`/v1/responses`: the input does not fit the model's context.
+class NoSlotError(RequestError):
+    """`/slots`: as many generations are in progress as may be."""
 
-    Agents look for its code, and then shorten what they send.
-    """
+    kind = ErrorKind(503, "overloaded", _SERVER, None, RETRY_AFTER_S)
 
-    kind = ErrorKind(422, "context_length_exceeded", _CLIENT, Failure.VALIDATION)
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"The input does not fit the context: {reason.removeprefix('Input validation error: ')}")
-        self.field = "input"
+    def __init__(self) -> None:
+        super().__init__("As many generations are in progress as may be")
 
 
 class NoLibraryError(RequestError):
@@ -415,14 +422,17 @@ class UnhealthyError(RequestError):
 _STORE = "Responses and conversations cannot be read or written, for example because the disk is full"
 _REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
 _MEDIA = "The pictures and sounds of all open requests together take too much memory"
+_DEAD_END = "What was generated does not match the schema or grammar, and nothing that may follow was found"
 _OTHERS: dict[type[Exception], ErrorKind] = {
-    TextTooLongError: ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION),
+    ContextLengthError: ContextLengthError.kind,
+    TextTooLongError: ContextLengthError.kind,
     TooMuchMediaError: ErrorKind(429, "overloaded", _RATE, Failure.VALIDATION, RETRY_AFTER_S, _MEDIA),
     QueueTimeoutError: ErrorKind(429, "overloaded", _RATE, Failure.QUEUE_TIMEOUT, RETRY_AFTER_S),
     DeadlineError: ErrorKind(504, "deadline_exceeded", _SERVER, Failure.DEADLINE),
     StoreError: ErrorKind(503, "store_unavailable", _SERVER, None, RETRY_AFTER_S, _STORE),
     ModelReplacedError: ErrorKind(503, "model_replaced", _SERVER, Failure.GENERATION, RETRY_AFTER_S, _REPLACED),
     NoShardError: ErrorKind(503, "no_shard", _SERVER, Failure.GENERATION, RETRY_AFTER_S, "No shard is up"),
+    ConstraintFailedError: ErrorKind(500, "constraint_failed", _SERVER, Failure.GENERATION, None, _DEAD_END),
     IncompleteGenerationError: ErrorKind(500, "incomplete_generation", _SERVER, Failure.INCOMPLETE),
     GenerationError: ErrorKind(424, "generation", _SERVER, Failure.GENERATION),
 }
@@ -442,7 +452,8 @@ def message_of(error: Exception) -> str:
         case RequestError():
             return str(error)
         case TextTooLongError():
-            return f"Input validation error: {error}"
+            # The words of three dialects: agents look for any of them.
+            return f"Input validation error: the prompt is too long, it exceeds the context window: {error}"
         case StoreError():
             return "Responses and conversations cannot be read or written now"
         case ModelReplacedError():
@@ -457,6 +468,11 @@ def message_of(error: Exception) -> str:
             return f"Model is overloaded: {error}"
         case DeadlineError():
             return f"Deadline exceeded: {error}"
+        case ConstraintFailedError():
+            return (
+                "The output cannot go on: after what was generated, its schema, grammar or regular expression lets "
+                "nothing follow, or takes too much to follow"
+            )
         case IncompleteGenerationError():
             return "Incomplete generation"
         case GenerationError():

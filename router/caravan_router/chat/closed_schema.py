@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+from caravan_router.chat.plain_schema import DEFINITIONS, plain_schema
+
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 # Keywords that let an object have properties which its ``properties`` do not name.
 _OPENING = frozenset(
     {
@@ -18,8 +20,14 @@ _OPENING = frozenset(
         "$ref",
     }
 )
-# Keywords that hold the targets of references, which must stay at the root of the schema.
-_DEFINITIONS = ("$defs", "definitions")
+# Keywords that say what kind of value matches, if there is no ``type``.
+_KINDS = frozenset({"type", "const", "enum", "allOf", "anyOf", "oneOf", "$ref"})
+
+
+def parameters_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the schema of a function's arguments, as a grammar needs it. Raises UnsupportedSchemaError."""
+    plain = plain_schema(parameters or _NO_PARAMETERS)
+    return closed(plain if _KINDS & plain.keys() else {"type": "object", **plain})
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +46,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_definitions(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split ``schema`` into itself and the targets of its references."""
-    definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    definitions = {DEFINITIONS: schema[DEFINITIONS]} if DEFINITIONS in schema else {}
     return {key: value for key, value in schema.items() if key not in definitions}, definitions
 
 

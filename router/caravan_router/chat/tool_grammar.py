@@ -7,11 +7,12 @@ import msgspec
 
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_router.chat.argument_types import Schema
-from caravan_router.chat.closed_schema import NO_PARAMETERS, closed, json_layout, without_definitions
+from caravan_router.chat.closed_schema import json_layout, parameters_schema, without_definitions
 from caravan_router.chat.grammar_terms import Terms, json_term, literal_regex, quoted, terms_for
 from caravan_router.chat.nested_arguments import ITEM
+from caravan_router.chat.schema_problem import UnsupportedSchemaError, UnsupportedToolError
 from caravan_router.chat.tool_format import HOLE, KEY, NAME, Style, Tags, ToolFormat, is_tag
-from caravan_router.chat.value_grammar import UnsupportedSchemaError, Values, properties_of, required_of
+from caravan_router.chat.value_grammar import Values, properties_of, required_of
 from caravan_router.core.engine import Engine
 
 Json = dict[str, Any]
@@ -36,12 +37,15 @@ async def tool_constraint(
 
     With ``several`` it allows more calls if the format can express them. ``answer``: a JSON schema; JSON that matches
     it may be written in place of calls. ``beside``: any text may precede calls, or stand in place of them, also with
-    these tags in it; the format must be one that `opens_calls`. Raises NoShardError, UnsupportedSchemaError.
+    these tags in it; the format must be one that `opens_calls`. Raises NoShardError, UnsupportedToolError.
     """
     terms = await terms_for(engine, (*tool_format.delimiters, *(beside or ())))
     rules: list[str] = []
     for number, (name, parameters) in enumerate(functions.items()):
-        body = _body(tool_format, terms, rules, name, closed(parameters or NO_PARAMETERS))
+        try:
+            body = _body(tool_format, terms, rules, name, parameters_schema(parameters))
+        except UnsupportedSchemaError as error:
+            raise UnsupportedToolError(name, str(error)) from error
         before = terms.text(tool_format.opening.replace(NAME, name)) if NAME in tool_format.opening else ""
         rules.append(f"call_{number}: {_joined(before, body, terms.text(tool_format.closing))}")
     rules.append(f"opened: {' | '.join(f'call_{number}' for number in range(len(functions)))}")
@@ -86,10 +90,7 @@ def _beside_text(terms: Terms, tool_format: ToolFormat, behind: Sequence[str], a
 
 
 def _answer_schema(source: str) -> Json:
-    schema = msgspec.json.decode(source)
-    if not isinstance(schema, dict):
-        raise UnsupportedSchemaError("the schema of the answer must be a JSON object")
-    return {**schema, "x-guidance": json_layout(compact=False)}
+    return {**msgspec.json.decode(source, type=Json), "x-guidance": json_layout(compact=False)}
 
 
 def _joined(*terms: str) -> str:

@@ -8,15 +8,12 @@ import msgspec
 from caravan_router.chat.argument_types import Schema, resolved, types_of
 from caravan_router.chat.closed_schema import json_layout, without_definitions
 from caravan_router.chat.grammar_terms import Terms, json_term, literal_regex, quoted
+from caravan_router.chat.schema_problem import UnsupportedSchemaError
 
 _CONSTANTS = {"python": {True: "True", False: "False", None: "None"}, "": {True: "true", False: "false", None: "null"}}
 _ORDER = ("string", "integer", "number", "boolean", "null", "array", "object")
 _MAX_DEPTH = 32
 _STRING_BOUNDS = frozenset({"pattern", "format", "minLength", "maxLength"})
-
-
-class UnsupportedSchemaError(Exception):
-    """The schema cannot be enforced in the syntax of the model."""
 
 
 class Values:

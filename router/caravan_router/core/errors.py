@@ -8,6 +8,7 @@ class EngineError(Exception):
      +-- NoShardError         no shard is up, so that nothing could be tried (503)
      |    +-- ModelReplacedError   other weights of the same name replaced the model (503)
      +-- GenerationError      a started generation could not continue (424)
+     |    +-- ConstraintFailedError       its output does not match its constraint and cannot go on (500)
      |    +-- IncompleteGenerationError   its stream ended without a finish reason (500)
      +-- TextTooLongError     a text is longer than a shard tokenizes (422)
      +-- TooMuchMediaError    media of all requests together take too much memory (429)
@@ -37,6 +38,10 @@ class ModelReplacedError(NoShardError):
 
 class GenerationError(EngineError):
     """A generation that had started could not continue."""
+
+
+class ConstraintFailedError(GenerationError):
+    """The output does not match its constraint and cannot go on: the grammar has a dead end, or takes too much."""
 
 
 class IncompleteGenerationError(GenerationError):

@@ -32,10 +32,10 @@ class LibraryModel:
     """A model of the library.
 
     ``source``: the file or the repository that it comes from. ``size_bytes``: of its files, 0 if it is not known.
-    ``modified_s``: when its files were last changed, in Unix time; 0 if it is not known. ``fingerprint``: that of its
-    shards, "" if it is not known. ``problem``: why it could not be loaded. ``expires_in_s``: seconds until it is
-    unloaded if no request comes; None: it stays until its place is needed. ``download``: of its files, while there is
-    one.
+    ``modified_s``: when its files were last changed, in Unix time; 0 if it is not known. ``fingerprint``: the digest of
+    its shards' model, "" if it is not known. ``problem``: why it could not be loaded. ``expires_in_s``: seconds until
+    it is unloaded if no request comes; None: it stays until its place is needed. ``download``: of its files, while
+    there is one.
     """
 
     name: str

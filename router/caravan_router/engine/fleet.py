@@ -23,7 +23,7 @@ from caravan_router.engine.link import ShardLink
 from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.link_pool import LinkPool
 from caravan_router.engine.observer import EngineObserver
-from caravan_router.engine.replacement import serving
+from caravan_router.engine.replacement import find_engine, may_be_same, serving
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.engine.viewers import Viewers
 from caravan_router.scheduling.config import SchedulerConfig
@@ -50,12 +50,11 @@ class _Last:
     present_s: float
 
 
-# One file may be served under several names with other flags, and a name may get other weights.
-_Identity = tuple[str, str]
-
-
-def _identity(facts: ModelFacts) -> _Identity:
-    return facts.name, facts.fingerprint
+def _by_name(batchers: Iterable[Batcher]) -> list[list[Batcher]]:
+    named: dict[str, list[Batcher]] = {}
+    for batcher in batchers:
+        named.setdefault(batcher.model.name, []).append(batcher)
+    return list(named.values())
 
 
 class Fleet:
@@ -93,18 +92,18 @@ class Fleet:
         self.started_here = AddressBook()
         self._pool = LinkPool((*sources, self.started_here), link_config, self)
         # In the order in which the models joined.
-        self._batchers: dict[_Identity, Batcher] = {}
+        self._batchers: list[Batcher] = []
         # Models that are no longer known but still have requests.
         self._leaving: list[Batcher] = []
         # The batcher of each shard that was accepted, by address.
         self._batcher_of: dict[str, Batcher] = {}
         self._runs: dict[Batcher, asyncio.Task[None]] = {}
-        self.prefix_cache = FleetPrefixes(self._batchers.values())
-        self.timeline = Viewers(self._batchers.values())
+        self.prefix_cache = FleetPrefixes(self._batchers)
+        self.timeline = Viewers(self._batchers)
         self._tasks = asyncio.TaskGroup()
         # Whether a model that is no longer known had a shard.
         self._served = False
-        self._last: dict[_Identity, _Last] = {}
+        self._last: dict[Batcher, _Last] = {}
         self.demand = Demand(self, Absence(scheduler_config.no_shard_grace_s))
 
     async def run(self) -> None:
@@ -113,7 +112,7 @@ class Fleet:
             tasks.create_task(self._pool.run())
             while True:
                 self._forget_models(time.monotonic())
-                for named in self._by_name((*self._batchers.values(), *self._leaving)):
+                for named in _by_name((*self._batchers, *self._leaving)):
                     for batcher in named:
                         batcher.tick()
                     named[0].observer.queue(functools.reduce(operator.add, (batcher.queue for batcher in named)))
@@ -125,18 +124,18 @@ class Fleet:
         All streams are closed.
         """
         self._pool.let_go()
-        for batcher in self._batchers.values():
+        for batcher in self._batchers:
             batcher.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while any(batcher.scheduler.shards for batcher in self._batchers.values()):  # noqa: ASYNC110  once, at the end
+                while any(batcher.scheduler.shards for batcher in self._batchers):  # noqa: ASYNC110  once, at the end
                     await asyncio.sleep(_SETTLE_POLL_S)
 
     @property
     def engines(self) -> list[Batcher]:
         """The engine that serves each known name: the default first, then those that have shards, by joining."""
         return sorted(
-            map(serving, self._by_name(self._batchers.values())),
+            map(serving, _by_name(self._batchers)),
             key=lambda batcher: (batcher.model.name not in self.names.expected[:1], not batcher.replicas.links),
         )
 
@@ -153,7 +152,7 @@ class Fleet:
 
     def batchers(self, name: str) -> list[Batcher]:
         """Return all engines of a name, those that only have requests left included."""
-        batchers = (*self._batchers.values(), *self._leaving)
+        batchers = (*self._batchers, *self._leaving)
         return [batcher for batcher in batchers if batcher.model.name == name]
 
     async def wait_until_ready(self) -> None:
@@ -161,58 +160,55 @@ class Fleet:
         for name in self.names.expected or ("",):
             await (await self.demand.known(name)).ready.wait()
 
-    @staticmethod
-    def _by_name(batchers: Iterable[Batcher]) -> list[list[Batcher]]:
-        named: dict[str, list[Batcher]] = {}
-        for batcher in batchers:
-            named.setdefault(batcher.model.name, []).append(batcher)
-        return list(named.values())
-
     @property
     def healthy(self) -> bool:
         """Whether at least one shard of any model is leased and makes progress."""
-        return self.names.load_on_demand or any(batcher.healthy for batcher in self._batchers.values())
+        return self.names.load_on_demand or any(batcher.healthy for batcher in self._batchers)
 
     @property
     def ready(self) -> bool:
         """Whether a shard of any model was leased since the start."""
-        joined = any(batcher.ready.is_set() for batcher in self._batchers.values())
+        joined = any(batcher.ready.is_set() for batcher in self._batchers)
         return self.names.load_on_demand or self._served or joined
 
     def accept(self, link: ShardLink, info: ShardInfo) -> Batcher | str:
         """Return the engine of the shard's model, or why the shard may not serve beside the others."""
         address, facts = link.address, info.facts
         former = self._batcher_of.get(address)
-        if former is not None and _identity(former.model) != _identity(facts):
+        if former is not None and not may_be_same(former.model, facts):
             self.forget(address)
-        batcher = self._batchers.get(_identity(facts)) or self._add(facts)
+        batcher = find_engine(self._batchers, facts, former) or self._add(facts)
         batcher.replicas.add(link, facts)
         self._batcher_of[address] = batcher
         self._replace_engines(time.monotonic())
-        absent = [known for known in self._batchers.values() if not known.replicas.links]
-        if len({known.model.name for known in self._batchers.values() if known not in absent}) > 1:
+        absent = [known for known in self._batchers if not known.replicas.links]
+        if len({known.model.name for known in self._batchers if known not in absent}) > 1:
             self.names.strict = True
         elif not self.names.strict:
             for known in absent:
                 self._retire(known)
         return batcher
 
+    def is_other(self, link: ShardLink, info: ShardInfo) -> bool:
+        """Whether what is known now of a shard's files tells it from the other shards of its engine."""
+        batcher = self._batcher_of.get(link.address)
+        return batcher is not None and not may_be_same(batcher.model, info.facts)
+
     def _replace_engines(self, now: float) -> None:
         """End engines that have no shard left, and of whose name another one serves, which gets their requests."""
-        for named in self._by_name(self._batchers.values()):
+        for named in _by_name(self._batchers):
             successor = serving(named)
             for batcher in named:
-                identity = _identity(batcher.model)
                 links = batcher.replicas.links.values()
                 if any(link.standing.state in _PRESENT for link in links) or batcher.healthy:
-                    self._last[identity].present_s = now
+                    self._last[batcher].present_s = now
                     continue
-                lost_for_s = now - self._last[identity].present_s
+                lost_for_s = now - self._last[batcher].present_s
                 is_given_up = successor.healthy and lost_for_s >= _REPLACED_S
                 if batcher is not successor and (is_given_up or not links):
                     _log.info(
                         "other weights replaced a model",
-                        extra={"model": batcher.model.name, "fingerprint": batcher.model.fingerprint},
+                        extra={"model": batcher.model.name, "sha256": batcher.model.sha256},
                     )
                     self._retire(batcher)
                     batcher.replace_by(successor)
@@ -230,7 +226,7 @@ class Fleet:
 
     def has_requests(self, fingerprint: str) -> bool:
         """Whether requests for the model of this fingerprint wait or run."""
-        batchers = (*self._batchers.values(), *self._leaving)
+        batchers = (*self._batchers, *self._leaving)
         return any(batcher.model.fingerprint == fingerprint and batcher.has_requests for batcher in batchers)
 
     def let_go(self) -> None:
@@ -243,40 +239,40 @@ class Fleet:
             batcher.replicas.remove(address)
 
     def _add(self, facts: ModelFacts) -> Batcher:
-        for known in self._batchers.values():
+        for known in self._batchers:
             if known.model.name == facts.name:
                 _log.warning(
                     "a model joins with other weights than shards of that name: the weights with more shards serve",
-                    extra={"model": facts.name, "fingerprint": facts.fingerprint, "known": known.model.fingerprint},
+                    extra={"model": facts.name, "sha256": facts.sha256, "known": known.model.sha256},
                 )
         batcher = self._make_batcher(facts)
         self.timeline.on_engine(batcher)
-        self._batchers[_identity(facts)] = batcher
-        self._last[_identity(facts)] = _Last(time.monotonic(), time.monotonic())
+        self._batchers.append(batcher)
+        self._last[batcher] = _Last(time.monotonic(), time.monotonic())
         self._runs[batcher] = self._tasks.create_task(batcher.run())
         self.demand.note_model(batcher)
         return batcher
 
     def _retire(self, batcher: Batcher) -> None:
-        identity = _identity(batcher.model)
-        del self._batchers[identity], self._last[identity]
+        self._batchers.remove(batcher)
+        del self._last[batcher]
         self._served = self._served or batcher.ready.is_set()
         self._leaving.append(batcher)
 
     def _forget_models(self, now: float) -> None:
         self._replace_engines(now)
-        for identity, batcher in list(self._batchers.items()):
+        for batcher in list(self._batchers):
             if batcher.replicas.links:
-                self._last[identity].listed_s = now
+                self._last[batcher].listed_s = now
             elif (
                 batcher.model.name not in self.names.expected
-                and (now - self._last[identity].listed_s > _REMEMBERED_S or self.names.load_on_demand)
+                and (now - self._last[batcher].listed_s > _REMEMBERED_S or self.names.load_on_demand)
                 and (len(self._batchers) > 1 or self.names.load_on_demand)
             ):
                 self._retire(batcher)
         for batcher in [batcher for batcher in self._leaving if batcher.is_settled]:
             self._leaving.remove(batcher)
-            if all(other.model.name != batcher.model.name for other in (*self._batchers.values(), *self._leaving)):
+            if all(other.model.name != batcher.model.name for other in (*self._batchers, *self._leaving)):
                 batcher.observer.model_gone()
             self._runs.pop(batcher).cancel()
 
@@ -285,7 +281,7 @@ class Fleet:
         engine = self.engine(name)
         if engine is None or engine.healthy:
             return None
-        named = (batcher for batcher in self._batchers.values() if batcher.model.name == engine.model.name)
+        named = (batcher for batcher in self._batchers if batcher.model.name == engine.model.name)
         links = (link for batcher in named for link in batcher.replicas.links.values())
         urls = {link.info.holder_url for link in links if link.standing.state is ShardState.STANDBY and link.info}
         others = sorted(urls - {"", self._url})
@@ -307,7 +303,7 @@ class Fleet:
             shard_id=link.info.shard_id,
             version=link.info.version,
             model=link.info.facts.name,
-            model_fingerprint=link.info.facts.fingerprint,
+            model_fingerprint=link.info.facts.sha256,
             room=ShardRoom(
                 max_sequences=limits.max_sequences,
                 max_batch_tokens=limits.max_batch_tokens,

@@ -10,27 +10,38 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from caravan_proto.channel import is_tcp
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Command
-from caravan_proto.messages.model import ShardClaim
 from caravan_router.core.shards import ShardStanding, ShardState
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.command_runner import CommandRunner, EventSink, Session
 from caravan_router.engine.link_config import LinkConfig
+from caravan_router.engine.link_owner import (
+    DrainedError,
+    InsecureError,
+    LinkOwner,
+    RefusedError,
+    SessionError,
+)
 from caravan_router.engine.pace import StepPace
 from caravan_router.engine.security import find_tls_problem
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.scheduling.actions import Encode, Fetch
 from caravan_router.scheduling.events import (
+    RunsFound,
     ShardDraining,
     ShardJoined,
     ShardLost,
 )
+
+if TYPE_CHECKING:
+    from caravan_proto.messages.model import ShardClaim
 
 _log = logging.getLogger(__name__)
 
@@ -52,42 +63,6 @@ _TURN_PAUSE_S = 0.4
 _YIELDED_S = 5.0
 
 _GONE = "its address is gone"
-
-
-class _SessionError(Exception):
-    """Why a session with the shard ended or could not start, apart from a failed call."""
-
-
-class _RefusedError(_SessionError):
-    """The shard may not serve beside the others."""
-
-
-class _InsecureError(_SessionError):
-    """Router and shard do not agree on TLS, or one refuses the other's certificate."""
-
-
-class _DrainedError(_SessionError):
-    """The shard drained as planned, and has ended or is another router's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkOwner:
-    """``accept`` judges a shard before it joins: it returns the engine of its model, or a reason to refuse it.
-
-    ``claim`` returns what to ask a shard with the model of that fingerprint with; None if this router needs no more of
-    them. ``on_wanted`` is called when `ShardLink.wanted_by` has changed.
-    """
-
-    accept: "Callable[[ShardLink, ShardInfo], EventSink | str]"
-    claim: Callable[[str], ShardClaim | None] = lambda _fingerprint: ShardClaim(0)
-    on_wanted: Callable[[], None] = lambda: None
-
-    def engine_of(self, link: "ShardLink", info: ShardInfo) -> EventSink:
-        """Return the engine of the shard's model. Raises _RefusedError."""
-        accepted = self.accept(link, info)
-        if isinstance(accepted, str):
-            raise _RefusedError(accepted)
-        return accepted
 
 
 class ShardLink:
@@ -184,7 +159,7 @@ class ShardLink:
             joined_at = time.monotonic()
             try:
                 await self._session()
-            except* (ShardRpcError, _SessionError) as errors:
+            except* (ShardRpcError, SessionError) as errors:
                 self._note_end(errors.exceptions)
             finally:
                 yielded_for_s = self.yields_for_s
@@ -207,14 +182,14 @@ class ShardLink:
         reason = "; ".join(str(error) for error in errors)
         # Once: the shard is asked again and again.
         level_of_refusal = logging.DEBUG if reason == self.standing.reason else logging.ERROR
-        if any(isinstance(error, _RefusedError) for error in errors):
+        if any(isinstance(error, RefusedError) for error in errors):
             _log.log(level_of_refusal, "shard refused", extra={"shard": self.address, "reason": reason})
             self._become(ShardState.REFUSED, reason)
             return
         level = logging.DEBUG if self.client is None else logging.WARNING
-        if any(isinstance(error, _DrainedError) for error in errors):
+        if any(isinstance(error, DrainedError) for error in errors):
             level = logging.INFO
-        elif any(isinstance(error, _InsecureError) for error in errors):
+        elif any(isinstance(error, InsecureError) for error in errors):
             level = level_of_refusal
         elif self.client is not None:
             self._sink.observer.shard_lost()
@@ -244,7 +219,7 @@ class ShardLink:
         return StepPace(shortest_s, self._config.step_timeout_s)
 
     async def _session(self) -> None:
-        """Hold the shard from connecting to its end. Raise ShardRpcError or _SessionError, or a group of them."""
+        """Hold the shard from connecting to its end. Raise ShardRpcError or SessionError, or a group of them."""
         client = await self._make_client()
         try:
             self.info = info = await self._ask(client)
@@ -297,22 +272,22 @@ class ShardLink:
         return ShardClient(self.address, config.step_timeout_s, config.stream_interval_ms, channel)
 
     async def _ask(self, client: ShardCalls) -> ShardInfo:
-        """Ask the shard what it is. Raises ShardRpcError, or _InsecureError if TLS is why it cannot be asked."""
+        """Ask the shard what it is. Raises ShardRpcError, or InsecureError if TLS is why it cannot be asked."""
         try:
             return await client.info()
         except ShardRpcError as error:
             if error.error is None and is_tcp(self.address):
                 problem = await find_tls_problem(self.address, self._config.tls)
                 if problem is not None:
-                    raise _InsecureError(problem) from None
+                    raise InsecureError(problem) from None
             raise
 
     async def _check_moved(self, client: ShardCalls, info: ShardInfo) -> None:
-        """Raise _SessionError while the shard is still in the step in which it was lost: the step may hang."""
+        """Raise SessionError while the shard is still in the step in which it was lost: the step may hang."""
         async with contextlib.aclosing(client.watch(self._config.heartbeat_s, self._config.silence_s)) as statuses:
             async for status in statuses:
                 if status.busy and self._reported == (info.incarnation, status.steps):
-                    raise _SessionError("it has not completed the step in which it was lost")
+                    raise SessionError("it has not completed the step in which it was lost")
                 return
 
     async def _take(self, client: ShardCalls, info: ShardInfo) -> int:
@@ -362,7 +337,7 @@ class ShardLink:
         """Wait until the shard has drained, and end the session with its lease."""
         await self._drained.wait()
         await client.give_back(self._config.router_id, epoch)
-        raise _DrainedError("it has drained")
+        raise DrainedError("it has drained")
 
     async def _watch(self, client: ShardCalls, info: ShardInfo, runner: CommandRunner) -> None:
         """Note that the shard drains. Raise once it ends, reports nothing, or completes no step for too long."""
@@ -373,6 +348,12 @@ class ShardLink:
                 if status.claim != self.wanted_by:
                     self.wanted_by = status.claim
                     self._owner.on_wanted()
+                if status.knows_contents and self.info is not None and not self.info.facts.sha256:
+                    learned = await client.info()
+                    self._owner.check_same(self, learned)
+                    self.info = learned
+                    runs = await client.saved_runs()
+                    self._sink.post(RunsFound(self.address, learned.limits.run_fingerprint, runs))
                 if status.draining and not draining:
                     draining = True
                     self._drain("the shard is ending")
@@ -383,7 +364,7 @@ class ShardLink:
                 last_steps = status.steps
                 self._reported = (info.incarnation, status.steps)
                 if still_s > (runner.longest_step_s(heard_at - still_s) or self._config.step_timeout_s):
-                    raise _SessionError(f"no step completed for {still_s:.1f} s")
+                    raise SessionError(f"no step completed for {still_s:.1f} s")
         # The last replies may still be on their way.
         await runner.finish()
-        raise _DrainedError("the shard ended") if draining else _SessionError("the shard ended")
+        raise DrainedError("the shard ended") if draining else SessionError("the shard ended")

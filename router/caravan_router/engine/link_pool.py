@@ -12,8 +12,9 @@ from caravan_proto.messages.model import ShardClaim
 from caravan_router.core.shards import ShardState
 from caravan_router.engine.command_runner import EventSink
 from caravan_router.engine.discovery import Discovery, ShardSource
-from caravan_router.engine.link import LinkOwner, ShardLink
+from caravan_router.engine.link import ShardLink
 from caravan_router.engine.link_config import LinkConfig
+from caravan_router.engine.link_owner import LinkOwner
 from caravan_router.engine.shard_info import ShardInfo
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,10 @@ class LinkUser(Protocol):
         """Whether requests for the model of this fingerprint wait or run."""
         ...
 
+    def is_other(self, link: ShardLink, info: ShardInfo) -> bool:
+        """Whether what is known now of a shard's files tells it from the other shards of its engine."""
+        ...
+
     def forget(self, address: str) -> None:
         """Forget the shard at ``address``, an address that is gone."""
 
@@ -65,7 +70,9 @@ class LinkPool:
         self._config = config
         self._user = user
         self._changed = asyncio.Event()
-        self._owner = LinkOwner(accept=self._accept, claim=self._claim, on_wanted=self._changed.set)
+        self._owner = LinkOwner(
+            accept=self._accept, is_other=user.is_other, claim=self._claim, on_wanted=self._changed.set
+        )
         self._discovery = Discovery(sources, config.address_refresh_s, self._note_addresses)
         self._listed: frozenset[str] = frozenset()
         # The tasks of the links that were not cancelled, by address.

@@ -33,7 +33,7 @@ class ModelPrefixes:
         self._pins_asked: dict[int, asyncio.Future[PinRefusal | None]] = {}
         self._ids = itertools.count(1)
         # What the ids of its prefixes begin with: models whose tokens mean the same have the same keys.
-        self._tag = hashlib.blake2b(facts.fingerprint.encode(), digest_size=_TAG_BYTES).hexdigest()
+        self._tag = hashlib.blake2b(f"{facts.fingerprint}{facts.sha256}".encode(), digest_size=_TAG_BYTES).hexdigest()
 
     def note(self, answer: Flushed | PinAnswered) -> None:
         """Hand the scheduler's answer to who asked, unless they gave up waiting."""

@@ -32,7 +32,29 @@ class Roomy(Protocol):
     def room(self) -> int: ...
 
 
+class Modelled(Protocol):
+    """An engine of a model."""
+
+    @property
+    def model(self) -> ModelFacts: ...
+
+
 E = TypeVar("E", bound=Roomy)
+M = TypeVar("M", bound=Modelled)
+
+
+def may_be_same(one: ModelFacts, other: ModelFacts) -> bool:
+    """Whether both are of one model: one file may be served under several names with other flags, and a name may get
+    other weights. A shard that has not read its file yet counts by what tells files apart at once.
+    """
+    is_alike = (one.name, one.fingerprint) == (other.name, other.fingerprint)
+    return is_alike and (one.sha256 == other.sha256 or "" in (one.sha256, other.sha256))
+
+
+def find_engine(engines: Sequence[M], facts: ModelFacts, former: M | None) -> M | None:
+    """Return the engine of a model: that of the same bytes first, then the one that the shard had."""
+    found = [known for known in engines if may_be_same(known.model, facts)]
+    return max(found, key=lambda known: (known.model.sha256 == facts.sha256, known is former), default=None)
 
 
 def serving(engines: Sequence[E]) -> E:

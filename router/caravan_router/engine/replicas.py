@@ -13,7 +13,7 @@ class Replicas:
     """The links to the shards of one model, and the facts that hold on all of them.
 
     The facts of a shard stay while it is away, so that answers to clients stay true, until its address is gone.
-    The facts of the last shard stay for good.
+    The facts of the last shard stay for good, and so does what was once known to be in the model's file.
     """
 
     def __init__(self, facts: ModelFacts) -> None:
@@ -60,6 +60,7 @@ class Replicas:
         every = list(self._facts.values())
         self.facts = dataclasses.replace(
             every[0],
+            sha256=self.facts.sha256 or next((facts.sha256 for facts in every if facts.sha256), ""),
             max_sequence_tokens=min(facts.max_sequence_tokens for facts in every),
             max_top_n_tokens=min(facts.max_top_n_tokens for facts in every),
             max_tokenize_bytes=min(facts.max_tokenize_bytes for facts in every),

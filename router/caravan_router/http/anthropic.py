@@ -1,13 +1,22 @@
 """``/v1/messages`` and ``/v1/messages/count_tokens``, which Claude Code and others of Anthropic's clients use."""
 
+import msgspec
 from aiohttp import web
 
 from caravan_router.api.anthropic.errors import ANTHROPIC
 from caravan_router.api.anthropic.reply import AskedMessage
-from caravan_router.api.anthropic.schema import AnthropicMessage, CountTokensRequest, Event, MessagesRequest, TokenCount
+from caravan_router.api.anthropic.schema import (
+    AnthropicMessage,
+    CountedEdits,
+    CountTokensRequest,
+    Event,
+    MessagesRequest,
+    TokenCount,
+)
 from caravan_router.api.anthropic.translation import chat_request_of
 from caravan_router.api.generation.parts import MediaParts
 from caravan_router.api.generation.permits import check_rate
+from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
 from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
@@ -18,15 +27,18 @@ from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT
+from caravan_router.http.server.tolerant_body import IGNORED
 
 _VERSION = (Parameter(name="anthropic-version", place="header", description="Accepted and without effect"),)
+
+_PATH = "/v1/messages"
 
 ROUTES = Routes(ANTHROPIC, tolerant=True)
 
 
 @ROUTES.route(
     "POST",
-    "/v1/messages",
+    _PATH,
     "Answer a conversation in Anthropic's form, with text, thoughts or calls of the offered tools",
     around=counting_refusals,
     parameters=_VERSION,
@@ -35,7 +47,10 @@ ROUTES = Routes(ANTHROPIC, tolerant=True)
     errors=GENERATION_ERRORS,
 )
 async def messages(request: web.Request, body: MessagesRequest) -> web.StreamResponse:
-    return await answer(request, AskedMessage(body, request[REQUEST_ID]))
+    asked = AskedMessage(body, request[REQUEST_ID])
+    for kind in asked.skipped_tools:
+        request.app[IGNORED].note(f"tools of {_PATH}", kind)
+    return await answer(request, asked)
 
 
 @ROUTES.route(
@@ -47,10 +62,28 @@ async def messages(request: web.Request, body: MessagesRequest) -> web.StreamRes
     errors=(*BODY_ERRORS, 404, 429, 503),
 )
 async def count_tokens(request: web.Request, body: CountTokensRequest) -> web.Response:
+    _, prompt = await _prompt(request, body)
+    tokens = len(prompt)
+    return json_reply(TokenCount(tokens, msgspec.UNSET if body.context_management is None else CountedEdits(tokens)))
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/messages/render",
+    "Return the tokens of the prompt that a request for a message has, as vLLM does",
+    parameters=_VERSION,
+    reply=RenderedTokens,
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def render_message(request: web.Request, body: CountTokensRequest) -> web.Response:
+    model, prompt = await _prompt(request, body)
+    return json_reply(rendered_tokens(model, prompt))
+
+
+async def _prompt(request: web.Request, body: CountTokensRequest) -> tuple[str, tuple[int, ...]]:
+    """Return the model's name and the tokens of the prompt. Raises RequestError, EngineError."""
     check_rate(request[CLIENT])
     context = await context_of(request, asked_model(request, body.model))
     media = MediaParts(context.model.media)
     plan = chat_plan_of(context, chat_request_of(body, context.model, media), constrained=False, media=media)
-    prompt = await chat_prompt_of(context, plan)
-    reply = TokenCount(len(prompt.tokens.token_ids))
-    return json_reply(reply)
+    return context.model.name, (await chat_prompt_of(context, plan)).tokens.token_ids

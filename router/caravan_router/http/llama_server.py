@@ -1,10 +1,10 @@
-"""llama-server's ``/completion``, ``/infill`` and ``/props``."""
-
-from dataclasses import replace
+"""llama-server's ``/completion``, ``/infill``, ``/props`` and ``/slots``."""
 
 from aiohttp import web
 
+from caravan_router.api.errors import NoSlotError
 from caravan_router.api.generation.bounds import bounds_of
+from caravan_router.api.llama_server.errors import LLAMA_SERVER
 from caravan_router.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
 from caravan_router.api.llama_server.reply import AskedLlamaServer
 from caravan_router.api.llama_server.schema import (
@@ -14,9 +14,9 @@ from caravan_router.api.llama_server.schema import (
     Modalities,
     Props,
     ServedContext,
+    Slot,
 )
 from caravan_router.api.openai.choices import number_of_choices
-from caravan_router.api.openai.errors import OPENAI
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals
 from caravan_router.http.generation.models import asked_model, served_model
@@ -25,7 +25,7 @@ from caravan_router.http.server.route import GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 
-ROUTES = Routes(OPENAI)
+ROUTES = Routes(LLAMA_SERVER)
 _Whole = LlamaCompletion | list[LlamaCompletion]
 
 
@@ -46,7 +46,7 @@ async def llama_completion(request: web.Request, body: LlamaCompletionRequest) -
     return await answer(request, reply)
 
 
-ROUTES.append(replace(ROUTES[-1], path="/completions", alias="plural"))
+ROUTES.also("/completions", "plural")
 
 
 @ROUTES.route(
@@ -76,6 +76,7 @@ async def props(request: web.Request) -> web.Response:
     model = served_model(state, asked_model(request, request.query.get("model"))).engine.model
     reply = Props(
         model_alias=model.name,
+        model_path=model.name,
         total_slots=state.limits.max_concurrent_requests,
         default_generation_settings=ServedContext(bounds_of(state.limits, model).max_total_tokens),
         modalities=Modalities(
@@ -87,3 +88,23 @@ async def props(request: web.Request) -> web.Response:
         build_info=f"caravan {state.info.version}",
     )
     return json_reply(reply)
+
+
+@ROUTES.route(
+    "GET",
+    "/slots",
+    "List the generations that may be in progress, and how many are; they are told apart by nothing else",
+    parameters=(
+        Parameter(name="fail_on_no_slot", place="query", description="If it is there, 503 while all are in progress"),
+    ),
+    reply=list[Slot],
+    errors=(404, 503),
+)
+async def slots(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    model = served_model(state, asked_model(request, request.query.get("model"))).engine.model
+    context = bounds_of(state.limits, model).max_total_tokens
+    total, busy = state.limits.max_concurrent_requests, state.permits.held
+    if busy >= total and "fail_on_no_slot" in request.query:
+        raise NoSlotError
+    return json_reply([Slot(number, context, number < busy) for number in range(total)])

@@ -4,8 +4,9 @@ from caravan_router.api.anthropic.errors import ANTHROPIC
 from caravan_router.api.ollama.errors import OLLAMA
 from caravan_router.api.openai.errors import OPENAI
 from caravan_router.api.tgi.errors import TGI
-from caravan_router.http import anthropic, cloud, llama_server, llama_server_router
+from caravan_router.http import anthropic, anthropic_models, cloud, llama_server, llama_server_router
 from caravan_router.http.admin import prefixes, shards, timeline
+from caravan_router.http.anthropic_models import VERSION_HEADER
 from caravan_router.http.ollama import embeddings as ollama_embeddings
 from caravan_router.http.ollama import making as ollama_making
 from caravan_router.http.ollama import models as ollama_models
@@ -33,6 +34,7 @@ ROUTES: tuple[Route, ...] = (
     *audio.ROUTES,
     *embeddings.ROUTES,
     *scoring.ROUTES,
+    *anthropic_models.ROUTES,
     *models.ROUTES,
     *requests.ROUTES,
     *llama_server.ROUTES,
@@ -53,6 +55,7 @@ ROUTES: tuple[Route, ...] = (
 
 # A path without a route gets the 404 of the dialect whose prefix it has.
 DIALECTS_OF_ROUTES = Dialects(
+    by_header={(route.path, VERSION_HEADER): ANTHROPIC for route in anthropic_models.ROUTES},
     by_path={route.path: route.dialect for route in ROUTES},
     by_prefix={"/v1/": OPENAI, "/v1/messages": ANTHROPIC, "/api/": OLLAMA},
     default=TGI,

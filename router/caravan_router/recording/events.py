@@ -109,6 +109,14 @@ class Join(_Event, frozen=True):
     survived: bool
 
 
+class Found(_Event, frozen=True):
+    """`RunsFound`."""
+
+    shard: str
+    run_fingerprint: str
+    runs: list[SavedCells]
+
+
 class Lose(_Event, frozen=True):
     shard: str
 
@@ -235,6 +243,6 @@ class Tick(_Event, frozen=True):
 
 
 Event = (
-    Submit | Cancel | Replace | Take | Join | Lose | Drain | Step | Save | Load | Layout | Fetch | Encode | End | Flush
-    | Pin | Unpin | Grace | Tick
+    Submit | Cancel | Replace | Take | Join | Found | Lose | Drain | Step | Save | Load | Layout | Fetch | Encode | End
+    | Flush | Pin | Unpin | Grace | Tick
 )  # fmt: skip

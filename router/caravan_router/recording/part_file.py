@@ -2,7 +2,9 @@
 
 import gzip
 import logging
+import os
 import queue
+import stat
 import threading
 import time
 import zlib
@@ -23,8 +25,8 @@ class PartFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Create the file, or empty it. Raises OSError."""
-        self._raw = path.open("wb")
+        """Create the file, or empty it. Only its owner may read it: it may hold what users wrote. Raises OSError."""
+        self._raw = open(path, "wb", opener=_open_private)  # noqa: SIM115  `_run` closes it
         self._path = path
         self._file = gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=self._raw, mtime=0)
         self._lines: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
@@ -56,31 +58,43 @@ class PartFile:
 
     def _run(self) -> None:
         flushed_s = time.monotonic()
-        with self._raw:
-            while True:
-                try:
-                    lines = self._lines.get(timeout=_FLUSH_S)
-                except queue.Empty:
-                    lines = []
-                if lines is None:
-                    break
-                if self.failed:
-                    continue
-                try:
-                    self._file.write(b"".join(lines))
-                    if (now := time.monotonic()) - flushed_s >= _FLUSH_S:
-                        flushed_s = now
-                        self._file.flush(zlib.Z_SYNC_FLUSH)
-                        self.written_bytes = self._raw.tell()
-                except OSError as error:
-                    self._fail(error)
-                self._taken_bytes += sum(map(len, lines))
-            if not self.failed:
-                try:
-                    self._file.close()
-                except OSError as error:
+        while True:
+            try:
+                lines = self._lines.get(timeout=_FLUSH_S)
+            except queue.Empty:
+                lines = []
+            if lines is None:
+                break
+            if self.failed:
+                continue
+            try:
+                self._file.write(b"".join(lines))
+                if (now := time.monotonic()) - flushed_s >= _FLUSH_S:
+                    flushed_s = now
+                    self._file.flush(zlib.Z_SYNC_FLUSH)
+                    self.written_bytes = self._raw.tell()
+            except OSError as error:
+                self._fail(error)
+            self._taken_bytes += sum(map(len, lines))
+        self._close()
+
+    def _close(self) -> None:
+        """Write what is in buffers. A disk that is full is told once, and the file is closed all the same."""
+        for close in (self._file.close, self._raw.close):
+            try:
+                close()
+            except OSError as error:
+                if not self.failed:
                     self._fail(error)
 
     def _fail(self, error: OSError) -> None:
         self.failed = True
         _log.error("a recording cannot be written", extra={"file": str(self._path), "reason": str(error)})
+
+
+def _open_private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        # It may have been there before.
+        os.fchmod(descriptor, 0o600)
+    return descriptor

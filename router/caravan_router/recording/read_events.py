@@ -54,7 +54,9 @@ class EventReader:
             case form.Take():
                 return heard.Taken(self._take(event.requests))
             case form.Join():
-                return self._join(event)
+                return heard.ShardJoined(event.shard, event.limits, self._saved_runs(event.runs), event.survived)
+            case form.Found():
+                return heard.RunsFound(event.shard, event.run_fingerprint, self._saved_runs(event.runs))
             case form.Lose():
                 return heard.ShardLost(event.shard)
             case form.Drain():
@@ -102,11 +104,11 @@ class EventReader:
             case _:
                 assert_never(event)
 
-    def _join(self, event: form.Join) -> heard.ShardJoined:
-        for run in event.runs:
+    def _saved_runs(self, runs: list[form.SavedCells]) -> tuple[heard.SavedRun, ...]:
+        for run in runs:
             self._keys.note_run(run)
         key = self._keys.key
-        runs = tuple(
+        return tuple(
             heard.SavedRun(
                 start=run.start,
                 cuts=tuple((position, key(number)) for position, number in run.cuts),
@@ -117,9 +119,8 @@ class EventReader:
                     before=key(run.before), tokens=array("i", run.tokens), tenant=run.tenant, adapter=run.adapter
                 ),
             )
-            for run in event.runs
+            for run in runs
         )
-        return heard.ShardJoined(event.shard, event.limits, runs, event.survived)
 
     def _key(self, number: int, prefix: form.PrefixOf | None) -> bytes:
         """Return the key of a number, which may be that of a ``prefix``."""

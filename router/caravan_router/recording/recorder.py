@@ -24,7 +24,7 @@ from caravan_router.recording.write_events import EventWriter
 from caravan_router.recording.write_state import StateWriter
 from caravan_router.scheduling.actions import Action
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import Event, ShardJoined, Stepped, Submitted, Taken
+from caravan_router.scheduling.events import Event, RunsFound, ShardJoined, Stepped, Submitted, Taken
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_router.scheduling.sequence import Sequence
 from caravan_router.timeline.messages import Hello, Message
@@ -237,7 +237,7 @@ class SchedulerRecorder:
         for sequence, count in self._growing:
             self._recorder.tell(sequence, sequence.known_tokens - count)
         self._growing.clear()
-        if self._recorder.untold and any(isinstance(event, ShardJoined) for event in events):
+        if self._recorder.untold and any(isinstance(event, ShardJoined | RunsFound) for event in events):
             self._recorder.tell_all(self.scheduler)
         for action in actions:
             if type(action) is Save:

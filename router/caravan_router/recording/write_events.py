@@ -53,6 +53,8 @@ class EventWriter:
                     encoder=media_id_of(names.medium(event.limits.encoder)),
                 )
                 return form.Join(event.shard, limits, self._runs(event.runs), event.survived)
+            case heard.RunsFound():
+                return form.Found(event.shard, event.run_fingerprint, self._runs(event.runs))
             case heard.ShardLost():
                 return form.Lose(event.shard)
             case heard.ShardDraining():

@@ -110,6 +110,18 @@ class ShardJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class RunsFound:
+    """A shard knows now what is in its files, and has found ``runs`` that were saved before, in order.
+
+    ``run_fingerprint``: see `ShardLimits`. Ignored if it is lost.
+    """
+
+    shard: str
+    run_fingerprint: str
+    runs: tuple[SavedRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ShardLost:
     """A shard is gone with all it held. Ignored if it never joined."""
 
@@ -230,6 +242,7 @@ Event = (
     | Replaced
     | Taken
     | ShardJoined
+    | RunsFound
     | ShardLost
     | ShardDraining
     | Stepped

@@ -25,6 +25,7 @@ from caravan_router.scheduling.events import (
     GraceChanged,
     PinRequested,
     Replaced,
+    RunsFound,
     ShardDraining,
     ShardJoined,
     ShardLost,
@@ -133,6 +134,11 @@ class Scheduler:
                 if event.survived:
                     self._forgive_loss(event.shard)
                 self._note_fleet_change(event.shard)
+            case RunsFound():
+                if (shard := self._state.shards.get(event.shard)) is not None:
+                    shard.capacity.note_run_fingerprint(event.run_fingerprint)
+                    shard.saves.note_runs([run for run in event.runs if run.key not in shard.runs])
+                    self._note_fleet_change(event.shard)
             case ShardLost():
                 self._lose(event.shard)
                 self._note_fleet_change(event.shard)

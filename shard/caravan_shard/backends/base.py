@@ -11,6 +11,7 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
 from caravan_shard.arrays import Flags, Floats, Ids, State
+from caravan_shard.backends.file_contents import FileContents
 from caravan_shard.backends.model_users import ModelUsers
 from caravan_shard.media.encoder import MediaEncoder, MediaRows
 from caravan_shard.media.spans import CellSpan
@@ -201,8 +202,8 @@ class Backend(Protocol):
         ...
 
     @property
-    def state_fingerprint(self) -> str:
-        """Hexadecimal name of everything that decides what states mean: states of an equal one can be restored."""
+    def contents(self) -> FileContents:
+        """What is known of the bytes in its files."""
         ...
 
     @property

@@ -24,7 +24,7 @@ from caravan_shard.engine.step import Part, assemble, candidates_of
 from caravan_shard.engine.token_rows import sample_candidates, sample_rows
 from caravan_shard.engine.verification import verify_drafts
 from caravan_shard.media.store import MediaStore
-from caravan_shard.protocol.commands import Adopt, EmbedText
+from caravan_shard.protocol.commands import Adopt, EmbedText, KnowContents
 from caravan_shard.protocol.results import (
     Adopted,
     DraftRows,
@@ -216,6 +216,11 @@ class Engine:
     def adopt(self, command: Adopt) -> Adopted:
         """Keep a run of another shard."""
         return Adopted(self._pool.adopt(command.run, command.state))
+
+    def know_contents(self, command: KnowContents) -> None:
+        """Note what is in the files of the model, and use what was saved before."""
+        self.backend.contents.know(command.contents)
+        command.use_saved()
 
     def release_all(self) -> None:
         """Forget every sequence. Saved runs stay."""

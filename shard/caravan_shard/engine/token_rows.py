@@ -132,14 +132,14 @@ def _choice(sequence: ShardSequence, eog_ids: frozenset[int], logits: Floats) ->
 def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int]) -> FinishReason | None:
     matching = sequence.matching
     if matching is not None:
-        # A matching that failed leaves an output that is at best the beginning of one that matches: not EOS.
+        # A matching that failed leaves an output that is at best the beginning of one that matches.
         if matching.failed:
-            return FinishReason.LENGTH
+            return FinishReason.CONSTRAINT_FAILED
         if token in eog_ids and matching.has_grammar:
             return FinishReason.EOS_TOKEN
         matching.advance(token)
         if matching.failed:
-            return FinishReason.LENGTH
+            return FinishReason.CONSTRAINT_FAILED
         if matching.ended:
             return FinishReason.EOS_TOKEN
     parameters = sequence.parameters

@@ -1,10 +1,11 @@
 """The one thread that calls the backend. It executes commands in the order in which they came.
 
 A running Decode yields at the next step boundary, after at least one step, when another command is queued. Texts to
-embed and runs of other shards have a queue of their own. They are taken one at a time between two commands or two
-steps, so that no sequence waits for more than one of them, and take at most half of the time while a Decode runs.
-While no sequence could wait, texts share forward passes. Where the backend has lanes, texts that wait then are computed
-side by side: threads of their own call `Engine.embed` and nothing else, while the one thread is a lane itself.
+embed, runs of other shards and news of the model's files have a queue of their own. They are taken one at a time
+between two commands or two steps, so that no sequence waits for more than one of them, and take at most half of the
+time while a Decode runs. While no sequence could wait, texts share forward passes. Where the backend has lanes, texts
+that wait then are computed side by side: threads of their own call `Engine.embed` and nothing else, while the one
+thread is a lane itself.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from caravan_shard.engine.loop_calls import call_on
 from caravan_shard.engine.replies import Replies
 from caravan_shard.engine.text_lanes import TextLanes, WaitingText
 from caravan_shard.media.store import MediaStore
-from caravan_shard.protocol.commands import Adopt, EmbedText, ReleaseAll, Work
+from caravan_shard.protocol.commands import Adopt, EmbedText, KnowContents, ReleaseAll, Work
 from caravan_shard.protocol.results import Refusal, Result, StepResult
 from caravan_shard.sequences.runs import RunStore
 
@@ -97,7 +98,7 @@ class Worker:
                 replies.put(ENDING)
                 replies.end()
                 return replies
-            queue = self._asides if isinstance(command, EmbedText | Adopt) else self._queue
+            queue = self._asides if isinstance(command, EmbedText | Adopt | KnowContents) else self._queue
             queue.append(_Job(command, replies))
             if self._working_since is None:
                 self._working_since = monotonic()
@@ -215,6 +216,10 @@ class Worker:
             case Adopt():
                 self._aside_began_ns = started_ns
                 job.replies.put(engine.adopt(command))
+                self._aside_ended_ns = perf_counter_ns()
+            case KnowContents():
+                self._aside_began_ns = started_ns
+                engine.know_contents(command)
                 self._aside_ended_ns = perf_counter_ns()
             case ReleaseAll():
                 engine.release_all()

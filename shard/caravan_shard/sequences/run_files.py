@@ -36,12 +36,7 @@ class RunFiles:
         self._format = RunFormat(fingerprint)
         parent.mkdir(parents=True, exist_ok=True)
         self.folder, self._lock = _lock_folder(parent, fingerprint)
-        self._check_folder()
-
-    def _check_folder(self) -> None:
-        probe = self.folder / f"probe{_NEW_SUFFIX}"
-        probe.write_bytes(b"")
-        probe.unlink()
+        check_folder(self.folder)
 
     def scan(self) -> Iterator[StoredRun]:
         """Yield the runs, the least recently used first, and remove what is broken or was left by a dead process."""
@@ -113,6 +108,14 @@ class RunFiles:
         if path.stem != run.key.hex():
             raise BadRunError("another run")
         return run
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OSError if there can be no files in ``folder``, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f"probe.{os.getpid()}{_NEW_SUFFIX}"
+    probe.write_bytes(b"")
+    probe.unlink()
 
 
 def _lock_folder(parent: Path, fingerprint: str) -> tuple[Path, int]:

@@ -1,7 +1,7 @@
 """The store of saved runs: in host memory, then in files."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -39,9 +39,12 @@ class RunStore:
     """
 
     def __init__(self, memory_bytes: int, files: RunFiles | None = None, disk_bytes: int = 0) -> None:
-        """Without ``files``, runs are kept in memory alone. With them, the runs that they hold are kept again."""
-        self._files = files
-        self._writing_bytes = memory_bytes // _WRITING_SHARE if files is not None else 0
+        """Without ``disk_bytes``, runs are kept in memory alone. With ``files``, those that they hold are kept again.
+
+        With the first and without the second, `use_files` follows. Runs that leave memory wait for it.
+        """
+        self._files: RunFiles | None = None
+        self._writing_bytes = memory_bytes // _WRITING_SHARE if disk_bytes else 0
         self.capacity = SavedBytes(memory=memory_bytes - self._writing_bytes, disk=disk_bytes)
         self._kept: dict[bytes, _Kept] = {}
         self._fetched: dict[bytes, State] = {}
@@ -53,8 +56,26 @@ class RunStore:
         self._write_until: float | None = None
         self._writer = Thread(target=self._write_all, name="runs", daemon=True)
         if files is not None:
-            self._find_files(files)
-            self._writer.start()
+            self.use_files(files, list(files.scan()))
+
+    def use_files(self, files: RunFiles, found: Sequence[StoredRun]) -> None:
+        """Keep runs in ``files`` from now on, and again those that were ``found`` there, least recently used first."""
+        assert self._files is None, "there are files"
+        self._files = files
+        excess = sum(run.size for run in found) + self._leaving - self.capacity.disk
+        older: dict[bytes, _Kept] = {}
+        for run in found:
+            if excess > 0 or run.key in self._kept:
+                # In the second case, it is in memory again, and is written again.
+                excess -= run.size
+                files.remove(run)
+            else:
+                older[run.key] = _Kept(run, None)
+        with self._lock:
+            self._kept = older | self._kept
+            self._disk += sum(kept.run.size for kept in older.values())
+        _log.info("found saved runs", extra={"runs": len(older), "mib": self._disk >> 20})
+        self._writer.start()
 
     @property
     def used(self) -> SavedBytes:
@@ -154,18 +175,6 @@ class RunStore:
         self._writer.join(timeout_s)
         if not self._writer.is_alive():
             self._files.close()
-
-    def _find_files(self, files: RunFiles) -> None:
-        found = list(files.scan())
-        excess = sum(run.size for run in found) - self.capacity.disk
-        for run in found:
-            if excess > 0:
-                excess -= run.size
-                files.remove(run)
-            else:
-                self._kept[run.key] = _Kept(run, None)
-                self._disk += run.size
-        _log.info("found saved runs", extra={"runs": len(self._kept), "mib": self._disk >> 20})
 
     def _leave(self, kept: _Kept) -> bool:
         """Let a run leave memory; False if there is no room for it."""

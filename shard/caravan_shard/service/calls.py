@@ -79,6 +79,7 @@ class CallHandler:
             busy=self._worker.is_busy,
             draining=self._is_draining,
             claim=self._lease.claim,
+            knows_contents=bool(self._engine.backend.contents.sha256),
         )
 
     @property

@@ -5,6 +5,7 @@ import contextlib
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import caravan_proto
 from caravan_proto.messages.model import Info, ModelFile
@@ -21,6 +22,7 @@ from caravan_shard.sampling.processors import ProcessorRegistry
 from caravan_shard.sequences.runs import CLOSE_S
 from caravan_shard.service import info_codec
 from caravan_shard.service.calls import CallHandler, ShardParts
+from caravan_shard.service.contents import ContentsReader
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.loading import backend_loader, make_run_store
 from caravan_shard.service.media import MediaService
@@ -94,8 +96,10 @@ class LoadedShard:
             making = self._tokenizer or self._make_tokenizer(backend.vocabulary, backend.facts)
             compiler = ConstraintCompiler(await asyncio.wrap_future(making))
             self._acquired.push_async_callback(compiler.close)
-        exchange = RunExchange(self.worker, self.engine.runs, run_fingerprint(backend), tls, model_calls)
+        exchange = RunExchange(self.worker, self.engine.runs, lambda: run_fingerprint(backend), tls, model_calls)
         self._acquired.callback(exchange.close)
+        reader = ContentsReader(self._config, self.worker, self.engine)
+        self._acquired.callback(reader.end)
         self.lease = LeaseGuard(self.worker)
         parts = ShardParts(
             worker=self.worker,
@@ -111,6 +115,7 @@ class LoadedShard:
             ask_drain=self._ask_drain,
         )
         self.calls = CallHandler(self._make_info(self.engine), parts)
+        reader.start()
 
     def _make_tokenizer(self, vocabulary: Vocabulary, facts: ModelFile) -> Future[ConstraintTokenizer]:
         def make() -> ConstraintTokenizer:
@@ -140,7 +145,7 @@ class LoadedShard:
             return Info(
                 shard_id=self._config.shard_id,
                 incarnation=incarnation,
-                model=engine.backend.facts,
+                model=replace(engine.backend.facts, sha256=engine.backend.contents.sha256),
                 limits=limits,
                 version=caravan_proto.__version__,
                 numerics=engine.backend.numerics,

@@ -12,7 +12,7 @@ from caravan_proto.messages.limits import Saving
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import Backend, StartupError, Vocabulary
 from caravan_shard.config import ShardConfig
-from caravan_shard.sequences.run_files import RunFiles
+from caravan_shard.sequences.run_files import RunFiles, check_folder
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.gpu_turn import gpu_turn
 
@@ -59,8 +59,8 @@ def _load_fake(config: ShardConfig) -> Backend:
     backend.facts = replace(backend.facts, draft_model=Path(config.model_draft).name)
     if config.model:
         backend.facts = replace(backend.facts, name=Path(config.model).name, fingerprint=f"toy-{config.model}")
-    if config.alias:
-        backend.facts = replace(backend.facts, name=config.alias)
+        backend.contents.sha256 = backend.facts.fingerprint
+    backend.facts = config.named(backend.facts)
     return backend
 
 
@@ -83,8 +83,7 @@ def _load_llama(config: ShardConfig, read_vocabulary: ReadVocabulary | None) -> 
         plan = checked(plan_load(config, find_devices() if devices else []))
         config = plan.config
         loaded = open_model(config, plan.devices)
-        if config.alias:
-            loaded = replace(loaded, facts=replace(loaded.facts, name=config.alias))
+        loaded = replace(loaded, facts=config.named(loaded.facts))
         if loaded.only_embeds:
             return LlamaEmbeddingBackend(config, loaded)
         if read_vocabulary is not None:
@@ -112,8 +111,11 @@ def make_run_store(config: ShardConfig, backend: Backend) -> RunStore:
         _log.info("--cache-ram is more than the host has free", extra={"mib_used": memory_bytes >> 20})
     if config.cache_dir_bytes == 0 or backend.capacity.current.saving is Saving.NOTHING:
         return RunStore(memory_bytes)
+    folder = Path(config.cache_dir)
     try:
-        files = RunFiles(Path(config.cache_dir), backend.state_fingerprint)
-        return RunStore(memory_bytes, files, config.cache_dir_bytes)
+        check_folder(folder)
+        if not backend.contents.state_fingerprint:
+            return RunStore(memory_bytes, disk_bytes=config.cache_dir_bytes)
+        return RunStore(memory_bytes, RunFiles(folder, backend.contents.state_fingerprint), config.cache_dir_bytes)
     except OSError as error:
         raise StartupError(f"cannot use --cache-dir {config.cache_dir}: {error.strerror or error}") from error

@@ -73,7 +73,9 @@ class MemoryReport:
 def memory_report(config: ShardConfig) -> MemoryReport:
     """Find out what ``config`` would take. Raises StartupError as a start would."""
     if config.backend == "fake":
-        return MemoryReport(model=config.alias or Path(config.model).name, need=MemoryNeed(), cells=config.cells_of(0))
+        return MemoryReport(
+            model=(*config.aliases, Path(config.model).name)[0], need=MemoryNeed(), cells=config.cells_of(0)
+        )
     from caravan_shard.backends.llama.devices import first_devices
     from caravan_shard.backends.llama.log import route_llama_log
     from caravan_shard.backends.llama.plan import plan_load

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc.aio
@@ -28,24 +28,30 @@ _THREADS = 4
 
 
 def run_fingerprint(backend: Backend) -> str:
-    """Return what the saved runs of shards must have in common to be exchanged; empty if they cannot be."""
-    return "" if backend.capacity.current.saving is Saving.NOTHING else backend.state_fingerprint
+    """Return what the saved runs of shards must have in common to be exchanged; empty if they cannot be, or not yet."""
+    return "" if backend.capacity.current.saving is Saving.NOTHING else backend.contents.state_fingerprint
 
 
 class RunExchange:
     """Sends saved runs, and fetches those of other shards, one call at a time, so that memory holds one run more."""
 
     def __init__(
-        self, worker: Worker, runs: RunStore, fingerprint: str, tls: MutualTls | None, calls: ModelCalls
+        self, worker: Worker, runs: RunStore, fingerprint: Callable[[], str], tls: MutualTls | None, calls: ModelCalls
     ) -> None:
-        """``tls``: for fetching from addresses on TCP."""
+        """``fingerprint``: returns what `run_fingerprint` says now. ``tls``: for fetching from addresses on TCP."""
         self._worker = worker
         self._runs = runs
-        self._format = RunFormat(fingerprint) if fingerprint else None
+        self._fingerprint = fingerprint
         self._tls = tls
         self._calls = calls
         self._pool = ThreadPoolExecutor(_THREADS, "runs-read")
         self._turn = asyncio.Lock()
+
+    @property
+    def _format(self) -> RunFormat | None:
+        """The form of runs that are exchanged; None while there is none."""
+        fingerprint = self._fingerprint()
+        return RunFormat(fingerprint) if fingerprint else None
 
     async def read_ahead(self, keys: Sequence[bytes]) -> Refusal | None:
         """Read the files of runs, so that the worker's thread need not wait for them. Return why not, if refused."""
@@ -55,10 +61,11 @@ class RunExchange:
         """Yield all bytes of a run in parts; nothing if it is not here, or the shard has begun to end."""
         # Its file may have to be read.
         found = await self._calls.run(self._pool, self._runs.peek, key)
-        if found is None or isinstance(found, Refusal) or self._format is None:
+        run_format = self._format
+        if found is None or isinstance(found, Refusal) or run_format is None:
             return
         run, state = found
-        header = await self._calls.run(self._pool, self._format.header, run, state)
+        header = await self._calls.run(self._pool, run_format.header, run, state)
         if isinstance(header, Refusal):
             return
         for whole in (memoryview(header), state.data):
@@ -87,9 +94,10 @@ class RunExchange:
     async def _fetch(self, stub: "shard_pb2_grpc.ShardServiceAsyncStub", epoch: int, key: bytes) -> bool:
         if self._runs.find(key) is not None:
             return True
-        if self._format is None:
-            raise BadRunError("this model has runs that cannot be exchanged")
-        receiver = RunReceiver(self._format, key, self._runs.memory_room)
+        run_format = self._format
+        if run_format is None:
+            raise BadRunError("this model has runs that cannot be exchanged, or its files were not read yet")
+        receiver = RunReceiver(run_format, key, self._runs.memory_room)
         call = stub.ReadRun(shard_pb2.ReadRunRequest(epoch=epoch, key=key))
         try:
             while True:

@@ -188,7 +188,7 @@ def test_a_reply_keeps_to_a_schema(llm: LLM) -> None:
         ("x", SamplingParams(temperature=-1), "`temperature`"),
         ([], None, "a message to answer"),
         ([{"role": "assistant", "content": "a"}], None, "a message to answer"),
-        ("x" * 5000, None, "`messages` must have less than"),
+        ("x" * 5000, None, "`messages` must have at most"),
     ],
 )
 def test_a_turn_that_is_refused_leaves_the_session_as_it_was(
@@ -196,8 +196,9 @@ def test_a_turn_that_is_refused_leaves_the_session_as_it_was(
 ) -> None:
     session = llm.chat_session(system="S")
     for call in (lambda: session.respond(given, params), lambda: list(session.stream(given, params))):
-        with pytest.raises(caravan.RequestError, match=message):
+        with pytest.raises(caravan.RequestError, match=message) as found:
             call()
+        assert isinstance(found.value, caravan.ContextLengthError) == ("at most" in message)
     assert session.messages == [{"role": "system", "content": "S"}]
     assert session.respond("Hello", _GREEDY).text
 

@@ -285,7 +285,7 @@ def test_where_the_cells_do_not_fit_tokens_are_computed_again(executor: Executor
     executor.infer()
     saved = conversation.save()
     with _executor() as other:
-        other.backend.state_fingerprint = "another"  # type: ignore[misc]
+        other.backend.contents.state_fingerprint = "another"
         copy = other.load(saved)
         assert (copy.state, copy.held) == (State.READY, 0)
         assert np.array_equal(copy.logits(), conversation.logits())

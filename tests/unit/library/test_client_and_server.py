@@ -153,6 +153,12 @@ async def test_input_that_does_not_fit_says_so() -> None:
         conversation = await client.create_conversation()
         with pytest.raises(ContextLengthError):
             await conversation.respond("x" * 600)
+        with pytest.raises(caravan.ContextLengthError, match="context length is 512 tokens"):
+            await client.generate("x" * 600)
+        with pytest.raises(ContextLengthError, match=r"100 in the `prompt`|101 in the `prompt`"):
+            await client.generate("x" * 100, caravan.SamplingParams(max_tokens=500))
+        with pytest.raises(ContextLengthError, match="your messages resulted in"):
+            await client.chat([{"role": "user", "content": "x" * 600}])
         parts = conversation.stream("x" * 600)
         # The stream begins before its input is read, since agents look for this error in an event.
         assert (await anext(parts)).response_id

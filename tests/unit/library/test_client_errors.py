@@ -112,7 +112,7 @@ def test_only_the_limits_of_a_key_have_openais_code() -> None:
     ("code", "kinds"),
     [
         ("validation", (InvalidRequestError, caravan.RequestError, ValueError)),
-        ("context_length_exceeded", (ContextLengthError, InvalidRequestError)),
+        ("context_length_exceeded", (ContextLengthError, InvalidRequestError, caravan.ContextLengthError)),
         ("deadline_exceeded", (caravan.DeadlineError, caravan.GenerationError, TimeoutError)),
         ("generation", (ServerGenerationError, caravan.GenerationError)),
         ("rate_limit_exceeded", (RateLimitError, OverloadedError)),

@@ -1,5 +1,6 @@
 """Combinations of flags that are refused, and their defaults."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from caravan_proto.messages.limits import KvLayout
 from caravan_shard.adapter_file import AdapterFile
+from caravan_shard.backends.toy.model import TOY_FACTS
 from caravan_shard.config import ShardConfig
 from caravan_shard.cores import usable_cores
 
@@ -35,6 +37,9 @@ from caravan_shard.cores import usable_cores
         ({"alias": "two\nlines"}, "printable"),
         ({"alias": " chat"}, "no space"),
         ({"alias": "a" * 201}, "at most 200"),
+        ({"alias": "a,"}, "at least one"),
+        ({"alias": "a, b"}, "no space"),
+        ({"alias": "a,b,a"}, "differ"),
         ({"address": "unix:/s", "certfile": "c.pem", "ca_certs": "a.pem"}, "a Unix socket has no TLS"),
     ],
 )
@@ -93,3 +98,12 @@ def test_the_layout_starts_split_if_every_sequence_gets_a_block_of_cells() -> No
 def test_disk_is_used_only_with_a_folder() -> None:
     assert ShardConfig(backend="fake", cache_dir_space=2).cache_dir_bytes == 0
     assert ShardConfig(backend="fake", cache_dir="x", cache_dir_space=0.5).cache_dir_bytes == 1 << 29
+
+
+@pytest.mark.parametrize(
+    ("alias", "names"),
+    [("", ("file", ())), ("chat", ("chat", ())), ("chat,claude-chat,c", ("chat", ("claude-chat", "c")))],
+)
+def test_a_model_may_have_several_names(alias: str, names: tuple[str, tuple[str, ...]]) -> None:
+    named = ShardConfig(backend="fake", alias=alias).named(replace(TOY_FACTS, name="file"))
+    assert (named.name, named.aliases) == names

@@ -183,10 +183,11 @@ def test_max_length_ends_an_output_whose_grammar_is_not_complete() -> None:
 def test_a_failed_grammar_ends_its_sequence_and_no_other() -> None:
     """Earlier output that does not match can only come from a faulty router."""
     driver = EngineDriver()
-    driver.prefill(
+    result = driver.prefill(
         first_chunk(0, [*PROMPT, *b"not a number"], prompt_length=len(PROMPT), grammar=toy_grammar("[0-9]+")),
         first_chunk(1, PROMPT),
     )
+    assert result.rows.finish_reasons == [FinishReason.CONSTRAINT_FAILED, None]
     assert driver.output[0] == [min(TOY_FACTS.eos_token_ids)]
     driver.decode([0, 1])
     assert len(driver.output[0]) == 1

@@ -11,12 +11,17 @@ ALL = float(os.cpu_count() or 1)
 
 
 def write_groups(folder: Path, membership: str, limits: dict[str, str]) -> tuple[Path, Path]:
-    """Write the process's group, and ``cpu.max`` of groups by their paths; return what `quota_cpus` takes."""
+    """Write the process's group, and quotas of groups by their paths; return what `quota_cpus` takes."""
     own, root = folder / "cgroup", folder / "groups"
     own.write_text(membership)
     for group, limit in limits.items():
         (root / group).mkdir(parents=True, exist_ok=True)
-        (root / group / "cpu.max").write_text(limit)
+        if limit.startswith("v1 "):
+            _, quota, period = limit.split()
+            (root / group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+            (root / group / "cpu.cfs_period_us").write_text(f"{period}\n")
+        else:
+            (root / group / "cpu.max").write_text(limit)
     return own, root
 
 
@@ -34,6 +39,11 @@ def write_groups(folder: Path, membership: str, limits: dict[str, str]) -> tuple
         ),
         # The group is not the root, and another container's mount hides its path.
         ("0::/docker/1f\n", {"": "20000 100000\n"}, 0.2),
+        # Version 1, whose folder is named by its controllers.
+        ("4:cpu,cpuacct:/docker/1f\n3:memory:/\n", {"cpu,cpuacct/docker/1f": "v1 50000 100000"}, 0.5),
+        ("4:cpu,cpuacct:/docker/1f\n", {"cpu": "v1 20000 100000"}, 0.2),
+        ("1:cpuacct,cpu:/a/b\n0::/\n", {"cpu/a": "v1 30000 50000", "cpu/a/b": "v1 -1 100000"}, 0.6),
+        ("2:cpuset:/a\n", {"cpuset/a": "v1 50000 100000"}, ALL),
         # Version 1 beside version 2, which has no controller.
         ("3:cpuset:/\n1:cpu:/\n0::/\n", {}, ALL),
         ("", {}, ALL),

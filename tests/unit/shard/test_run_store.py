@@ -351,3 +351,41 @@ def test_a_folder_that_is_a_file_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="File exists"):
         RunFiles(tmp_path / "file", FINGERPRINT)
+
+
+def test_until_files_may_be_used_runs_wait_for_them(tmp_path: Path) -> None:
+    with_files = disk_store(tmp_path)
+    for number in (1, 2):
+        put(with_files, number)
+    spill(with_files, 1, 2)
+    with_files.close()
+
+    store = RunStore(400, disk_bytes=1_000)
+    assert store.capacity == SavedBytes(memory=300, disk=1_000)
+    # Computed again meanwhile.
+    put(store, 2)
+    put(store, 3)
+    store.spill([key(3)])
+    check(store, 2, 3)
+    files = RunFiles(tmp_path, FINGERPRINT)
+    store.use_files(files, list(files.scan()))
+    check(store, 1, 2, 3)
+    assert soon(lambda: not store._leaving)
+    assert [(found.key, on_disk) for found, on_disk in store.list_runs()] == [
+        (key(1), True),
+        (key(2), False),
+        (key(3), True),
+    ]
+    assert store.used == SavedBytes(memory=60, disk=120)
+    store.close()
+    again = disk_store(tmp_path)
+    check(again, 1, 2, 3)
+    again.close()
+
+
+def test_a_store_whose_files_never_come_ends(tmp_path: Path) -> None:
+    store = RunStore(400, disk_bytes=1_000)
+    put(store, 1)
+    store.spill([key(1)])
+    store.close()
+    assert files_in(tmp_path) == set()

@@ -309,10 +309,14 @@ class ModelInfo(_message.Message):
     DRAFT_MODEL_FIELD_NUMBER: _builtins.int
     VOCABULARY_FINGERPRINT_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """File name without directories."""
     fingerprint: _builtins.str
-    """SHA-256 of the model file's size, header and sampled blocks: equal for replicas of the same file."""
+    """SHA-256 of the sizes, headers and sampled blocks of the model's files: equal for replicas of the same files, and
+    maybe for files of other weights.
+    """
     vocabulary_size: _builtins.int
     trained_context: _builtins.int
     """Context length the model was trained with, in tokens."""
@@ -338,6 +342,8 @@ class ModelInfo(_message.Message):
     """File name of the draft model; empty without one."""
     vocabulary_fingerprint: _builtins.str
     """Equal where every token id stands for the same text; empty if unknown."""
+    sha256: _builtins.str
+    """SHA-256 of the whole file, hexadecimal; of several parts, of their digests in order. Empty while it is not known."""
     @_builtins.property
     def eog_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -355,6 +361,10 @@ class ModelInfo(_message.Message):
     @_builtins.property
     def media(self) -> Global___MediaFacts:
         """Absent if the shard has no projector: prompts have text only."""
+
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Other names that clients may use."""
 
     def __init__(
         self,
@@ -380,10 +390,12 @@ class ModelInfo(_message.Message):
         draft_model: _builtins.str = ...,
         vocabulary_fingerprint: _builtins.str = ...,
         media: Global___MediaFacts | None = ...,
+        aliases: _abc.Iterable[_builtins.str] | None = ...,
+        sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "device_bytes", b"device_bytes", "fill_tokens", b"fill_tokens", "media", b"media"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "draft_model", b"draft_model", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "media", b"media", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "aliases", b"aliases", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "draft_model", b"draft_model", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "media", b"media", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "sha256", b"sha256", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device_bytes: _TypeAlias = _typing.Literal["device_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_bytes: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes"]  # noqa: Y015
@@ -544,7 +556,9 @@ class Limits(_message.Message):
     max_embed_tokens: _builtins.int
     """Longest text for Embed, in tokens."""
     run_fingerprint: _builtins.str
-    """Equal where saved runs mean the same: a shard may fetch those of another with the same value."""
+    """Equal where saved runs mean the same: a shard may fetch those of another with the same value. Empty if none can be
+    fetched, and while the shard does not know what is in its files.
+    """
     ranks: _builtins.bool
     """Embed takes pairs of a query and a document (TokenizeTextsRequest.documents), and returns one number from 0 to 1 for each:
     how relevant the document is. embedding_size is 0.
@@ -742,6 +756,7 @@ class WatchResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     WANTED_BY_FIELD_NUMBER: _builtins.int
     WANTED_URGENTLY_FIELD_NUMBER: _builtins.int
+    KNOWS_CONTENTS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     sequences: _builtins.int
     busy: _builtins.bool
@@ -750,6 +765,8 @@ class WatchResponse(_message.Message):
     """Another router has asked for this shard a short time ago, and holds so many shards (LeaseRequest.held_shards)."""
     wanted_urgently: _builtins.bool
     """That router needs the shard to end (LeaseRequest.urgent): let it go even if it is the only one."""
+    knows_contents: _builtins.bool
+    """The shard knows what is in its files: Info says it, and ListRuns has the runs that were saved before."""
     def __init__(
         self,
         *,
@@ -759,10 +776,11 @@ class WatchResponse(_message.Message):
         draining: _builtins.bool = ...,
         wanted_by: _builtins.int | None = ...,
         wanted_urgently: _builtins.bool = ...,
+        knows_contents: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by", "wanted_by", b"wanted_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by", "busy", b"busy", "draining", b"draining", "sequences", b"sequences", "steps", b"steps", "wanted_by", b"wanted_by", "wanted_urgently", b"wanted_urgently"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by", "busy", b"busy", "draining", b"draining", "knows_contents", b"knows_contents", "sequences", b"sequences", "steps", b"steps", "wanted_by", b"wanted_by", "wanted_urgently", b"wanted_urgently"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wanted_by: _TypeAlias = _typing.Literal["wanted_by"]  # noqa: Y015
     _WhichOneofArgType__wanted_by: _TypeAlias = _typing.Literal["_wanted_by", b"_wanted_by"]  # noqa: Y015

@@ -31,6 +31,8 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_EOS: _FinishReason.ValueType  # 1
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     FINISH_REASON_STOP_TOKEN: _FinishReason.ValueType  # 3
+    FINISH_REASON_CONSTRAINT_FAILED: _FinishReason.ValueType  # 4
+    """The output does not match its constraint and cannot go on: an error."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
@@ -38,6 +40,8 @@ FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_EOS: FinishReason.ValueType  # 1
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 3
+FINISH_REASON_CONSTRAINT_FAILED: FinishReason.ValueType  # 4
+"""The output does not match its constraint and cannot go on: an error."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 class _DraftSource:

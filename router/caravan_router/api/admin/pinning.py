@@ -4,7 +4,7 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_router.api.admin.rules import pin_field_error, pin_limit_error, pin_source_error, short_pin_error
 from caravan_router.api.admin.schema import PinRequest
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import check_token_ids, fit, tokenize_prompt
+from caravan_router.api.generation.prompt import check_prompt_ids, fit, tokenize_prompt
 from caravan_router.api.generation.serving import namespace_of
 from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.api.openai.chat.schema import ChatRequest
@@ -57,7 +57,7 @@ async def _prompt(context: Context, body: PinRequest) -> tuple[tuple[int, ...], 
     if isinstance(body.prompt, str):
         return (await tokenize_prompt(context.engine, "prompt", body.prompt, context.bounds)).token_ids, None
     token_ids = tuple(body.prompt or ())
-    check_token_ids("prompt", token_ids, context.bounds.max_input_tokens, context.model)
+    check_prompt_ids("prompt", token_ids, context)
     return token_ids, None
 
 

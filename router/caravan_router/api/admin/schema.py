@@ -142,8 +142,9 @@ class ShardNumerics(msgspec.Struct, frozen=True, kw_only=True):
 
     ``fingerprint``: shards of an equal one compute the same logits, bit by bit. ``exact``: it was started with --exact.
     ``flash_attention``: whether each layout may have it. ``same_in_company``: as compared at the start, the logits
-    after a token do not depend on other sequences. ``same_in_chunks``: nor on how many tokens of its own sequence are
-    computed with it, so that drafts change no text; where it is false, they can, by rounding. Null if not compared.
+    after a token do not depend on other sequences; false in the unified layout. ``same_in_chunks``: nor on how many
+    tokens of its own sequence are computed with it, so that drafts change no text; where it is false, they can, by
+    rounding. Null if not compared.
     """
 
     fingerprint: str
@@ -161,9 +162,10 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     seconds. ``reason``: why it does not serve, null if there is nothing to say. ``next_try_s``: seconds until the
     router asks it again, null while it is being asked or serves. ``epoch``: number of the router's last lease, 0 before
     the first. ``shard_id``, ``version``, ``model``, ``model_fingerprint``, ``limits``, ``layout``, ``speculation`` and
-    ``numerics``: what the shard says of itself, null until it has answered. Shards whose ``model`` is one and whose
-    ``model_fingerprint`` differ have different weights under one name. ``sequences`` run there now and use
-    ``used_cells`` KV cells.
+    ``numerics``: what the shard says of itself, null until it has answered. ``model_fingerprint``: SHA-256 of the
+    model's file, of several parts that of their digests, null also until the shard has read them. Shards whose
+    ``model`` is one and whose ``model_fingerprint`` differ have different weights under one name. ``sequences`` run
+    there now and use ``used_cells`` KV cells.
     """
 
     address: str

@@ -29,18 +29,20 @@ def shard_of(report: ShardReport, now: float, speculate: int) -> Shard:
         ),
         layout=None if room is None else "unified" if room.unified else "split",
         speculation=None if room is None else _speculation(room, speculate),
-        numerics=None if report.numerics is None else _numerics(report.numerics),
+        numerics=None if report.numerics is None else _numerics(report.numerics, room),
         sequences=report.sequences,
         used_cells=report.used_cells,
     )
 
 
-def _numerics(found: Numerics) -> ShardNumerics:
+def _numerics(found: Numerics, room: ShardRoom | None) -> ShardNumerics:
+    # The shard says what holds in its first layout, and may have changed it since.
+    is_unified = room is not None and room.unified
     return ShardNumerics(
         fingerprint=found.fingerprint,
         exact=found.exact,
         flash_attention=dict(found.flash_attention),
-        same_in_company=found.same_in_company,
+        same_in_company=False if is_unified and found.same_in_company and not found.exact else found.same_in_company,
         same_in_chunks=found.same_in_chunks,
     )
 

@@ -4,6 +4,7 @@ import msgspec
 
 from caravan_router.api.dialect import Dialect
 from caravan_router.api.errors import ErrorFamily, ErrorKind, kind_of, message_of
+from caravan_router.api.generation.rules import PromptTooLongError, PromptTooManyBytesError, TotalTooLongError
 from caravan_router.api.openai.errors import openai_status
 
 _TYPES = {
@@ -36,8 +37,24 @@ def anthropic_type(kind: ErrorKind) -> str:
     return _TYPES.get(kind.status, default)
 
 
+def _message(error: Exception) -> str:
+    """Return the sentence that clients see. Agents know those of Anthropic for what does not fit the context."""
+    match error:
+        case TotalTooLongError(new_field=new_field, limit=limit, given=given, given_new=new):
+            return (
+                f"input length and `{new_field}` exceed context limit: {given} + {new} > {limit}, decrease input "
+                f"length or `{new_field}` and try again"
+            )
+        case PromptTooLongError(limit=limit, given=given):
+            return f"prompt is too long: {given} tokens > {limit} maximum"
+        case PromptTooManyBytesError(limit=limit, given=given):
+            return f"prompt is too long: {given} bytes > {limit} maximum"
+        case _:
+            return message_of(error)
+
+
 def _body(error: Exception, request_id: str) -> bytes:
-    described = AnthropicError(anthropic_type(kind_of(error)), message_of(error))
+    described = AnthropicError(anthropic_type(kind_of(error)), _message(error))
     return msgspec.json.encode(AnthropicErrorBody("error", described, request_id))
 
 

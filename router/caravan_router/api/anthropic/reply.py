@@ -11,6 +11,7 @@ from caravan_router.api.anthropic.blocks import Blocks
 from caravan_router.api.anthropic.errors import ANTHROPIC
 from caravan_router.api.anthropic.schema import (
     AnthropicMessage,
+    AppliedEdits,
     Event,
     MessageDelta,
     MessagesRequest,
@@ -22,7 +23,7 @@ from caravan_router.api.anthropic.schema import (
     StopDelta,
     ToolUseBlock,
 )
-from caravan_router.api.anthropic.translation import source_of
+from caravan_router.api.anthropic.translation import skipped_tools, source_of
 from caravan_router.api.generation.answer import Answer
 from caravan_router.api.generation.asked import Asked
 from caravan_router.api.generation.context import Context
@@ -58,7 +59,13 @@ class AskedMessage(Asked):
         self.streamed = bool(body.stream)
 
     async def validate(self, context: Context) -> "MessageAnswer":
-        return MessageAnswer(await validate_whole_chat(context, source_of(self._body, context.model)))
+        chat = await validate_whole_chat(context, source_of(self._body, context.model))
+        return MessageAnswer(chat, msgspec.UNSET if self._body.context_management is None else AppliedEdits())
+
+    @property
+    def skipped_tools(self) -> frozenset[str]:
+        """Types of tools that the model is not offered, since Anthropic runs them."""
+        return skipped_tools(self._body)
 
     def error_messages(self, error: Exception) -> Sequence[bytes]:
         return (named("error", self.dialect.body(error, self._request_id)),)
@@ -67,9 +74,11 @@ class AskedMessage(Asked):
 class MessageAnswer(Answer):
     """The message, as blocks of text, thoughts and calls."""
 
-    def __init__(self, chat: ValidChat) -> None:
+    def __init__(self, chat: ValidChat, edits: AppliedEdits | msgspec.UnsetType) -> None:
+        """``edits``: what the reply tells of edits of the context."""
         super().__init__((chat.request,))
         self._chat = chat
+        self._edits = edits
         self._id = f"msg_{secrets.token_hex(12)}"
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
@@ -84,6 +93,7 @@ class MessageAnswer(Answer):
         deque(blocks.end(), maxlen=0)
         message = self._message(self._usage(output))
         message.content = blocks.blocks
+        message.context_management = self._edits
         stop = _stop_of(output, blocks)
         message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
         return _ENCODER.encode(message)
@@ -105,7 +115,7 @@ class MessageAnswer(Answer):
                 if output.finish is not None:
                     messages += map(_named, blocks.end())
             await events.send(*messages)
-        last = MessageDelta(_stop_of(output, blocks), self._usage(output))
+        last = MessageDelta(_stop_of(output, blocks), self._usage(output), self._edits)
         await events.send(_named(last), _named(MessageStop()))
 
     def _message(self, usage: MessageUsage) -> AnthropicMessage:

@@ -7,24 +7,36 @@ import msgspec
 from caravan_router.api.generation.schema import CacheSalt, Priority, Speculate, Timeout
 
 
-class ImageSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of a picture. ``type`` must be "base64", with ``data``: nothing is fetched.
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """The file of a picture, or the text of a document. Nothing is fetched.
 
-    The file may be a PNG, JPEG, WebP or GIF file, whatever ``media_type`` says.
+    ``type``: "base64" (``data``) for a picture, a PNG, JPEG, WebP or GIF file, whatever ``media_type`` says; "text"
+    (``data``) or "content" (``content``) for a document.
     """
 
     type: str | None = None
     media_type: str | None = None
     data: str | None = None
     url: str | None = None
+    content: "str | list[Block] | None" = None
+
+
+class ToolChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that is added or removed: by its ``name`` in ``tools``, or by its ``definition``."""
+
+    name: str | None = None
+    definition: "ToolParam | None" = None
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a message.
 
-    ``type``: "text" (with ``text``), "image" (``source``) if the model sees, "thinking" (``thinking``),
-    "redacted_thinking", "tool_use" (``id``, ``name``, ``input``), "tool_result" (``tool_use_id``, ``content``). Others,
-    such as "document", are refused.
+    ``type``: "text" (with ``text``), "image" (``source``) if the model sees, "document" (``source``, ``title``,
+    ``context``) if it is a text, "search_result" (``source``, ``title``, ``content``), "thinking" (``thinking``),
+    "redacted_thinking", "tool_use" (``id``, ``name``, ``input``), "tool_result" (``tool_use_id``, ``content``,
+    ``is_error``), in it "tool_reference" (``tool_name``). In an assistant's turn "compaction" (``content``), which
+    stands for all before it, and what tools that Anthropic runs have left: "server_tool_use", "mcp_tool_use" and
+    their results. In a system's turn "tool_addition" and "tool_removal" (``tool``). Others are refused.
     """
 
     type: str
@@ -35,9 +47,14 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: "str | list[Block] | None" = None
-    source: ImageSource | None = None
+    content: "str | list[Block] | dict[str, Any] | None" = None
+    source: Source | str | None = None
     is_error: bool | None = None
+    title: str | None = None
+    context: str | None = None
+    url: str | None = None
+    tool_name: str | None = None
+    tool: ToolChange | None = None
 
 
 class MessageParam(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,12 +65,13 @@ class MessageParam(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolParam(msgspec.Struct, frozen=True, kw_only=True):
-    """A function. ``type`` may be "custom"; tools that Anthropic runs or defines are refused.
+    """A function. ``type`` may be "custom".
 
-    ``strict``: calls of the request match their schemas, as in chat completions.
+    Tools that Anthropic runs, such as "web_search_20250305", are left out; those that it defines, such as
+    "bash_20250124", are refused. ``strict``: calls of the request match their schemas, as in chat completions.
     """
 
-    name: str
+    name: str = ""
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -101,9 +119,11 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     mcp_servers: list[Any] | None = None
+    thread: Any = None
+    # Edits are not made, and the reply says so.
+    context_management: Any = None
     # Without effect.
     cache_control: Any = None
-    context_management: Any = None
 
 
 class CountTokensRequest(PromptFields, frozen=True, kw_only=True):
@@ -113,7 +133,7 @@ class CountTokensRequest(PromptFields, frozen=True, kw_only=True):
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     """A request for a message. ``max_tokens``: more than fits in the context means all that fits.
 
-    ``metadata``, ``service_tier``, ``cache_control`` and ``context_management`` have no effect.
+    ``metadata``, ``service_tier`` and ``cache_control`` have no effect.
     """
 
     max_tokens: int
@@ -131,8 +151,17 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     speculate: Speculate = None
 
 
+class CountedEdits(msgspec.Struct, frozen=True):
+    """``original_input_tokens``: tokens before edits of the context, of which none are made."""
+
+    original_input_tokens: int
+
+
 class TokenCount(msgspec.Struct, frozen=True):
+    """``context_management``: present if the request has it."""
+
     input_tokens: int
+    context_management: CountedEdits | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextBlock(msgspec.Struct, tag="text"):
@@ -155,6 +184,12 @@ class ToolUseBlock(msgspec.Struct, tag="tool_use"):
 ReplyBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
+class AppliedEdits(msgspec.Struct, frozen=True):
+    """Edits of the context that were made: none."""
+
+    applied_edits: list[Any] = []
+
+
 class OutputTokensDetails(msgspec.Struct, frozen=True):
     """``thinking_tokens``: tokens of thoughts, without their markers."""
 
@@ -175,7 +210,10 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnthropicMessage(msgspec.Struct, kw_only=True, tag="message"):
-    """``stop_reason``: "end_turn", "max_tokens", "stop_sequence" or "tool_use"; null where a stream begins."""
+    """``stop_reason``: "end_turn", "max_tokens", "stop_sequence" or "tool_use"; null where a stream begins.
+
+    ``context_management``: present if the request has it.
+    """
 
     id: str
     role: Literal["assistant"] = "assistant"
@@ -184,6 +222,7 @@ class AnthropicMessage(msgspec.Struct, kw_only=True, tag="message"):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
+    context_management: AppliedEdits | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text_delta"):
@@ -231,6 +270,7 @@ class StopDelta(msgspec.Struct, frozen=True):
 class MessageDelta(msgspec.Struct, frozen=True, tag="message_delta"):
     delta: StopDelta
     usage: MessageUsage
+    context_management: AppliedEdits | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageStop(msgspec.Struct, frozen=True, tag="message_stop"):

@@ -18,6 +18,9 @@ from caravan_router.api.generation.schema import (
     TextFormat,
 )
 from caravan_router.api.limits import Limits
+from caravan_router.chat.pattern_problem import ends_in_escape
+from caravan_router.chat.plain_schema import plain_schema
+from caravan_router.chat.schema_problem import UnsupportedSchemaError
 from caravan_router.core.engine import Engine
 
 _ANY_OBJECT = '{"type":"object"}'
@@ -64,20 +67,21 @@ class ConstraintReader:
         return FieldConstraint(field, Constraint(ConstraintKind.JSON_SCHEMA, _ANY_OBJECT))
 
     def schema(self, field: str, schema: dict[str, Any] | str) -> FieldConstraint:
-        """Read a JSON schema, as an object or as JSON text."""
+        """Read a JSON schema, as an object or as JSON text. What constrains nothing does not count towards its size."""
         try:
-            text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
-            constraint = self._text(field, ConstraintKind.JSON_SCHEMA, text)
             if isinstance(schema, str):
-                msgspec.json.decode(schema, type=dict[str, Any])
-        except (msgspec.DecodeError, OverflowError) as error:
+                schema = msgspec.json.decode(schema, type=dict[str, Any])
+            text = msgspec.json.encode(plain_schema(schema)).decode()
+        except (msgspec.DecodeError, OverflowError, UnsupportedSchemaError) as error:
             raise invalid_grammar_error(field, str(error)) from error
         except RecursionError as error:
             raise invalid_grammar_error(field, "it is nested too deeply") from error
-        return constraint
+        return self._text(field, ConstraintKind.JSON_SCHEMA, text)
 
     def regex(self, field: str, regex: str) -> FieldConstraint:
         """Read a regular expression in Rust's syntax."""
+        if ends_in_escape(regex):
+            raise invalid_grammar_error(field, "it ends with a backslash that escapes nothing")
         return self._text(field, ConstraintKind.REGEX, regex)
 
     def grammar(self, field: str, grammar: str) -> FieldConstraint:

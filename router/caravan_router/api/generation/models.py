@@ -18,7 +18,7 @@ class ServedModel:
 
 
 def model_name(fleet: Fleet, asked: str) -> str:
-    """Return the name of the model that ``asked`` means, itself or by one of its adapters; "" means the default.
+    """Return the name of the model that ``asked`` means: its own, an alias or an adapter's; "" means the default.
 
     If the fleet is not strict, its one model answers to every name. Returns "" for the default while that is not known
     yet. Raises UnknownModelError.
@@ -29,7 +29,7 @@ def model_name(fleet: Fleet, asked: str) -> str:
     if asked in names or asked in expected:
         return asked
     for engine in engines:
-        if asked in engine.model.adapters:
+        if asked in (*engine.model.adapters, *engine.model.aliases):
             return engine.model.name
     if asked and fleet.names.strict:
         raise UnknownModelError(asked)

@@ -4,7 +4,7 @@ A picture or a sound is read if the model sees or hears. In the message it is a 
 a message stays a text, whatever is done to it; the rendered prompt is split at the marks. Files are not read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from caravan_proto.messages.media import MediaFacts
@@ -92,6 +92,19 @@ class MediaParts:
     def without_marks(self, text: str) -> str:
         """Return ``text`` as its client wrote it."""
         return without_marks(text, self._files)
+
+    def joined(self, parts: Iterable[str]) -> str:
+        """Join the parts of a message: a line break between two texts, as in llama-server and vLLM.
+
+        Beside a picture or a sound there is none: templates write what they want there.
+        """
+        made = ""
+        after_text = False
+        for part in parts:
+            is_text = part not in self._files
+            made += "\n" + part if after_text and is_text and part else part
+            after_text = is_text and bool(part or after_text)
+        return made
 
     def _add(self, field: str, file: MediaFile) -> str:
         mark = draw_mark()

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.api.generation.bounds import Bounds
+from caravan_router.api.generation.context import PromptContext
 from caravan_router.api.generation.rules import (
     PromptTooLongError,
-    TooManyBytesError,
+    PromptTooManyBytesError,
     TotalTooLongError,
     empty_prompt_error,
     token_id_error,
@@ -26,8 +27,7 @@ async def tokenize_prompt(
 
 async def tokenize_texts(engine: Engine, field: str, texts: Sequence[str], bounds: Bounds) -> list[tuple[int, ...]]:
     """Return the token ids of each text."""
-    for text in texts:
-        check_bytes(field, text, bounds)
+    check_texts(field, texts, bounds)
     return await engine.queries.tokenize_texts(texts)
 
 
@@ -39,14 +39,10 @@ async def tokenize_plain(engine: Engine, field: str, text: str, bounds: Bounds) 
     return (await engine.queries.tokenize(text, add_special=False, parse_special=False)).token_ids
 
 
-async def tokenize_pairs(
-    engine: Engine, field: str, pairs: Sequence[tuple[str, str]], bounds: Bounds
-) -> list[tuple[int, ...]]:
-    """Return the token ids of each pair of a query and a document of ``field``, for a model that ranks."""
-    for pair in pairs:
-        for text in pair:
-            check_bytes(field, text, bounds)
-    return await engine.queries.tokenize_pairs(pairs)
+def check_texts(field: str, texts: Sequence[str], bounds: Bounds) -> None:
+    """Require texts that are neither empty nor too long. Raises ValidationError, which names the text."""
+    for index, text in enumerate(texts):
+        check_bytes(nth(field, index, len(texts)), text, bounds)
 
 
 def check_bytes(field: str, text: str, bounds: Bounds) -> None:
@@ -55,7 +51,7 @@ def check_bytes(field: str, text: str, bounds: Bounds) -> None:
         raise empty_prompt_error(field)
     size = len(text.encode())
     if size > bounds.max_prompt_bytes:
-        raise TooManyBytesError(field, bounds.max_prompt_bytes, size)
+        raise PromptTooManyBytesError(field, bounds.max_prompt_bytes, size, bounds.max_total_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +84,29 @@ async def tokenize_truncated(
     )
 
 
+def check_prompt_ids(field: str, token_ids: Sequence[int], context: PromptContext) -> None:
+    """Require a prompt of token ids of the model's vocabulary, after which there is room for one more."""
+    bounds = context.bounds
+    if len(token_ids) > bounds.max_input_tokens:
+        raise PromptTooLongError(field, bounds.max_input_tokens, len(token_ids), bounds.max_total_tokens)
+    check_token_ids(field, token_ids, bounds.max_input_tokens, context.model)
+
+
 def check_token_ids(field: str, token_ids: Sequence[int], limit: int, model: ModelFacts) -> None:
-    """Require 1 to ``limit`` token ids of the model's vocabulary."""
+    """Require 1 to ``limit`` token ids of the model's vocabulary, after which nothing is generated."""
     if not token_ids:
         raise empty_prompt_error(field)
     # The count comes first: there may be a million ids.
     if len(token_ids) > limit:
-        raise PromptTooLongError(field, limit, len(token_ids))
+        raise PromptTooLongError(field, limit, len(token_ids), None)
     for token_id in token_ids:
         if not 0 <= token_id < model.vocabulary_size:
             raise token_id_error(field, model.vocabulary_size, token_id)
+
+
+def nth(field: str, number: int, count: int) -> str:
+    """Return the name of a text of ``field``, which has ``count`` of them."""
+    return field if count == 1 else f"{field}[{number}]"
 
 
 def fit(prompt: Sequence[int], max_new: int | None, bounds: Bounds, names: tuple[str, str]) -> int:
@@ -111,7 +120,7 @@ def fit(prompt: Sequence[int], max_new: int | None, bounds: Bounds, names: tuple
     if max_new is not None and len(prompt) + max_new > bounds.max_total_tokens:
         raise TotalTooLongError(field, new_field, bounds.max_total_tokens, len(prompt), max_new)
     if len(prompt) > bounds.max_input_tokens:
-        raise PromptTooLongError(field, bounds.max_input_tokens, len(prompt))
+        raise PromptTooLongError(field, bounds.max_input_tokens, len(prompt), bounds.max_total_tokens)
     return max_new if max_new is not None else bounds.max_total_tokens - len(prompt)
 
 

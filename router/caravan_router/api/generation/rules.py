@@ -1,6 +1,6 @@
 """Rules that several dialects share, one function each. A message names the field, the limit and the value given."""
 
-from caravan_router.api.errors import ValidationError
+from caravan_router.api.errors import ContextLengthError, ValidationError
 
 _SHOWN_CHARACTERS = 80
 _REASON_CHARACTERS = 300
@@ -75,20 +75,43 @@ class TooManyBytesError(ValidationError):
         super().__init__(field, f"`{field}` must have at most {limit} bytes. Given: {given}")
 
 
-class PromptTooLongError(ValidationError):
-    """The prompt is too long. The message is TGI's, although exactly ``limit`` tokens are allowed."""
+class PromptTooLongError(ContextLengthError):
+    """Exactly ``limit`` tokens are allowed.
 
-    def __init__(self, field: str, limit: int, given: int) -> None:
-        super().__init__(field, f"`{field}` must have less than {limit} tokens. Given: {given}")
+    ``total``: most tokens of the prompt and its output together; None if nothing is generated after it.
+    """
+
+    def __init__(self, field: str, limit: int, given: int, total: int | None) -> None:
+        # Each dialect has words of its own for these errors.
+        super().__init__(field, f"`{field}` must have at most {limit} tokens. Given: {given}")
+        self.limit = limit
+        self.given = given
+        self.total = total
 
 
-class TotalTooLongError(ValidationError):
+class PromptTooManyBytesError(ContextLengthError):
+    """The prompt is so long that it is refused before its tokens are counted. ``total``: see `PromptTooLongError`."""
+
+    def __init__(self, field: str, limit: int, given: int, total: int) -> None:
+        super().__init__(field, f"`{field}` must have at most {limit} bytes. Given: {given}")
+        self.limit = limit
+        self.given = given
+        self.total = total
+
+
+class TotalTooLongError(ContextLengthError):
+    """The prompt and its output are too long together. The message is TGI's."""
+
     def __init__(self, field: str, new_field: str, limit: int, given: int, given_new: int) -> None:
         message = (
             f"`{field}` tokens + `{new_field}` must be <= {limit}. "
             f"Given: {given} `{field}` tokens and {given_new} `{new_field}`"
         )
         super().__init__(field, message)
+        self.new_field = new_field
+        self.limit = limit
+        self.given = given
+        self.given_new = given_new
 
 
 def too_many_new_tokens_error(field: str, limit: int, given: int) -> ValidationError:

@@ -12,7 +12,7 @@ from caravan_router.api.errors import AbortedError, kind_of
 from caravan_router.api.generation.models import ServedModel
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.core.engine import StreamTimes, TokenStream
-from caravan_router.core.errors import DeadlineError, EngineError, IncompleteGenerationError
+from caravan_router.core.errors import ConstraintFailedError, DeadlineError, EngineError, IncompleteGenerationError
 from caravan_router.core.generation import GenerationSpec, GenerationState
 from caravan_router.core.request_metrics import Failure, RequestTimings
 from caravan_router.core.tokens import GeneratedToken, PromptToken
@@ -134,11 +134,16 @@ class Run:
         raise IncompleteGenerationError("the stream ended without a finish reason")
 
     def _assemble(self, tokens: Sequence[GeneratedToken]) -> Iterator[list[Piece]]:
-        """Yield the pieces that each token releases, never an empty list, until the run has ended."""
+        """Yield the pieces that each token releases, never an empty list, until the run has ended.
+
+        Raises ConstraintFailedError.
+        """
         now = time.monotonic()
         # Tokens of one step come together. Each counts an equal part of the time, since gaps of zero would say nothing.
         gap = (now - self._last_token) / len(tokens) if self.tokens else 0.0
         for token in tokens:
+            if token.finish is FinishReason.CONSTRAINT_FAILED:
+                raise ConstraintFailedError("the output does not match its constraint and cannot go on")
             self._count_token(now, gap)
             pieces = self._assembler.push(token)
             if pieces:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caravan_router.api.generation.bounds import Bounds
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.fill import OtherFile, context_tokens
-from caravan_router.api.generation.prompt import check_token_ids, tokenize_plain, tokenize_prompt
+from caravan_router.api.generation.prompt import check_prompt_ids, tokenize_plain, tokenize_prompt
 from caravan_router.api.generation.rules import (
-    TooManyBytesError,
+    PromptTooManyBytesError,
     empty_prompt_error,
     too_many_prompts_error,
     unsupported_field_error,
@@ -65,10 +66,10 @@ async def joined_prompts(context: Context, prompts: Sequence[Parts]) -> Prompts:
 async def _joined(context: Context, parts: Parts) -> tuple[int, ...]:
     size = sum(len(part.encode()) for part in parts if isinstance(part, str))
     if size > context.bounds.max_prompt_bytes:
-        raise TooManyBytesError("prompt", context.bounds.max_prompt_bytes, size)
+        raise _too_many_bytes("prompt", size, context.bounds)
     # Every part may have a token of its own, and no text has more of them than bytes.
     if len(parts) > context.bounds.max_prompt_bytes:
-        raise TooManyBytesError("prompt", context.bounds.max_prompt_bytes, len(parts))
+        raise _too_many_bytes("prompt", len(parts), context.bounds)
     tokens: list[int] = []
     for number, part in enumerate(parts):
         if isinstance(part, int):
@@ -76,8 +77,12 @@ async def _joined(context: Context, parts: Parts) -> tuple[int, ...]:
         elif part:
             made = await tokenize_prompt(context.engine, "prompt", part, context.bounds, add_special=number == 0)
             tokens += made.token_ids
-    check_token_ids("prompt", tokens, context.bounds.max_input_tokens, context.model)
+    check_prompt_ids("prompt", tokens, context)
     return tuple(tokens)
+
+
+def _too_many_bytes(field: str, given: int, bounds: Bounds) -> PromptTooManyBytesError:
+    return PromptTooManyBytesError(field, bounds.max_prompt_bytes, given, bounds.max_total_tokens)
 
 
 async def infill_prompt(context: Context, body: InfillRequest) -> Prompts:
@@ -90,7 +95,7 @@ async def infill_prompt(context: Context, body: InfillRequest) -> Prompts:
         raise too_many_extra_parts_error(_MAX_EXTRA_PARTS, len(extra))
     size = sum(len(part.text.encode()) for part in extra)
     if size > bounds.max_prompt_bytes:
-        raise TooManyBytesError("input_extra", bounds.max_prompt_bytes, size)
+        raise _too_many_bytes("input_extra", size, bounds)
     files = [
         OtherFile(f"input_extra[{number}]", part.filename or "tmp", part.text) for number, part in enumerate(extra)
     ]

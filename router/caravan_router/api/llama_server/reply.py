@@ -13,6 +13,7 @@ from caravan_router.api.generation.asked import Asked
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.run import Run, read_all
+from caravan_router.api.llama_server.errors import LLAMA_SERVER
 from caravan_router.api.llama_server.line_limits import LineLimits
 from caravan_router.api.llama_server.prompts import Prompts
 from caravan_router.api.llama_server.schema import (
@@ -23,7 +24,6 @@ from caravan_router.api.llama_server.schema import (
     TokenProbability,
 )
 from caravan_router.api.llama_server.validation import validate_llama
-from caravan_router.api.openai.errors import OPENAI
 from caravan_router.api.stream import Events
 from caravan_router.core.tokens import Alternative, GeneratedToken
 from caravan_router.text.assembler import Piece
@@ -85,7 +85,7 @@ class _Output:
 class AskedLlamaServer(Asked):
     """Completions of one or several prompts, or of what is around a gap."""
 
-    dialect = OPENAI
+    dialect = LLAMA_SERVER
 
     def __init__(
         self, body: LlamaServerFields, prompts: int, n: int, read: Callable[[Context], Awaitable[Prompts]]
@@ -102,7 +102,7 @@ class AskedLlamaServer(Asked):
         prompts = await self._read(context)
         requests = await validate_llama(context, self._body, prompts, self._n)
         texts = [""] * len(prompts.tokens)
-        if self._body.response_fields is None or "prompt" in self._body.response_fields:
+        if not self._body.response_fields or "prompt" in self._body.response_fields:
             texts = [await _text(context, tokens) for tokens in prompts.tokens]
         shown = _Shown(model=context.adapter or context.model.name, prompts=texts, truncated=prompts.truncated)
         return LlamaServerAnswer(self._body, self._n, requests, shown)
@@ -183,7 +183,7 @@ class LlamaServerAnswer(Answer):
         reply.tokens_cached = run.cached_tokens
         reply.timings = _timings(run, output.tokens)
         fields = self._body.response_fields
-        return reply if fields is None else _picked(msgspec.to_builtins(reply), fields)
+        return _picked(msgspec.to_builtins(reply), fields) if fields else reply
 
 
 def _picked(reply: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:

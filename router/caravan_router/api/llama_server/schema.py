@@ -23,8 +23,11 @@ Prompt = Annotated[
     msgspec.Meta(description="A text, or a list that mixes texts and token ids; or a list of texts or of such lists."),
 ]
 LogitBias = Annotated[
-    list[tuple[int, float | bool]] | None,
-    msgspec.Meta(description="Pairs of a token id and a number that is added to its logit; false forbids the token."),
+    list[tuple[int | str, float | bool]] | dict[str, float | bool] | None,
+    msgspec.Meta(
+        description="Token ids, or texts for all of their tokens, each with a number that is added to the logit; false "
+        "forbids the token. Pairs, or an object, in which an id is a text of digits."
+    ),
 ]
 
 
@@ -46,7 +49,8 @@ class LlamaServerFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ``n_indent``: the output ends at a line that is indented less, from the second line on. ``t_max_predict_ms``: it
     ends at the first line end after this time.
 
-    ``response_fields``: the reply has these fields only; "a/b" moves field ``b`` of ``a`` up under this name.
+    ``response_fields``: the reply has these fields only; "a/b" moves field ``b`` of ``a`` up under this name. An
+    empty list means all fields.
 
     ``seed``: -1 draws one. ``repeat_penalty`` counts the last ``repeat_last_n`` tokens, 64 by default.
     """
@@ -205,9 +209,12 @@ class ServedContext(msgspec.Struct, frozen=True):
 
 
 class Props(msgspec.Struct, frozen=True, kw_only=True):
-    """What llama-server's clients look for before they ask. ``total_slots``: generations that may be in progress."""
+    """What llama-server's clients look for before they ask. ``total_slots``: generations that may be in progress.
+
+    ``model_path``: the model's name, since clients are not told where files are."""
 
     model_alias: str
+    model_path: str
     total_slots: int
     default_generation_settings: ServedContext
     modalities: Modalities
@@ -215,6 +222,14 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
     bos_token: str
     eos_token: str
     build_info: str
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A generation that may be in progress. ``n_ctx``: most tokens of its prompt and output."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
 
 
 class ModelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

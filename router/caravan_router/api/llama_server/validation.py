@@ -1,5 +1,6 @@
 """Translates llama-server's requests into completions."""
 
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -8,15 +9,16 @@ from caravan_proto.messages.sampling import DEFAULTS, SAMPLERS
 from caravan_router.api.generation.bounds import Bounds
 from caravan_router.api.generation.checks import check_range, check_sampled
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import fit
+from caravan_router.api.generation.prompt import fit, tokenize_plain
 from caravan_router.api.generation.request import ValidRequest
-from caravan_router.api.generation.rules import unsupported_field_error
+from caravan_router.api.generation.rules import TooManyBytesError, shown, unsupported_field_error
 from caravan_router.api.llama_server.prompts import Prompts
-from caravan_router.api.llama_server.schema import LlamaServerFields
+from caravan_router.api.llama_server.schema import LlamaServerFields, LogitBias
 from caravan_router.api.openai.choices import Choices
 from caravan_router.api.openai.completions.schema import CompletionRequest
 from caravan_router.api.openai.completions.validation import CompletionPlan, validate_completion
 from caravan_router.api.openai.prompts import TokensPrompt
+from caravan_router.api.openai.rules import too_many_biases_error
 from caravan_router.api.openai.schema import SamplingFields
 
 _SAMPLING = tuple({*SamplingFields.__struct_fields__} & {*LlamaServerFields.__struct_fields__} - {"seed"})
@@ -36,6 +38,7 @@ _UNSUPPORTED = (
 _MAX_INT32 = 2**31 - 1
 # Added to a logit, it forbids a token: the same as OpenAI's least bias.
 _FORBIDDEN = -100.0
+_INTEGER = re.compile(r"-?[0-9]+")
 
 
 async def validate_llama(context: Context, body: LlamaServerFields, prompts: Prompts, n: int) -> Sequence[ValidRequest]:
@@ -63,7 +66,7 @@ async def validate_llama(context: Context, body: LlamaServerFields, prompts: Pro
         seed=None if body.seed == -1 else body.seed,
         ignore_eos=body.ignore_eos,
         logprobs=body.n_probs or None,
-        logit_bias=_biases(body),
+        logit_bias=await _biases(context, body.logit_bias),
         grammar=body.grammar,
         json_schema=body.json_schema,
         priority=body.priority,
@@ -94,10 +97,25 @@ def _sampling(body: LlamaServerFields) -> dict[str, Any]:
     }
 
 
-def _biases(body: LlamaServerFields) -> dict[str, float] | None:
-    if body.logit_bias is None:
+async def _biases(context: Context, given: LogitBias) -> dict[str, float] | None:
+    """Return the bias of each token by its id, the last one that is given. Raises ValidationError."""
+    if given is None:
         return None
-    for token_id, bias in body.logit_bias:
+    entries = list(given.items()) if isinstance(given, dict) else given
+    if len(entries) > context.limits.max_logit_biases:
+        raise too_many_biases_error(context.limits.max_logit_biases, len(entries))
+    size, limit = sum(len(key.encode()) for key, _ in entries if isinstance(key, str)), context.bounds.max_prompt_bytes
+    if size > limit:
+        raise TooManyBytesError("logit_bias", limit, size)
+    biases: dict[str, float] = {}
+    for key, bias in entries:
         if bias is True:
-            raise unsupported_field_error(f"logit_bias[{token_id}]", "set it to a number or to false", bias)
-    return {str(token_id): _FORBIDDEN if bias is False else bias for token_id, bias in body.logit_bias}
+            raise unsupported_field_error(f"logit_bias[{key}]", "set it to a number or to false", bias)
+        value = _FORBIDDEN if bias is False else bias
+        # In an object all keys are texts.
+        if isinstance(key, int) or (isinstance(given, dict) and _INTEGER.fullmatch(key)):
+            biases[str(key)] = value
+        else:
+            tokens = await tokenize_plain(context.engine, f"logit_bias[{shown(key)}]", key, context.bounds)
+            biases |= dict.fromkeys(map(str, tokens), value)
+    return biases

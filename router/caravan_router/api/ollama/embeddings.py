@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from caravan_router.api.generation.checks import check_range
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import Truncation, check_token_ids, tokenize_texts, tokenize_truncated
+from caravan_router.api.generation.prompt import Truncation, check_token_ids, nth, tokenize_texts, tokenize_truncated
 from caravan_router.api.generation.rules import too_many_prompts_error
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.validation import check_options
@@ -27,7 +27,8 @@ async def texts_of_embed(body: ollama.OllamaEmbedRequest, context: Context) -> l
 async def texts_of_embeddings(body: ollama.OllamaEmbeddingsRequest, context: Context) -> list[tuple[int, ...]]:
     """Return the token ids of the text of ``/api/embeddings``, if there is one. Raises ValidationError, EngineError."""
     limit = _limit(body.options, context)
-    return await _token_ids(context, "prompt", [body.prompt] if body.prompt else [], limit, truncate=False)
+    texts = [body.prompt] if body.prompt else []
+    return await _token_ids(context, "prompt", texts, limit, truncate=body.truncate is not False)
 
 
 def _limit(options: ollama.OllamaOptions | None, context: Context) -> int:
@@ -51,7 +52,7 @@ async def _token_ids(
         if truncate and len(tokens[place]) > limit:
             cut = await tokenize_truncated(engine, field, text, bounds, Truncation(limit=limit, keep_end=False))
             tokens[place] = cut.token_ids
-        check_token_ids(field, tokens[place], limit, context.model)
+        check_token_ids(nth(field, place, len(texts)), tokens[place], limit, context.model)
     return tokens
 
 

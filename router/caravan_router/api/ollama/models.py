@@ -27,7 +27,7 @@ def tags_of(models: Iterable[ModelFacts], library: Mapping[str, LibraryModel]) -
             model=name,
             modified_at=_modified_at(model),
             size=model.weight_bytes or msgspec.UNSET,
-            digest=model.fingerprint,
+            digest=model.digest,
             details=_details(name, model),
         )
         for model in known
@@ -89,7 +89,7 @@ def loaded(models: Iterable[ModelFacts], library: Mapping[str, LibraryModel], no
             name=name,
             model=name,
             size=model.weight_bytes or msgspec.UNSET,
-            digest=model.fingerprint,
+            digest=model.digest,
             details=_details(name, model),
             expires_at=_expiry(library.get(model.name), now_s),
             size_vram=msgspec.UNSET if model.device_bytes is None else model.device_bytes,

@@ -197,10 +197,11 @@ class OllamaEmbedReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaEmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The older request for one vector. A ``prompt`` that is too long is refused; without one the vector is empty."""
+    """The older request for one vector. Without a ``prompt`` the vector is empty. ``truncate``: as in /api/embed."""
 
     model: str
     prompt: str | None = None
+    truncate: bool | None = None
     options: OllamaOptions | None = None
     keep_alive: KeepAlive = None
 
@@ -229,7 +230,7 @@ class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
 class OllamaTag(msgspec.Struct, frozen=True, kw_only=True):
     """``size``: bytes of the model's weights, also for an adapter. ``modified_at``: when the model's file was changed.
 
-    ``digest``: the model's fingerprint.
+    ``digest``: SHA-256 of the model's file; another text that differs between most files, until it has been read.
     """
 
     name: str

@@ -10,11 +10,12 @@ from caravan_router.api.generation.bounds import Bounds
 from caravan_router.api.generation.checks import check_positive, check_range
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.parts import NO_MEDIA, MediaParts, text_for
-from caravan_router.api.generation.prompt import check_token_ids
+from caravan_router.api.generation.prompt import check_prompt_ids
 from caravan_router.api.generation.rules import unsupported_field_error
 from caravan_router.api.generation.schema import Format, JsonFormat, JsonObjectFormat
 from caravan_router.api.ollama import schema as ollama
 from caravan_router.api.ollama.rules import insert_error
+from caravan_router.api.openai.chat.enforced import SchemaPlaces
 from caravan_router.api.openai.chat.schema import ChatRequest, FunctionCall, Message, TemplateOptions, Tool, ToolCall
 from caravan_router.api.openai.chat.validation import ChatSource
 from caravan_router.api.openai.sampling import check_sampling
@@ -29,6 +30,7 @@ _HUBS = frozenset({"hf.co", "huggingface.co"})
 # Of a picture in an error.
 _SHOWN = 40
 _NO_OPTIONS = ollama.OllamaOptions()
+_PLACES = SchemaPlaces(answer="format")
 
 
 def bare_name(name: str | None) -> str:
@@ -53,23 +55,28 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> 
     if body.suffix and context.model.fill is None:
         raise insert_error(context.model.name)
     is_raw = bool(body.raw or body.suffix)
+    # As in Ollama, whose template for such models is the prompt alone.
+    is_plain = not context.model.chat_template
     if is_raw:
         neutral = "set `suffix` to null" if body.suffix else "set `raw` to false"
         for field, given in (("system", body.system), ("context", body.context)):
             if given:
                 raise unsupported_field_error(field, neutral, given)
+    elif body.system and is_plain:
+        raise unsupported_field_error("system", "set it to null: the model has no chat template", body.system)
     elif body.system:
         messages.insert(0, Message(role="system", content=body.system))
     earlier = body.context or ()
     if earlier:
-        check_token_ids("context", earlier, context.bounds.max_input_tokens, context.model)
+        check_prompt_ids("context", earlier, context)
     return ChatSource(
         body=_chat_request(body, messages, context),
-        raw=prompt if is_raw else None,
+        raw=prompt if is_raw or is_plain else None,
         suffix=body.suffix or "",
         earlier=tuple(earlier),
         names=("context + prompt" if earlier else "prompt", _NEW_TOKENS),
         media=media,
+        places=_PLACES,
     )
 
 
@@ -85,6 +92,7 @@ def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSour
         names=("messages", _NEW_TOKENS),
         max_prompt_tokens=None if body.options is None else body.options.num_ctx,
         media=media,
+        places=_PLACES,
     )
 
 

@@ -9,16 +9,21 @@ from caravan_router.api.openai.rules import two_constraints_error
 from caravan_router.api.openai.schema import ConstraintFields, StructuredOutputs
 
 
-def constraint_of(fields: ConstraintFields, limits: Limits) -> FieldConstraint | None:
-    """Return the constraint of a request, None if it has none. Raises ValidationError, also for two constraints."""
-    found = list(_constraints(fields, ConstraintReader(limits)))
+def constraint_of(
+    fields: ConstraintFields, limits: Limits, response_format: str = "response_format"
+) -> FieldConstraint | None:
+    """Return the constraint of a request, None if it has none. Raises ValidationError, also for two constraints.
+
+    ``response_format``: what the client calls the field of this name.
+    """
+    found = list(_constraints(fields, ConstraintReader(limits), response_format))
     if len(found) > 1:
         raise two_constraints_error(found[0].field, found[1].field)
     return found[0] if found else None
 
 
-def _constraints(fields: ConstraintFields, reader: ConstraintReader) -> Iterator[FieldConstraint]:
-    if (constraint := reader.response_format("response_format", fields.response_format)) is not None:
+def _constraints(fields: ConstraintFields, reader: ConstraintReader, name: str) -> Iterator[FieldConstraint]:
+    if (constraint := reader.response_format(name, fields.response_format)) is not None:
         yield constraint
     guided = StructuredOutputs(
         json=fields.guided_json,

@@ -205,8 +205,9 @@ class Architecture(msgspec.Struct, frozen=True):
 class Model(msgspec.Struct, frozen=True):
     """``parent``: the model an adapter belongs to; null for the model itself.
 
-    ``status``, ``aliases``: of models that are loaded as requests ask for them. ``architecture``: absent if the model
-    reads text only, or if that is not known.
+    ``created``: when the file was changed, or if that is not known, when the server started. ``status``: of models
+    that are loaded as requests ask for them. ``aliases``: other names, if there are any.
+    ``architecture``: absent if the model reads text only, or if that is not known.
     """
 
     id: str

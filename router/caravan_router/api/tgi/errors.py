@@ -4,6 +4,7 @@ import msgspec
 
 from caravan_router.api.dialect import Dialect
 from caravan_router.api.errors import ErrorKind, kind_of, message_of
+from caravan_router.api.generation.rules import PromptTooLongError
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -18,7 +19,17 @@ def _status(kind: ErrorKind) -> int:
 
 
 def _body(error: Exception, _request_id: str) -> bytes:
-    return msgspec.json.encode(ErrorBody(message_of(error), kind_of(error).error_type))
+    return msgspec.json.encode(ErrorBody(_message(error), kind_of(error).error_type))
+
+
+def _message(error: Exception) -> str:
+    """Return the sentence that clients see. They know TGI's for what does not fit the context."""
+    match error:
+        case PromptTooLongError(field="inputs", limit=limit, given=given, total=int(total)):
+            both = f"`inputs` tokens + `max_new_tokens` must be <= {total}"
+            return f"Input validation error: `inputs` must have at most {limit} tokens, and {both}. Given: {given}"
+        case _:
+            return message_of(error)
 
 
 TGI = Dialect(name="TGI", envelope=ErrorBody, status=_status, body=_body)

@@ -1,15 +1,25 @@
-"""``/v1/chat/completions``."""
+"""``/v1/chat/completions``, and what tells of its prompt."""
 
 from aiohttp import web
 
+from caravan_router.api.generation.parts import MediaParts
+from caravan_router.api.generation.permits import check_rate
+from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.api.openai.chat.reply import AskedChat
-from caravan_router.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest
+from caravan_router.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest, RenderedPrompt
+from caravan_router.api.openai.constraints import constraint_of
 from caravan_router.api.openai.errors import OPENAI
+from caravan_router.api.openai.responses.schema import InputTokenCount
+from caravan_router.chat.prompt import ChatPrompt
 from caravan_router.http.generation.answer import answer
+from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.counting import counting_refusals
-from caravan_router.http.server.route import GENERATION_ERRORS
+from caravan_router.http.generation.models import asked_model, served_model
+from caravan_router.http.server.json_reply import json_reply
+from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import STATE
+from caravan_router.http.server.state import CLIENT, STATE
 
 ROUTES = Routes(OPENAI)
 
@@ -25,3 +35,50 @@ ROUTES = Routes(OPENAI)
 )
 async def chat_completions(request: web.Request, body: ChatRequest) -> web.StreamResponse:
     return await answer(request, AskedChat(body, request.app[STATE].limits))
+
+
+ROUTES.also("/chat/completions", "unversioned")
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/chat/completions/input_tokens",
+    "Return how many tokens the prompt of a chat has",
+    reply=InputTokenCount,
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def chat_input_tokens(request: web.Request, body: ChatRequest) -> web.Response:
+    return json_reply(InputTokenCount(len((await rendered_chat(request, body)).tokens.token_ids)))
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/chat/completions/render",
+    "Return the tokens of the prompt of a chat, as vLLM does",
+    reply=RenderedTokens,
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def render_chat(request: web.Request, body: ChatRequest) -> web.Response:
+    prompt = await rendered_chat(request, body)
+    name = served_model(request.app[STATE], asked_model(request, body.model)).engine.model.name
+    return json_reply(rendered_tokens(name, prompt.tokens.token_ids))
+
+
+@ROUTES.route(
+    "POST",
+    "/apply-template",
+    "Render a conversation with the model's chat template and return the text",
+    reply=RenderedPrompt,
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def apply_template(request: web.Request, body: ChatRequest) -> web.Response:
+    return json_reply(RenderedPrompt((await rendered_chat(request, body)).text))
+
+
+async def rendered_chat(request: web.Request, body: ChatRequest) -> ChatPrompt:
+    """Return the prompt of a chat that is not answered. Raises RequestError, EngineError."""
+    check_rate(request[CLIENT])
+    context = await context_of(request, asked_model(request, body.model))
+    constrained = constraint_of(body, context.limits) is not None
+    media = MediaParts(context.model.media)
+    return await chat_prompt_of(context, chat_plan_of(context, body, constrained=constrained, media=media))

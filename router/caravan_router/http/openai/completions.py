@@ -1,15 +1,21 @@
-"""``/v1/completions``."""
+"""``/v1/completions``, and the tokens of its prompts."""
 
 from aiohttp import web
 
+from caravan_router.api.generation.permits import check_rate
+from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
 from caravan_router.api.openai.completions.reply import AskedCompletions
 from caravan_router.api.openai.completions.schema import Completion, CompletionRequest
+from caravan_router.api.openai.completions.validation import completion_plan_of, validate_completion
 from caravan_router.api.openai.errors import OPENAI
 from caravan_router.http.generation.answer import answer
+from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.counting import counting_refusals
-from caravan_router.http.server.route import GENERATION_ERRORS
+from caravan_router.http.generation.models import asked_model
+from caravan_router.http.server.json_reply import json_reply
+from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import STATE
+from caravan_router.http.server.state import CLIENT, STATE
 
 ROUTES = Routes(OPENAI)
 
@@ -25,3 +31,17 @@ ROUTES = Routes(OPENAI)
 )
 async def completions(request: web.Request, body: CompletionRequest) -> web.StreamResponse:
     return await answer(request, AskedCompletions(body, request.app[STATE].limits))
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/completions/render",
+    "Return the tokens of each prompt, as vLLM does",
+    reply=list[RenderedTokens],
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def render_completion(request: web.Request, body: CompletionRequest) -> web.Response:
+    check_rate(request[CLIENT])
+    context = await context_of(request, asked_model(request, body.model))
+    valid = await validate_completion(context, body, completion_plan_of(body, context.limits))
+    return json_reply([rendered_tokens(context.model.name, one.prompt) for one in valid])

@@ -24,3 +24,6 @@ ROUTES = Routes(OPENAI)
 )
 async def embeddings(request: web.Request, body: EmbeddingRequest) -> web.Response:
     return json_reply(reply_of(body, await vectors_of(request, body.model, partial(texts_of, body))))
+
+
+ROUTES.also("/embeddings", "unversioned")

@@ -1,6 +1,4 @@
-"""``/v1/models``, and llama-server's ``/models``."""
-
-from dataclasses import replace
+"""The models that are served, as OpenAI's ``/v1/models`` lists them, and llama-server's ``/models``."""
 
 import msgspec
 from aiohttp import web
@@ -12,62 +10,52 @@ from caravan_router.core.engine import ModelFacts
 from caravan_router.core.library import Download, LibraryModel, ModelState
 from caravan_router.http.generation.models import library_models, listed_models
 from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
+
+SUMMARY = "List the models and their adapters, the default model first; also those that are loaded when a request asks"
 
 ROUTES = Routes(OPENAI)
 
 
-@ROUTES.route(
-    "GET",
-    "/v1/models",
-    "List the models and their adapters, the default model first; also those that are loaded when a request asks",
-    reply=ModelList,
-    errors=(503,),
-)
+@ROUTES.route("GET", "/models", SUMMARY, reply=ModelList, errors=(503,), alias="llama_server")
 async def models(request: web.Request) -> web.Response:
-    return json_reply(ModelList("list", _listed(request.app[STATE])))
+    return json_reply(ModelList("list", listed(request.app[STATE])))
 
 
-ROUTES.append(replace(ROUTES[-1], path="/models", alias="llama_server"))
-
-
-@ROUTES.route(
-    "GET",
-    "/v1/models/{model}",
-    "Return a model or an adapter",
-    parameters=(Parameter(name="model", place="path", description="Name of the model or adapter"),),
-    reply=Model,
-    errors=(404, 503),
-)
-async def model(request: web.Request) -> web.Response:
-    state = request.app[STATE]
-    asked = request.match_info["model"]
+def found(state: AppState, asked: str) -> Model:
+    """Return the model or adapter that ``asked`` means. Raises UnknownModelError, NoShardError."""
     name = state.fleet.names.meant(asked)
-    for entry in _listed(state):
-        if entry.id == name:
-            return json_reply(entry)
+    for entry in listed(state):
+        if entry.id == name or (entry.aliases is not msgspec.UNSET and asked in entry.aliases):
+            return entry
     raise UnknownModelError(asked)
 
 
-def _listed(state: AppState) -> list[Model]:
+def listed(state: AppState) -> list[Model]:
+    """Return the models and their adapters, the default model first. Raises NoShardError."""
     known = {facts.name: facts for facts in listed_models(state)}
     library = library_models(state)
     listed = []
     for name in dict.fromkeys((*library, *known)):
-        entry = _entry(name, library.get(name))
+        entry = _entry(state, name, library.get(name))
         if (facts := known.get(name)) is None:
             listed.append(entry)
             continue
-        reads = _architecture(facts)
-        listed += [msgspec.structs.replace(one, architecture=reads) for one in (entry, *_adapters(facts))]
+        reads, created = _architecture(facts), facts.modified_s or state.started_s
+        if facts.aliases:
+            known_aliases = () if entry.aliases is msgspec.UNSET else entry.aliases
+            entry = msgspec.structs.replace(entry, aliases=(*known_aliases, *facts.aliases))
+        listed += [
+            msgspec.structs.replace(one, architecture=reads, created=created)
+            for one in (entry, *_adapters(state, facts))
+        ]
     arriving = () if state.library is None else state.library.arriving()
-    return listed + [_entry(model.name, model) for model in arriving]
+    return listed + [_entry(state, model.name, model) for model in arriving]
 
 
-def _entry(name: str, model: LibraryModel | None) -> Model:
-    entry = Model(name, "model", 0, name, name, None)
+def _entry(state: AppState, name: str, model: LibraryModel | None) -> Model:
+    entry = Model(name, "model", state.started_s, name, name, None)
     if model is None:
         return entry
     status = ModelStatus(
@@ -88,5 +76,5 @@ def _architecture(facts: ModelFacts) -> Architecture | msgspec.UnsetType:
     return Architecture(["text", *reads], ["text"])
 
 
-def _adapters(facts: ModelFacts) -> list[Model]:
-    return [Model(adapter, "model", 0, facts.name, adapter, facts.name) for adapter in facts.adapters]
+def _adapters(state: AppState, facts: ModelFacts) -> list[Model]:
+    return [Model(adapter, "model", state.started_s, facts.name, adapter, facts.name) for adapter in facts.adapters]

@@ -29,5 +29,10 @@ async def rerank(request: web.Request, body: RerankRequest) -> web.Response:
     return json_reply(ranked_list(body, documents, await _scores(request, body.model, query, documents)))
 
 
+ROUTES.also("/rerank", "unversioned")
+ROUTES.also("/v1/reranking", "gerund")
+ROUTES.also("/reranking", "unversioned_gerund")
+
+
 async def _scores(request: web.Request, model: str | None, first: Texts, second: Texts) -> Scores:
     return await scores_of(lambda texts_of: vectors_of(request, model, texts_of, for_scores=True), first, second)

@@ -10,6 +10,7 @@ from caravan_router.api.errors import UnhealthyError
 from caravan_router.api.tgi.errors import TGI
 from caravan_router.http.ops.docs_page import render_page
 from caravan_router.http.server.compressed import Compressed
+from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 from caravan_router.metrics.recorder import CONTENT_TYPE
@@ -18,6 +19,22 @@ _HEALTHY = "Return 200 while a shard is up and makes progress, else 503"
 _DOCUMENT = "Return the OpenAPI document of this API"
 
 ROUTES = Routes(TGI)
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
+
+
+class Load(msgspec.Struct, frozen=True):
+    """As in vLLM. ``server_load``: generations in progress."""
+
+    server_load: int
+
+
+class Sleep(msgspec.Struct, frozen=True):
+    """As in vLLM."""
+
+    is_sleeping: bool
 
 
 @ROUTES.route("GET", "/ping", _HEALTHY, errors=(503,), open=True, alias="ping")
@@ -43,6 +60,22 @@ async def readyz(request: web.Request) -> web.Response:
 async def livez(_request: web.Request) -> web.Response:
     """For liveness probes: no restart brings a shard back."""
     return web.Response()
+
+
+@ROUTES.route("GET", "/version", "Return Caravan's version", reply=Version)
+async def vllm_version(request: web.Request) -> web.Response:
+    return json_reply(Version(request.app[STATE].info.version))
+
+
+@ROUTES.route("GET", "/load", "Return how many generations are in progress", reply=Load)
+async def server_load(request: web.Request) -> web.Response:
+    return json_reply(Load(request.app[STATE].permits.held))
+
+
+@ROUTES.route("GET", "/is_sleeping", "Tell whether no model is loaded until a request asks for one", reply=Sleep)
+async def is_sleeping(request: web.Request) -> web.Response:
+    state = request.app[STATE]
+    return json_reply(Sleep(state.library is not None and not state.fleet.engines))
 
 
 @ROUTES.route("GET", "/metrics", "Return metrics in Prometheus text format", replies=(("text/plain", str),), open=True)

@@ -30,8 +30,12 @@ def error_response(dialect: Dialect, error: Exception, request_id: str = "") -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialects:
-    """The dialect of every request: its route's, else that of the longest path prefix, else the default."""
+    """The dialect of every request: its route's, else that of the longest path prefix, else the default.
 
+    ``by_header``: by the path of a route and the name of a header, where a path belongs to two dialects.
+    """
+
+    by_header: Mapping[tuple[str, str], Dialect]
     by_path: Mapping[str, Dialect]
     by_prefix: Mapping[str, Dialect]
     default: Dialect
@@ -39,6 +43,9 @@ class Dialects:
     def of(self, request: web.Request) -> Dialect:
         """Return the dialect in which ``request`` is answered; also for a path that no route has."""
         path = path_of(request)
+        for (where, header), dialect in self.by_header.items():
+            if where == path and header in request.headers:
+                return dialect
         if path in self.by_path:
             return self.by_path[path]
         matching = [prefix for prefix in self.by_prefix if path.startswith(prefix)]

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, TypedDict, Unpack
 
@@ -74,6 +75,10 @@ class Routes(list[Route]):
             return handler
 
         return add
+
+    def also(self, path: str, alias: str) -> None:
+        """Serve the last route under another path, too. ``alias``: see `Route`."""
+        self.append(replace(self[-1], path=path, alias=alias))
 
     def _reading(self, answering: Answering, kind: type) -> Handler:
         decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)

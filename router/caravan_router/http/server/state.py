@@ -1,7 +1,8 @@
 """State that handlers share, kept in the application or in the request."""
 
 import asyncio
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -34,7 +35,8 @@ class InfoExtras:
 class AppState:
     """The parts that handlers share.
 
-    ``keyring``: None if no API key is needed. ``library``: None if no model is loaded and unloaded here.
+    ``keyring``: None if no API key is needed. ``library``: None if no model is loaded and unloaded here. ``started_s``:
+    when the server started, in seconds since 1970; what has no time of its own is as old.
     """
 
     fleet: Fleet
@@ -47,6 +49,7 @@ class AppState:
     store: Store
     keyring: Keyring | None
     library: Library | None = None
+    started_s: int = field(default_factory=lambda: int(time.time()))
 
 
 STATE = web.AppKey("state", AppState)

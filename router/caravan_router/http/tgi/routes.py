@@ -141,7 +141,7 @@ async def info(request: web.Request) -> web.Response:
     bounds = bounds_of(state.limits, model)
     reply = Info(
         model_id=model.name,
-        model_sha=model.fingerprint,
+        model_sha=model.sha256 or None,
         model_pipeline_tag="text-generation" if model.generates else "feature-extraction",
         max_concurrent_requests=state.limits.max_concurrent_requests,
         max_best_of=state.limits.max_best_of,

@@ -74,6 +74,10 @@ class ShardCapacity:
         """Whether ``resident`` may get longer than the current layout allows."""
         return resident.peak_cells > self.limits.layout.cells_per_sequence
 
+    def note_run_fingerprint(self, run_fingerprint: str) -> None:
+        """Note which saved runs the shard can fetch, which it does not know at its start."""
+        self.limits = replace(self.limits, run_fingerprint=run_fingerprint)
+
     def set_layout(self, layout: LayoutLimits, now_s: float) -> None:
         """Note which layout the cache has after it was to change. A shard that could not change would fail again."""
         before = self.limits

@@ -10,7 +10,10 @@ memory_mib = 400
 idle_s = 300
 """
 
+import hashlib
+import logging
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -23,9 +26,16 @@ from caravan_models.known import parse_reference
 from caravan_models.reference import LocalFile
 from caravan_router.serve.library.entry import CatalogueEntry
 
+_log = logging.getLogger(__name__)
+
 # A name is never a path: it may have one slash, as those of repositories.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*(/[A-Za-z0-9][A-Za-z0-9._:+-]*)?")
 _MAX_NAME = 200
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:+-]+")
+# Of what tells files apart whose names differ only in what a name cannot have.
+_TAG_DIGITS = 8
+_MAX_TITLE = _MAX_NAME - _TAG_DIGITS - 1
+_SUFFIX = ".gguf"
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
 _PROJECTOR = re.compile(r"(^|[-_.])mmproj([-_.]|$)", re.IGNORECASE)
 # Those that the library itself passes to each shard.
@@ -68,9 +78,13 @@ def read_catalogue(file: Path | None, folder: Path | None) -> tuple[CatalogueEnt
 
 def check_name(where: str, name: str) -> None:
     """Raise CatalogueError unless ``name`` can be the name of a model."""
-    if not (_NAME.fullmatch(name) and len(name) <= _MAX_NAME) or ".." in name:
+    if not _can_be_name(name):
         rule = f"must have 1 to {_MAX_NAME} letters of ASCII, digits or ._:+- and at most one /"
         raise CatalogueError(f"{where} {rule}. Given: {name!r:.80}")
+
+
+def _can_be_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and len(name) <= _MAX_NAME and ".." not in name
 
 
 def _read_file(path: Path) -> tuple[CatalogueEntry, ...]:
@@ -134,15 +148,51 @@ def _checked(where: str, entry: _Entry, folder: Path) -> CatalogueEntry:
 
 
 def _read_folder(folder: Path) -> tuple[CatalogueEntry, ...]:
+    """Return a model for each file that is one. One that cannot be a model is named in the log."""
     try:
-        files = sorted(folder.iterdir())
+        files = sorted(file for file in folder.iterdir() if file.suffix.lower() == _SUFFIX and _is_model(file.stem))
     except OSError as error:
         raise CatalogueError(f"{folder}: {error.strerror}") from error
+    named: dict[str, Path] = {}
+    # First those whose names need no change, so that no other takes their names.
+    for file in sorted(files, key=lambda file: not _can_be_name(_title_of(file))):
+        if not file.is_file():
+            reason = "a link to nothing" if file.is_symlink() and not file.exists() else "no file"
+            _log.warning("%r of --models-dir is left out: it is %s", file.name, reason)
+            continue
+        name = name_of(_title_of(file))
+        if name in named:
+            name = _distinct(name, file.name)
+        if name != _title_of(file):
+            _log.warning("%r of --models-dir is called %s", file.name, name)
+        named[name] = file
     return tuple(
-        CatalogueEntry(name=_PART.sub("", file.stem), source=str(file), aliases=(file.name,))
-        for file in files
-        if file.suffix == ".gguf" and _NAME.fullmatch(file.stem) and _is_model(file.stem)
+        CatalogueEntry(
+            name=name,
+            source=str(file),
+            aliases=(file.name,) if _can_be_name(file.name) and file.name not in named else (),
+        )
+        for name, file in sorted(named.items())
     )
+
+
+def _title_of(file: Path) -> str:
+    return _PART.sub("", file.stem)
+
+
+def name_of(title: str) -> str:
+    """Return the name of a model whose file has this name without its suffix: the same, if that can be one."""
+    if _can_be_name(title):
+        return title
+    plain = _NOT_IN_NAMES.sub("-", title).strip("._:+-")
+    while ".." in plain:
+        plain = plain.replace("..", ".")
+    return plain if plain and len(plain) <= _MAX_NAME else _distinct(plain[:_MAX_TITLE] or "model", title)
+
+
+def _distinct(name: str, file: str) -> str:
+    """Return a name that files of other names have not, and this one has after each start."""
+    return f"{name[:_MAX_TITLE]}-{hashlib.sha256(os.fsencode(file)).hexdigest()[:_TAG_DIGITS]}"
 
 
 def _is_model(stem: str) -> bool:

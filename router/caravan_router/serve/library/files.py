@@ -1,11 +1,12 @@
 """The files of models, and what they say while no shard has them loaded."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from caravan_models.architectures import is_encoder
 from caravan_models.cached_model import found_model
+from caravan_models.contents import SeenFile, SeenFiles
 from caravan_models.errors import FetchError
 from caravan_models.fingerprint import fingerprint
 from caravan_models.gguf_facts import gguf_facts
@@ -20,13 +21,14 @@ _LONGEST_TEXT = 1023
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesHere:
     """The files of a model that is here. ``size``: bytes of all. ``modified_s``: when one was last changed, in Unix
-    time. ``fingerprint``: that of its shards.
+    time. ``fingerprint``, ``sha256``: those of its shards; the second is "" while nobody has read all of the files.
     """
 
     parts: tuple[Path, ...]
     size: int
     modified_s: float
     fingerprint: str
+    sha256: str
 
 
 def files_of(entry: CatalogueEntry, before: FilesHere | None = None) -> FilesHere:
@@ -34,16 +36,23 @@ def files_of(entry: CatalogueEntry, before: FilesHere | None = None) -> FilesHer
     try:
         model = found_model(entry.source)
         modified_s = max(part.stat().st_mtime for part in model.parts)
-        if before is not None and (before.parts, before.size, before.modified_s) == (
+        sha256 = _known_sha256(model.parts)
+        if before is not None and (before.parts, before.size, before.modified_s, before.sha256) == (
             model.parts,
             model.size,
             modified_s,
+            sha256,
         ):
             return before
-        tag = fingerprint(model.parts[0])
+        tag = fingerprint(model.parts)
     except (FetchError, OSError) as error:
         raise LibraryError(f"the files of {entry.name} cannot be read, or are not downloaded yet") from error
-    return FilesHere(parts=model.parts, size=model.size, modified_s=modified_s, fingerprint=tag)
+    return FilesHere(parts=model.parts, size=model.size, modified_s=modified_s, fingerprint=tag, sha256=sha256)
+
+
+def _known_sha256(parts: Sequence[Path]) -> str:
+    known = SeenFiles(model=tuple(map(SeenFile.at, parts))).known()
+    return "" if known is None else known.model
 
 
 def described_by(entry: CatalogueEntry, files: FilesHere) -> ModelDescription:
@@ -56,6 +65,7 @@ def described_by(entry: CatalogueEntry, files: FilesHere) -> ModelDescription:
         file=ModelFile(
             name=entry.name,
             fingerprint=files.fingerprint,
+            sha256=files.sha256,
             vocabulary_size=0,
             chat_template=facts.chat_template,
             bos_text="",

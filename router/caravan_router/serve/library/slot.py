@@ -129,7 +129,7 @@ class Slot:
             pinned=self.entry.pinned,
             size_bytes=0 if self.files is None else self.files.size,
             modified_s=0.0 if self.files is None else self.files.modified_s,
-            fingerprint="" if self.files is None else self.files.fingerprint,
+            fingerprint="" if self.files is None else self.files.sha256 or self.files.fingerprint,
             problem=self.trouble.problem,
             expires_in_s=expires,
             download=download,

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +17,10 @@ from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, JointEmbed, StartupError, TokenBatch
+from caravan_shard.backends.file_contents import FileContents
 from caravan_shard.backends.llama.adapters import LlamaAdapters
 from caravan_shard.backends.llama.candidate_probe import chooses_candidates
+from caravan_shard.backends.llama.cell_names import CellNames, digest
 from caravan_shard.backends.llama.cell_state import StateFormat
 from caravan_shard.backends.llama.context import Contexts, OpenContext
 from caravan_shard.backends.llama.device_candidates import PATIENCE, DeviceCandidates
@@ -45,10 +46,6 @@ from caravan_shard.sampling.joint_logprobs import JointLogprobs
 from caravan_shard.sampling.top_candidates import StepCandidates
 
 _log = logging.getLogger(__name__)
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 class LlamaCppBackend:
@@ -135,11 +132,11 @@ class LlamaCppBackend:
             )
         self._warm_up()
         self._find_state_format()
-        self.state_fingerprint = self._fingerprint(config)
-        self.numerics = self._find_numerics(config, is_draft_model=is_draft_model)
+        names = CellNames(config, self._memory.form)
+        self.numerics = self._find_numerics(config, loaded, names, is_draft_model=is_draft_model)
         if config.exact:
-            # Cells that another kind of shard has computed would be others.
-            self.state_fingerprint = _digest(self.state_fingerprint, self.numerics.fingerprint)
+            names = replace(names, numerics=(self.numerics.fingerprint,))
+        self.contents = FileContents(None if is_draft_model else loaded.files, names.of)
         # A recurrent state cannot be cut back to run a step again.
         self._contexts.take_candidates = not (
             is_draft_model or self.capacity.current.whole_only
@@ -210,12 +207,16 @@ class LlamaCppBackend:
             self.capacity = replace(self.capacity, layouts=tuple(nothing))
         self._memory.clear()
 
-    def _find_numerics(self, config: ShardConfig, *, is_draft_model: bool) -> Numerics:
+    def _find_numerics(
+        self, config: ShardConfig, loaded: LoadedModel, names: CellNames, *, is_draft_model: bool
+    ) -> Numerics:
         """Compare the logits of tokens alone and together. Raises StartupError if they must be equal and are not."""
         has_flash_attention = config.flash_attn != "off"
         flash_attention = {layout.value: has_flash_attention for layout in self._contexts.layouts}
         if is_draft_model:  # nothing depends on how it rounds
             return Numerics(fingerprint="", flash_attention=flash_attention)
+        # What is in the files need not be known yet. Where it matters, their logits differ, too.
+        files = self.facts.fingerprint, [fingerprint([adapter.path]) for adapter in config.adapters]
         started = monotonic()
         limits = self.capacity.current
         probe = NumericsProbe(self.decode, self.logits, self._memory, self.vocabulary.size)
@@ -227,7 +228,7 @@ class LlamaCppBackend:
             thorough=config.exact,
         )
         inputs = (
-            self.state_fingerprint,
+            names.of_texts(*files),
             has_flash_attention,
             self._forward.ubatch,
             config.exact,
@@ -238,18 +239,22 @@ class LlamaCppBackend:
             *config.tensor_overrides,
             llama_cpp.llama_print_system_info(),
         )
-        compared = _digest(*inputs, limits.cells_per_sequence, self.capacity.max_sequences, library_files())
+        compared = digest(
+            *inputs, loaded.files.all, limits.cells_per_sequence, self.capacity.max_sequences, library_files()
+        )
         # What --exact promises is compared at each start.
         found = measure() if config.exact else known_equality(config.cache_dir, compared, measure)
+        # In a common pool, the places of cells depend on other sequences, also where a comparison finds no difference.
+        same_in_company = False if limits.shares_cells and found.company else found.company
         same_in_chunks = found.chunk
         if not config.exact and not has_flash_attention:
             # A few tokens may be equal by chance: numbers are rounded again after they were added.
             same_in_chunks = False
         numerics = Numerics(
-            fingerprint=_digest(*inputs, found.logits)[:16],
+            fingerprint=digest(*inputs, found.logits)[:16],
             exact=config.exact,
             flash_attention=flash_attention,
-            same_in_company=found.company,
+            same_in_company=same_in_company,
             same_in_chunks=same_in_chunks,
         )
         _log.info(
@@ -269,19 +274,6 @@ class LlamaCppBackend:
                 "CMAKE_ARGS=-DGGML_LLAMAFILE=OFF"
             )
         return numerics
-
-    def _fingerprint(self, config: ShardConfig) -> str:
-        adapters = [(adapter.name, adapter.scale, fingerprint(adapter.path)) for adapter in config.adapters]
-        return _digest(
-            self.facts.fingerprint,
-            adapters,
-            config.cache_type_k,
-            config.cache_type_v,
-            self._memory.form,
-            llama_cpp.__version__,
-            # Cells that were saved before there were such flags stay valid.
-            *config.rope_changes,
-        )
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Run llama_decode, more than once with media, and wait for the logits."""

@@ -14,6 +14,7 @@ from caravan_shard.backends.llama.embedding_context import EmbeddingContext
 from caravan_shard.backends.llama.embedding_plan import EmbeddingPlan, plan_embedding
 from caravan_shard.backends.llama.hidden_states import HiddenStates
 from caravan_shard.backends.llama.pooling import OfStates, Pooling, Relevances, Vectors
+from caravan_shard.backends.llama.vocabulary import missing_of_pairs
 from caravan_shard.config import ShardConfig
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,10 @@ class LlamaEmbedder:
         """
         plan = plan_embedding(model, config, generates=generates)
         self.ranks = plan.ranks
+        has_template = bool(llama_cpp.llama_model_chat_template(model, b"rerank"))
+        missing = missing_of_pairs(llama_cpp.llama_model_get_vocab(model))
+        if self.ranks and not has_template and missing:
+            raise StartupError(f"the pairs of {facts.name} need the {missing} token, which the file does not name")
         self.size = 0 if self.ranks else int(llama_cpp.llama_model_n_embd_out(model))
         self._architecture = facts.architecture
         # The first has all threads, the others are the lanes.

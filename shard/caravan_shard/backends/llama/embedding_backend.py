@@ -9,6 +9,7 @@ from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, StartupError, TokenBatch
+from caravan_shard.backends.file_contents import FileContents
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.model import LoadedModel
@@ -43,7 +44,8 @@ class LlamaEmbeddingBackend:
         self.media = None
         self.draft_model = None
         self.numerics = Numerics(fingerprint=_fingerprint(self.facts.fingerprint, config)[:16])
-        self.state_fingerprint = self.facts.fingerprint
+        # No cells are saved.
+        self.contents = FileContents(loaded.files, lambda _contents: "")
         none = LayoutLimits(
             layout=KvLayout.UNIFIED,
             cells=0,

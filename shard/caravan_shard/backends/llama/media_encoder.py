@@ -25,6 +25,10 @@ from caravan_shard.media.encoder import EncodedSlice, EncodingError, MediumToken
 _TEXT, _IMAGE = 0, 1
 
 
+class ForeignProjectorError(StartupError):
+    """A projector does not fit the model."""
+
+
 class LlamaMediaEncoder:
     """A MediaEncoder. ``has_planes``: positions have several dimensions (M-RoPE), of which a picture is a grid.
 
@@ -42,7 +46,7 @@ class LlamaMediaEncoder:
         self._width = int(llama_model_n_embd_inp(model))
         self._context: Any = mtmd_cpp.mtmd_init_from_file(os.fsencode(path), model, parameters)
         if not self._context:
-            raise StartupError(
+            raise ForeignProjectorError(
                 f"llama.cpp cannot load {path} as the projector of this model: it is damaged, or made for another "
                 "model; pass --mmproj with the right file, or --no-mmproj; see --log-level debug"
             )
@@ -72,7 +76,7 @@ class LlamaMediaEncoder:
                 if isinstance(found, SliceSize):
                     cells.append(found.cells)
                 elif min(found) < 0:
-                    raise StartupError(
+                    raise ForeignProjectorError(
                         "the model lacks tokens that the projector wants around pictures or sound: it was made for "
                         "another model; pass --mmproj with the right file, or --no-mmproj"
                     )

@@ -4,21 +4,27 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 
 from caravan_models.architectures import is_encoder
+from caravan_models.contents import SeenFile, SeenFiles
+from caravan_models.errors import FetchError
 from caravan_models.fingerprint import fingerprint
+from caravan_models.gguf_header import read_header
+from caravan_models.listing import part_names
+from caravan_models.local_file import parts_of
 from caravan_proto.host_memory import locked_memory
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices import Device, ModelPlacement, first_devices
 from caravan_shard.backends.llama.kernels_abi import check_kernels
-from caravan_shard.backends.llama.log import route_llama_log
+from caravan_shard.backends.llama.log import route_llama_log, take_reason
 from caravan_shard.backends.llama.metadata import all_metadata, metadata_text
+from caravan_shard.backends.llama.projector_file import find_projector
 from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
 from caravan_shard.config import ShardConfig
 
@@ -50,11 +56,15 @@ _FILE_TYPES: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters."""
+    """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters.
+
+    ``files``: those that were read, as they were before.
+    """
 
     pointer: Any
     vocabulary: LlamaVocabulary
     facts: ModelFile
+    files: SeenFiles
 
     @property
     def only_embeds(self) -> bool:
@@ -72,8 +82,10 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
 
     ``devices``: those that there are; looked for if None.
     """
-    path = Path(config.model)
     _check_files(config)
+    config = _of_first_part(config)
+    path = Path(config.model)
+    files = _seen_files(config)
     _log.info("loading %s", path.name, extra={"mib": path.stat().st_size >> 20})
     route_llama_log()
     devices = first_devices(config.rpc_servers) if devices is None else devices
@@ -81,13 +93,15 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
     pointer = _load(config, ModelPlacement(config, devices))
     try:
         _check_kind(path, pointer)
+        _warn_of_pre_tokenizer(path, pointer)
         vocab = llama_cpp.llama_model_get_vocab(pointer)
         vocabulary = LlamaVocabulary(vocab, llama_cpp.llama_model_chat_template(pointer, b"rerank") or b"")
         facts = _model_facts(path, pointer, vocab, vocabulary, uses_gpus=config.uses_gpus)
+        facts = replace(facts, fingerprint=fingerprint([file.path for file in files.model]))
     except BaseException:
         llama_cpp.llama_model_free(pointer)
         raise
-    return LoadedModel(pointer=pointer, vocabulary=vocabulary, facts=facts)
+    return LoadedModel(pointer=pointer, vocabulary=vocabulary, facts=facts, files=files)
 
 
 @contextlib.contextmanager
@@ -97,6 +111,7 @@ def measured_model(config: ShardConfig, devices: Sequence[Device]) -> Iterator[A
     llama.cpp must be initialized. Raises StartupError as `open_model` does.
     """
     _check_files(config)
+    config = _of_first_part(config)
     route_llama_log()
     parameters = llama_cpp.llama_model_default_params()
     placement = ModelPlacement(config, devices)
@@ -122,6 +137,7 @@ def only_embeds(model: Any) -> bool:
 def _check_files(config: ShardConfig) -> None:
     """Raise StartupError if a file that ``config`` names cannot be read."""
     _check_gguf_file(Path(config.model), "model", "-m")
+    _check_parts(Path(config.model))
     for adapter in config.adapters:
         _check_gguf_file(adapter.path, "adapter", "--lora")
     if config.model_draft:
@@ -130,9 +146,46 @@ def _check_files(config: ShardConfig) -> None:
         _check_gguf_file(Path(config.mmproj), "projector", "--mmproj")
 
 
+def _check_parts(path: Path) -> None:
+    """Raise StartupError if a model in several files lacks one."""
+    missing = [name for name in part_names(path.name) if not path.with_name(name).is_file()]
+    try:
+        # A file may also have such a name without being a part.
+        if missing and (read_header(path).number("split.count") or 0) > 1:
+            raise StartupError(
+                f"{path} is a part of a model, and {path.parent} lacks {missing[0]}: put all parts into one folder"
+            )
+    except (OSError, FetchError) as error:
+        raise StartupError(f"cannot read {path}: {error}") from error
+
+
+def _of_first_part(config: ShardConfig) -> ShardConfig:
+    """Return flags that name the first part of the model, from which llama.cpp loads the others."""
+    return replace(config, model=str(parts_of(Path(config.model))[0]))
+
+
+def _seen_files(config: ShardConfig) -> SeenFiles:
+    """Return the files that decide what cells mean, as they are now. Raises StartupError.
+
+    A draft model is not among them: it has cells of its own, which nobody saves.
+    """
+    projector = find_projector(config)
+    try:
+        return SeenFiles(
+            model=tuple(map(SeenFile.at, parts_of(Path(config.model)))),
+            adapters=tuple(SeenFile.at(adapter.path) for adapter in config.adapters),
+            projector=None if projector is None else SeenFile.at(projector),
+        )
+    except OSError as error:
+        raise StartupError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
 def _check_gguf_file(path: Path, kind: str, flag: str) -> None:
     """Raise StartupError if the file cannot be read or is no GGUF; ``kind`` and ``flag`` go into the message."""
     try:
+        if path.exists() and not path.is_file():
+            # To open a pipe would wait for a writer.
+            raise StartupError(f"{path} is no file; pass {flag} the path of a GGUF file")
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
     except OSError as error:
@@ -185,11 +238,12 @@ def _warn_of_unlocked(model: Any, locked_bytes: int, *, has_devices: bool) -> No
 
 def _loaded(path: Path, parameters: Any) -> Any:
     """Return a llama_model pointer; raises StartupError."""
+    take_reason()
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), parameters)
     if not model:
-        raise StartupError(
-            f"llama.cpp cannot load {path}: it is damaged, too new, or memory is short; see --log-level debug"
-        )
+        reason = take_reason()
+        said = f": {reason}" if reason else "; see --log-level debug"
+        raise StartupError(f"llama.cpp cannot load {path}: it is damaged, too new, or memory is short{said}")
     return model
 
 
@@ -224,12 +278,23 @@ def _check_tokenizer(path: Path, vocab: Any) -> None:
             raise StartupError(f"the tokenizer of {path} needs the {name} token, which the file does not name")
 
 
+def _warn_of_pre_tokenizer(path: Path, model: Any) -> None:
+    """Log a warning if the file does not say how texts are split before they are tokenized, which llama.cpp guesses."""
+    is_split = llama_cpp.llama_vocab_type(llama_cpp.llama_model_get_vocab(model)) == llama_cpp.LLAMA_VOCAB_TYPE_BPE
+    if is_split and not metadata_text(model, "tokenizer.ggml.pre"):
+        _log.warning(
+            "%s does not name its pre-tokenizer (tokenizer.ggml.pre): texts may be tokenized wrongly, and outputs much "
+            "worse; convert the model again",
+            path.name,
+        )
+
+
 def _model_facts(path: Path, model: Any, vocab: Any, vocabulary: LlamaVocabulary, *, uses_gpus: bool) -> ModelFile:
-    """Read the facts of a loaded model, without its adapters."""
+    """Read the facts of a loaded model, without its adapters and its fingerprint."""
     template = llama_cpp.llama_model_chat_template(model, None)
     return ModelFile(
         name=path.name,
-        fingerprint=fingerprint(path),
+        fingerprint="",
         vocabulary_size=vocabulary.size,
         vocabulary_fingerprint=vocabulary.fingerprint(),
         trained_context=int(llama_cpp.llama_model_n_ctx_train(model)),

@@ -118,7 +118,7 @@ def _parameters(config: ShardConfig) -> Any:
 
 
 def _fingerprint(config: ShardConfig, path: Path) -> bytes:
-    said = (fingerprint(path), config.image_min_tokens, config.image_max_tokens)
+    said = (fingerprint([path]), config.image_min_tokens, config.image_max_tokens)
     return hashlib.sha256(repr(said).encode()).digest()
 
 

@@ -1,5 +1,6 @@
 """Finds the projector of a model, and loads it where llama.cpp was built with libmtmd."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.context import Contexts
 from caravan_shard.config import ShardConfig
 from caravan_shard.media.encoder import MediaEncoder
+
+_log = logging.getLogger(__name__)
 
 
 def find_projector(config: ShardConfig) -> Path | None:
@@ -24,10 +27,17 @@ def load_projector(config: ShardConfig, model: Any, contexts: Contexts) -> Media
         return None
     try:
         # Imported here, since a build of llama.cpp without libmtmd serves text.
+        from caravan_shard.backends.llama.media_encoder import ForeignProjectorError
         from caravan_shard.backends.llama.projector import open_encoder
     except (ImportError, OSError, RuntimeError) as error:
         raise StartupError(
             f"this build of llama.cpp cannot use the projector {path}: it has no libmtmd, which -DLLAVA_BUILD=OFF "
             "leaves out; pass --no-mmproj for text only"
         ) from error
-    return open_encoder(config, path, model, contexts)
+    try:
+        return open_encoder(config, path, model, contexts)
+    except ForeignProjectorError as error:
+        if config.mmproj:
+            raise
+        _log.warning("prompts have text only, without the projector that lies beside the model: %s", error)
+        return None

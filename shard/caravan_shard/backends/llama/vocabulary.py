@@ -15,7 +15,8 @@ from caravan_shard.backends.model_users import ModelUsers
 _ROOM = 64
 # As in llama.cpp.
 _MOST_PADDING = 128
-_CONTROL_TOKEN = re.compile(r"(<\|[^|<>]*\|>)")
+# Tokens that are plain text where control tokens are not parsed.
+_CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 _PLACE = re.compile(r"\{query\}|\{document\}")
 
 
@@ -26,9 +27,12 @@ class LlamaVocabulary:
         """``vocab``: a llama_vocab pointer, valid as long as its model. ``rank_template``: empty without one."""
         self._vocab = vocab
         self.users = ModelUsers()
-        self._rank_template = rank_template.decode(errors="replace")
         self.size = int(llama_cpp.llama_vocab_n_tokens(vocab))
-        self.eog_ids = frozenset(token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(vocab, token))
+        self._rank_template = self._split(rank_template.decode(errors="replace"))
+        # The end token that the file names is always one. llama.cpp leaves `</s>` out of a vocabulary of some kinds.
+        named = {llama_cpp.llama_vocab_eos(vocab)} - {-1}
+        found = (token for token in range(self.size) if llama_cpp.llama_vocab_is_eog(vocab, token))
+        self.eog_ids = frozenset(found) | named
         self._pieces: dict[int, Piece] = {}
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -68,10 +72,29 @@ class LlamaVocabulary:
             return self._joined(query, document)
         texts = {"{query}": query, "{document}": document}
         tokens = []
-        for part in _CONTROL_TOKEN.split(self._rank_template):
-            filled = _PLACE.sub(lambda place: texts[place[0]], part)
-            tokens += self.tokenize(filled, add_special=False, parse_special=_PLACE.search(part) is None)
+        for part in self._rank_template:
+            if isinstance(part, int):
+                tokens.append(part)
+            else:
+                filled = _PLACE.sub(lambda place: texts[place[0]], part)
+                tokens += self.tokenize(filled, add_special=False, parse_special=False)
         return tokens
+
+    def _split(self, template: str) -> list[str | int]:
+        """Return the texts of a template and the control tokens between them. As in llama.cpp, long ones come first."""
+        if not template:
+            return []
+        vocab = self._vocab
+        found = {}
+        for token in range(self.size):
+            if llama_cpp.llama_vocab_get_attr(vocab, token) & _CONTROL:
+                text = llama_cpp.llama_vocab_get_text(vocab, token).decode(errors="replace")
+                if text and text in template:
+                    found[text] = token
+        parts: list[str | int] = [template]
+        for text in sorted(found, key=len, reverse=True):
+            parts = [piece for part in parts for piece in _cut(part, text, found[text])]
+        return parts
 
     def _joined(self, query: str, document: str) -> list[int]:
         vocab = self._vocab
@@ -146,3 +169,27 @@ class LlamaVocabulary:
         assert length >= 0, f"the piece of token {token} needs {-length} bytes and had {room}"
         special = token in self.eog_ids or bool(llama_cpp.llama_vocab_is_control(self._vocab, token))
         return Piece(buffer[:length], special)
+
+
+def missing_of_pairs(vocab: Any) -> str:
+    """Return the name of a token that pairs without a template need, and that the file does not name; "" if none."""
+    sep = llama_cpp.llama_vocab_sep(vocab)
+    for name, is_added, token in (
+        ("begin (bos)", llama_cpp.llama_vocab_get_add_bos(vocab), llama_cpp.llama_vocab_bos(vocab)),
+        ("end (eos)", llama_cpp.llama_vocab_get_add_eos(vocab), max(llama_cpp.llama_vocab_eos(vocab), sep)),
+        ("separator (sep)", llama_cpp.llama_vocab_get_add_sep(vocab), sep),
+    ):
+        if is_added and token < 0:
+            return name
+    return ""
+
+
+def _cut(part: str | int, text: str, token: int) -> list[str | int]:
+    """Return a part of a template with ``token`` in each place of its ``text``."""
+    if isinstance(part, int):
+        return [part]
+    first, *others = part.split(text)
+    pieces: list[str | int] = [first]
+    for other in others:
+        pieces += [token, other]
+    return [piece for piece in pieces if piece != ""]

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from caravan_models.contents import Contents, SeenFiles
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, DraftModel, JointEmbed, TokenBatch
+from caravan_shard.backends.file_contents import FileContents
 from caravan_shard.backends.toy.cache import EMPTY_STATE, ToyCache, next_state
 from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS, ToyVocabulary, toy_logits
@@ -31,12 +33,15 @@ DecodeHook = Callable[[TokenBatch], DecodeOutcome | None]
 
 MAX_EMBED_TOKENS = 512
 EMBEDDING_SIZE = 16
+# What is said of the bytes of the toy, which has no file.
+TOY_SHA256 = "toy-1"
+TOY_STATES = "70" * 32
 
 
 class ToyBackend:
     """A Backend. A forward pass takes ``step_s`` plus ``token_s`` per token, in seconds."""
 
-    state_fingerprint = "70" * 32
+    layout_works = True
 
     def __init__(
         self,
@@ -61,6 +66,9 @@ class ToyBackend:
         """``other_layouts``: those that `set_layout` can give the cells. A model that only embeds has no sequences."""
         layouts = (layout, *other_layouts)
         self.media = media
+        self.contents = FileContents(None, _model_of)
+        self.contents.know(Contents(model=TOY_SHA256))
+        self.contents.state_fingerprint = TOY_STATES
         self.facts = replace(TOY_FACTS, adapters=tuple(adapters), media=None if media is None else media.facts)
         self.vocabulary = ToyVocabulary()
         self.candidate_filter = filter_candidates
@@ -91,10 +99,13 @@ class ToyBackend:
         )
         self.hook = hook
         self.draft_model = draft_model
-        self.layout_works = True
         self._step_s = step_s
         self._token_s = token_s
         self._logits: Floats = np.empty((0, TOY_FACTS.vocabulary_size), np.float32)
+
+    def stand_for(self, files: SeenFiles) -> None:
+        """Pretend to be loaded from ``files``."""
+        self.contents = FileContents(files, _model_of)
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Work like llama_decode, its rules for positions included."""
@@ -279,3 +290,7 @@ def toy_relevance(tokens: Sequence[int]) -> float:
     end = tokens.index(EOS) if EOS in tokens else len(tokens)
     query, document = set(tokens[1:end]), tokens[end + 1 :]
     return sum(token in query for token in document) / max(1, len(document))
+
+
+def _model_of(contents: Contents) -> str:
+    return contents.model

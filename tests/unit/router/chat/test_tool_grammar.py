@@ -34,7 +34,7 @@ async def test_arguments_have_only_the_properties_that_the_schema_names() -> Non
 @pytest.mark.parametrize(
     "more",
     [
-        {"additionalProperties": True},
+        {"additionalProperties": {}},
         {"additionalProperties": TEXT},
         {"patternProperties": {"x.*": TEXT}},
         {"anyOf": [objects(b=TEXT)]},
@@ -49,3 +49,16 @@ async def test_a_schema_that_allows_other_properties_is_not_changed(more: dict[s
 
 async def test_a_function_without_parameters_takes_no_arguments() -> None:
     assert await arguments_schema(None) == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+async def test_descriptions_do_not_count_towards_the_size_of_a_grammar() -> None:
+    described = {f"p{number}": TEXT | {"description": "d" * 1_000} for number in range(8)}
+    functions = {f"f{number}": objects(**described) | {"title": "t" * 1_000} for number in range(20)}
+    constraint = await tool_constraint(ScriptedEngine(), GENERIC, functions, several=False)
+    assert len(constraint.source) < 20 * 1_000
+
+
+async def test_arguments_are_an_object_where_the_schema_does_not_say() -> None:
+    assert (await arguments_schema({"properties": {"a": TEXT}}))["type"] == "object"
+    union = {"anyOf": [objects(a=TEXT), objects(b=TEXT)]}
+    assert await arguments_schema(union) == union

@@ -1,6 +1,7 @@
 """llguidance accepts the grammars made from tools, and the outputs they allow are what the parser reads."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,37 @@ async def test_the_grammar_allows_what_the_parser_reads(tool_format: ToolFormat)
     assert accepts(constraint.source, OUTPUTS[tool_format] % clock)
     for wrong in (output + " ", output.replace("°C", "°F"), output.replace('"f"', '"g"'), "text", ""):
         assert not accepts(constraint.source, wrong)
+
+
+@pytest.mark.parametrize("tool_format", list(OUTPUTS), ids=["hermes", "mistral", "llama-3", "generic"])
+async def test_references_of_each_tool_are_to_places_in_its_own_parameters(tool_format: ToolFormat) -> None:
+    trees = {name: tree_of(name) for name in ("f", "g")}
+    constraint = await tool_constraint(ScriptedEngine(), tool_format, trees, several=False)
+    call = '{"name": "%s", "%s": %s}'
+
+    def allows(name: str, arguments: str) -> bool:
+        written = call % (name, tool_format.arguments_key, arguments)
+        return accepts(constraint.source, OUTPUTS[tool_format] % written)
+
+    for name, other in (("f", "g"), ("g", "f")):
+        leaf, wrong = (json.dumps({"v": value, "same": value, "kids": []}) for value in (name, other))
+        assert allows(name, leaf)
+        assert allows(name, leaf.replace("[]", f"[{leaf}]"))
+        assert not allows(name, wrong)
+        assert not allows(name, leaf.replace("[]", f"[{wrong}]"))
+        assert not allows(name, leaf.replace("[]", f"[{call % (name, tool_format.arguments_key, leaf)}]"))
+
+
+def tree_of(value: str) -> dict[str, Any]:
+    kids = {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}
+    properties = {"v": {"$ref": "#/$defs/v"}, "same": {"$ref": "#/properties/v"}, "kids": kids}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+        "$defs": {"v": {"enum": [value]}},
+    }
 
 
 @pytest.mark.parametrize("tool_format", list(MORE), ids=["hermes", "mistral"])

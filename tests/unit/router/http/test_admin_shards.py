@@ -5,6 +5,7 @@ import time
 import pytest
 
 from caravan_proto.messages.model import Numerics
+from caravan_router.api.admin.shards import shard_of
 from caravan_router.api.limits import Limits
 from caravan_router.core.shards import ShardReport, ShardRoom, ShardStanding, ShardState
 from caravan_testing.http_server import Service, serving
@@ -123,3 +124,30 @@ async def test_only_one_shard_that_is_up_is_drained(service: Service, name: str)
     message = f"No shard with this name is up. Given: {name}"
     assert (response.status, await response.json()) == (404, {"error": message, "error_type": "not_found"})
     assert not any(report.standing.state is ShardState.DRAINING for report in service.engine.reports)
+
+
+@pytest.mark.parametrize(
+    ("unified", "exact", "compared", "shown"),
+    [
+        (False, False, True, True),
+        # It was compared in the split layout, which the shard has left.
+        (True, False, True, False),
+        (True, False, None, None),
+        (True, True, True, True),
+    ],
+)
+def test_a_text_may_depend_on_its_company_in_the_unified_layout(
+    unified: bool, exact: bool, compared: bool | None, shown: bool | None
+) -> None:
+    report = ShardReport(
+        address="a",
+        epoch=1,
+        standing=ShardStanding(state=ShardState.SERVING, since_s=0.0),
+        room=ShardRoom(
+            max_sequences=8, max_batch_tokens=512, cells=64, cells_per_sequence=8, unified=unified, draft_tokens=0
+        ),
+        numerics=Numerics(fingerprint="f", exact=exact, same_in_company=compared),
+    )
+    numerics = shard_of(report, 1.0, 0).numerics
+    assert numerics is not None
+    assert numerics.same_in_company is shown

@@ -316,7 +316,9 @@ async def test_a_schema_that_does_not_compile_is_a_tool_error(service: Service, 
         "/v1/chat/completions", {"messages": HI, "tools": [WEATHER], "tool_choice": "required"}
     )
     assert response.status == 400
-    assert (await response.json())["error"]["message"] == "Tool error: `tools` cannot be enforced: too deep"
+    assert (await response.json())["error"]["message"] == (
+        "Tool error: `tools[0].function.parameters` cannot be enforced: too deep"
+    )
 
 
 HISTORY = [

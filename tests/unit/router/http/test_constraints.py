@@ -9,12 +9,13 @@ from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_testing.http_server import Service
 
 JSON, REGEX, LARK, GBNF = ConstraintKind
-SCHEMA = {"type": "object", "properties": {"ä": {"enum": [1.5, None]}}, "$defs": {}}
-TEXT = msgspec.json.encode(SCHEMA).decode()
+PLAIN = {"type": "object", "properties": {"ä": {"enum": [1.5, None]}}}
+SCHEMA = {**PLAIN, "title": "left out", "$defs": {}}
+TEXT = msgspec.json.encode(PLAIN).decode()
 
 FORMATS: list[tuple[Any, ConstraintKind, str]] = [
     ({"type": "json", "value": SCHEMA}, JSON, TEXT),
-    ({"type": "json", "value": '{"a": 1}'}, JSON, '{"a": 1}'),
+    ({"type": "json", "value": '{"minimum": 1}'}, JSON, '{"minimum":1}'),
     ({"type": "json_object", "value": SCHEMA}, JSON, TEXT),
     ({"type": "json_object"}, JSON, '{"type":"object"}'),
     ({"type": "json_schema", "value": {"schema": SCHEMA}}, JSON, TEXT),
@@ -25,7 +26,7 @@ FORMATS: list[tuple[Any, ConstraintKind, str]] = [
 FIELDS: list[tuple[dict[str, Any], ConstraintKind, str]] = [
     *(({"response_format": given}, kind, source) for given, kind, source in FORMATS),
     ({"guided_json": SCHEMA}, JSON, TEXT),
-    ({"guided_json": TEXT}, JSON, TEXT),
+    ({"guided_json": msgspec.json.encode(SCHEMA).decode()}, JSON, TEXT),
     ({"guided_regex": ""}, REGEX, ""),
     ({"guided_choice": ["yes", "no. (not)"]}, REGEX, r"yes|no\. \(not\)"),
     ({"guided_grammar": 'start: "::="'}, LARK, 'start: "::="'),
@@ -85,3 +86,12 @@ async def test_the_prompt_is_checked_before_the_constraint_is_compiled(service: 
     service.engine.problem = lambda _: "it was compiled"
     response = await service.post("/v1/completions", {"prompt": [1] * 300, "guided_regex": "a"})
     assert (await response.json())["error"]["param"] == "prompt"
+
+
+async def test_annotations_do_not_count_towards_the_size_of_a_schema(service: Service) -> None:
+    schema = {"type": "object", "description": "d" * 70_000, "default": {"a": ["x" * 70_000]}}
+    response = await service.post("/v1/completions", {"prompt": "a", "guided_json": schema})
+    assert response.status == 200, await response.text()
+    assert service.engine.spec.constraint == Constraint(JSON, '{"type":"object"}')
+    response = await service.post("/v1/completions", {"prompt": "a", "guided_json": {"const": "x" * 70_000}})
+    assert "must have at most 65536 bytes" in (await response.json())["error"]["message"]

@@ -51,7 +51,7 @@ async def test_a_prompt_that_is_no_text_cannot_be_shown(service: Service, body: 
 async def test_what_does_not_fit_is_refused(service: Service) -> None:
     response = await service.post("/v1/completions", {"prompt": "a" * 200, "suffix": "b" * 60, "max_tokens": 2})
     assert response.status == 400
-    assert "Given: 264 `prompt` tokens and 2 `max_tokens`" in await response.text()
+    assert "266 tokens (264 in the `prompt`, 2 in the completion)" in await response.text()
 
 
 @pytest.mark.parametrize("before", ["ab", ""])

@@ -170,7 +170,7 @@ async def test_bad_bodies_of_other_routes(service: Service, path: str, body: byt
     response = await service.client.post(path, data=io.BytesIO(body), headers=JSON)
     text = await response.text()
     assert response.status == status, text
-    assert '"validation"' in text
+    assert '"validation"' in text or '"context_length_exceeded"' in text
     assert len(text) < 600
     assert time.thread_time() - began < 2
     assert not service.engine.streams

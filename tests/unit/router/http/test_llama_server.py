@@ -7,9 +7,21 @@ import pytest
 
 from caravan_proto.messages.results import FinishReason
 from caravan_proto.messages.sampling import SAMPLERS, SamplingParams
+from caravan_router.api.limits import Limits
 from caravan_router.core.generation import GenerationSpec
-from caravan_testing.http_server import Service
-from caravan_testing.scripted_engine import BOS, EOS_TOKEN, FILL, FILL_MODEL, MODEL, ScriptedEngine, Step, ids_of, word
+from caravan_testing.http_server import Service, serving
+from caravan_testing.scripted_engine import (
+    BOS,
+    EOS_TOKEN,
+    FILL,
+    FILL_MODEL,
+    MODEL,
+    Pause,
+    ScriptedEngine,
+    Step,
+    ids_of,
+    word,
+)
 
 
 @pytest.fixture
@@ -183,13 +195,17 @@ async def test_samplers_are_applied_in_their_order(service: Service) -> None:
         ({"top_n_sigma": -2}, "`top_n_sigma` must be >= -1.0 and <= 100.0. Given: -2"),
         ({"dynatemp_range": -0.5}, "`dynatemp_range` must be >= 0.0 and <= 100.0. Given: -0.5"),
         ({"n_predict": -3}, "`n_predict` must be >= -1"),
-        ({"n_predict": 300}, "`prompt` tokens + `n_predict` must be <= 256. Given: 3 `prompt` tokens and 300"),
+        ({"n_predict": 300}, "request (3 tokens, and 300 of `n_predict`) exceeds the available context size"),
         ({"n_probs": 6}, "`n_probs` must be >= 0 and <= 5. Given: 6"),
         ({"n_cmpl": 0}, "`n_cmpl` must be > 0"),
         ({"n": 0}, "`n` must be > 0"),
         ({"n": 2, "n_cmpl": 3}, "`n` and `n_cmpl` must not differ. Given: 2 and 3"),
         ({"logit_bias": [[5, True]]}, "`logit_bias[5]` is not supported"),
-        ({"logit_bias": [["word", False]]}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "`logit_bias[5]` is not supported"),
+        ({"logit_bias": {"1000": 1}}, "logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias"),
+        ({"logit_bias": {"a" * 9000: 1}}, "`logit_bias` must have at most 8192 bytes. Given: 9000"),
+        ({"logit_bias": {str(number): 1 for number in range(400)}}, "logit_bias"),
         ({"prompt": []}, "`prompt` cannot be empty"),
         ({"prompt": ""}, "`prompt` cannot be empty"),
         ({"prompt": [1000]}, "`prompt` token ids must be >= 0 and < 1000. Given: 1000"),
@@ -202,6 +218,57 @@ async def test_what_is_refused(service: Service, body: dict[str, Any], message: 
     response = await service.post("/completion", {"prompt": "hi", **body})
     assert response.status == 400
     assert message in (await response.json())["error"]["message"]
+
+
+_A, _B = ids_of("ab")
+BIASES: list[tuple[Any, dict[int, float]]] = [
+    ({"15": -2, "16": False}, {15: -2.0, 16: -100.0}),
+    ({"ab": 1.5}, {_A: 1.5, _B: 1.5}),
+    ([["ab", False]], {_A: -100.0, _B: -100.0}),
+    # In a list of pairs, an id is a number: digits are a text there.
+    ([["7", 1], [7, 2]], {ids_of("7")[0]: 1.0, 7: 2.0}),
+    ([["a", 1], ["ab", 2]], {_A: 2.0, _B: 2.0}),
+    ({"": 1, "5": 2}, {5: 2.0}),
+    ({}, {}),
+    ([], {}),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), BIASES)
+async def test_biases_are_pairs_or_an_object(service: Service, given: Any, expected: dict[int, float]) -> None:
+    await complete(service, logit_bias=given)
+    assert dict(service.engine.spec.sampling.biases) == expected
+
+
+async def test_no_fields_are_all_fields(service: Service) -> None:
+    whole, picked = await complete(service, n_predict=2), await complete(service, n_predict=2, response_fields=[])
+    assert whole.keys() == picked.keys()
+    assert picked["prompt"] == whole["prompt"] != ""
+    assert (await complete(service, n_predict=2, response_fields=["content"])).keys() == {"content"}
+
+
+async def test_slots_tell_how_many_generations_are_in_progress() -> None:
+    engine = ScriptedEngine(script=lambda _: [word("a"), Pause(), EOS_TOKEN])
+    async with serving(engine, Limits(max_concurrent_requests=2)) as service:
+
+        async def slots() -> list[bool]:
+            listed = await (await service.client.get("/slots")).json()
+            assert [(slot["id"], slot["n_ctx"]) for slot in listed] == [(0, 256), (1, 256)]
+            return [slot["is_processing"] for slot in listed]
+
+        async def load() -> int:
+            found: int = (await (await service.client.get("/load")).json())["server_load"]
+            return found
+
+        assert (await slots(), await load()) == ([False, False], 0)
+        streams = [await service.post("/completion", {"prompt": "hi", "stream": True}) for _ in range(2)]
+        assert (await slots(), await load()) == ([True, True], 2)
+        response = await service.client.get("/slots?fail_on_no_slot=1")
+        assert (response.status, (await response.json())["error"]["code"]) == (503, "overloaded")
+        engine.resume.set()
+        for stream in streams:
+            await stream.text()
+        assert (await service.client.get("/slots?fail_on_no_slot=1")).status == 200
 
 
 async def test_a_stop_string_is_named(service: Service) -> None:
@@ -348,9 +415,12 @@ async def test_texts_that_are_too_long_are_cut(service: Service) -> None:
     ("change", "message"),
     [
         ({"input_extra": [{"text": ""}] * 257}, "`input_extra` may have at most 256 entries. Given: 257"),
-        ({"input_extra": [{"text": "a" * 9000}]}, "`input_extra` must have at most 8192 bytes. Given: 9000"),
+        (
+            {"input_extra": [{"text": "a" * 9000}]},
+            "request (9000 bytes) exceeds the available context size (256 tokens)",
+        ),
         ({"input_extra": [{"filename": "a"}]}, "text"),
-        ({"input_prefix": "a" * 9000}, "`input_prefix` must have at most 8192 bytes. Given: 9000"),
+        ({"input_prefix": "a" * 9000}, "request (9000 bytes) exceeds the available context size (256 tokens)"),
         ({"prompt": ["a"]}, "prompt"),
     ],
 )

@@ -34,7 +34,7 @@ def block(data: str | None = None) -> dict[str, Any]:
 
 async def test_messages_have_pictures_among_blocks(service: Service, engine: ScriptedEngine) -> None:
     reply = await service.reply("/v1/messages", message({"type": "text", "text": "See"}, block()))
-    assert seen(engine) == ["user:See\n\n", PICTURE, "|"]
+    assert seen(engine) == ["user:See", PICTURE, "|"]
     assert reply["usage"]["input_tokens"] == len(engine.spec.prompt)
     count = await service.reply("/v1/messages/count_tokens", message({"type": "text", "text": "See"}, block()))
     assert count["input_tokens"] == len(engine.spec.prompt)

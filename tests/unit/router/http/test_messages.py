@@ -224,7 +224,7 @@ async def test_system_texts_and_blocks_lose_the_billing_line(service: Service, e
         ("Be brief.", "[system]Be brief."),
         (f"{billing}\nBe brief.", "[system]Be brief."),
         ([{"type": "text", "text": billing}, {"type": "text", "text": "A", "cache_control": cache}], "[system]A"),
-        ([{"type": "text", "text": "A"}, {"type": "text", "text": "B"}], "[system]A\n\nB"),
+        ([{"type": "text", "text": "A"}, {"type": "text", "text": "B"}], "[system]A\nB"),
         (f"Say {billing}", f"[system]Say {billing}"),
         (billing, ""),
         ([], ""),
@@ -249,14 +249,14 @@ async def test_calls_and_results_become_turns(service: Service, engine: Scripted
     )
     turns[2] = {"role": "user", "content": [result | {"content": "Rain", "is_error": True}]}
     await create(service, turns, tools=[WEATHER])
-    assert text_of(engine).endswith("[tool]Rain<toolu_1>[assistant]")
+    assert text_of(engine).endswith("[tool]Error: Rain<toolu_1>[assistant]")
 
 
 async def test_pictures_in_results_are_shown_as_words(service: Service, engine: ScriptedEngine) -> None:
     parts = [{"type": "text", "text": "See:"}, {"type": "image", "source": {}}, {"type": "document", "source": {}}]
     result = {"type": "tool_result", "tool_use_id": "1", "content": parts}
     await create(service, [*HI, {"role": "assistant", "content": "A"}, {"role": "user", "content": [result]}])
-    assert "See:\n\n[image]\n\n[document]" in text_of(engine)
+    assert "See:\n[image]\n[document]" in text_of(engine)
 
 
 async def test_system_messages_join_their_neighbours(service: Service, engine: ScriptedEngine) -> None:
@@ -344,7 +344,12 @@ async def test_unknown_fields_are_ignored_and_logged_once(service: Service, capl
     [
         ({"mcp_servers": [{"url": "u"}]}, "`mcp_servers` is not supported"),
         ({"container": "c"}, "`container` is not supported"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "`tools[0].type` is not supported"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "`tools[0].type` is not supported"),
+        ({"tools": [{"type": "custom"}]}, "`tools[0].name` is missing"),
+        ({"thread": {"type": "create"}}, "`thread` is not supported"),
+        ({"tools": [], "tool_choice": {"type": "any"}}, "`tool_choice` may be set only when `tools` has functions"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "`tool_choice` may be set only when `tools` has functions"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "other"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "`tool_choice.name` is missing"),
         ({"tools": [{"name": "a b"}]}, "`tools[0].function.name`"),
         ({"system": [{"type": "image"}]}, "`system[0]` must be text"),

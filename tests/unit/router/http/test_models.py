@@ -240,3 +240,34 @@ async def test_a_flood_of_one_model_takes_no_permit_of_another(engine: ScriptedE
         for request in flood:
             request.cancel()
         await eventually(service.is_idle)
+
+
+@pytest.mark.parametrize("path", [path for path in GENERATING if path != "/vertex"])
+async def test_a_model_answers_to_its_aliases(path: str) -> None:
+    second = ScriptedEngine(model=dataclasses.replace(SECOND, aliases=("claude-second", "2nd")))
+    async with serving(ScriptedEngine(model=FIRST, others=[second])) as service:
+        for name in ("claude-second", "2nd"):
+            response = await service.post(path, GENERATING[path] | {"model": name})
+            assert response.status == 200, await response.text()
+            await response.text()
+        assert submitted(service) == {"second": ["", ""]}
+
+
+async def test_aliases_are_listed() -> None:
+    second = ScriptedEngine(
+        model=dataclasses.replace(SECOND, aliases=("claude-second", "2nd"), modified_s=1_700_000_000)
+    )
+    async with serving(ScriptedEngine(model=FIRST, others=[second])) as service:
+        listed = {entry["id"]: entry for entry in (await (await service.client.get("/v1/models")).json())["data"]}
+        assert listed["second"]["aliases"] == ["claude-second", "2nd"]
+        assert listed["second"]["created"] == listed["poet"]["created"] == 1_700_000_000
+        assert "aliases" not in listed["first"]
+        assert "aliases" not in listed["poet"]
+        assert await (await service.client.get("/v1/models/2nd")).json() == listed["second"]
+        version = {"anthropic-version": "2023-06-01"}
+        page = await (await service.client.get("/v1/models", headers=version)).json()
+        names = [entry["id"] for entry in page["data"]]
+        assert names == ["first", "pirate", "second", "claude-second", "2nd", "poet"]
+        [found] = [entry for entry in page["data"] if entry["id"] == "claude-second"]
+        assert found["created_at"] == "2023-11-14T22:13:20Z"
+        assert await (await service.client.get("/v1/models/claude-second", headers=version)).json() == found

@@ -88,9 +88,25 @@ async def test_a_raw_prompt_is_not_templated(engine: ScriptedEngine) -> None:
         await whole(service, "/api/generate", prompt="as it is", raw=True)
         assert text_of(engine) == "as it is"
         assert engine.spec.prompt[0] == BOS
-        response = await service.post("/api/generate", {"model": "any", "prompt": "x"})
-        assert response.status == 400
-        assert (await response.json())["error"].startswith("Template error: the model has no chat template")
+
+
+async def test_without_a_chat_template_the_prompt_is_what_was_sent(engine: ScriptedEngine) -> None:
+    engine.model = MODEL
+    async with serving(engine) as service:
+        reply = await whole(service, "/api/generate", prompt="once upon", options={"num_predict": 3})
+        assert text_of(engine) == "once upon"
+        assert engine.spec.prompt[0] == BOS
+        assert reply["context"][: len(engine.spec.prompt)] == list(engine.spec.prompt)
+        await whole(service, "/api/generate", prompt=" a time", context=reply["context"])
+        assert [*engine.spec.prompt[: len(reply["context"])]] == reply["context"]
+        assert engine.spec.prompt.count(BOS) == 1
+        for path, body, message in (
+            ("/api/generate", {"prompt": "x", "system": "s"}, "set it to null: the model has no chat template"),
+            ("/api/chat", {"messages": HI}, "Template error: the model has no chat template"),
+        ):
+            response = await service.post(path, {"model": "any", **body})
+            assert response.status == 400
+            assert message in (await response.json())["error"]
 
 
 async def test_a_context_continues_a_conversation(service: Service, engine: ScriptedEngine) -> None:
@@ -225,9 +241,9 @@ async def test_an_error_in_a_started_stream_is_a_line(service: Service, engine: 
         ("/api/generate", {"prompt": "x", "context": [1], "raw": True}, "context"),
         ("/api/generate", {"prompt": "x", "context": [1000]}, "`context` token ids must be >= 0 and < 1000"),
         ("/api/generate", {"prompt": "x", "context": [-1]}, "`context` token ids must be >= 0 and < 1000"),
-        ("/api/generate", {"prompt": "x", "context": [5] * 1024}, "`context` must have less than 1023"),
-        ("/api/generate", {"prompt": "x", "context": [5] * 1020}, "`context + prompt` must have less than 1023"),
-        ("/api/generate", {"prompt": "x" * 1020}, "`prompt` must have less than 1023 tokens. Given: 1027"),
+        ("/api/generate", {"prompt": "x", "context": [5] * 1024}, "`context` must have at most 1023 tokens"),
+        ("/api/generate", {"prompt": "x", "context": [5] * 1020}, "`context + prompt` must have at most 1023 tokens"),
+        ("/api/generate", {"prompt": "x" * 1020}, "`prompt` must have at most 1023 tokens. Given: 1027"),
         ("/api/chat", {"messages": HI, "context": [1]}, "unknown field `context`"),
         ("/api/generate", {"prompt": "x", "images": ["aGk="]}, "images"),
         ("/api/generate", {"prompt": "x", "raw": True, "system": "s"}, "system"),

@@ -10,6 +10,7 @@ from caravan_proto.messages.model import TokenizedText
 from caravan_router.http.app import Access
 from caravan_router.http.openapi import document
 from caravan_router.http.ops.routes import openapi_document
+from caravan_router.http.server.state import STATE
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 
@@ -49,13 +50,14 @@ async def test_there_is_no_model_before_the_first_shard_joins(service: Service, 
 
 
 async def test_models(service: Service) -> None:
+    started_s = service.app[STATE].started_s
     assert await (await service.client.get("/v1/models")).json() == {
         "object": "list",
         "data": [
             {
                 "id": "scripted",
                 "object": "model",
-                "created": 0,
+                "created": started_s,
                 "owned_by": "scripted",
                 "root": "scripted",
                 "parent": None,
@@ -63,7 +65,7 @@ async def test_models(service: Service) -> None:
             {
                 "id": "pirate",
                 "object": "model",
-                "created": 0,
+                "created": started_s,
                 "owned_by": "scripted",
                 "root": "pirate",
                 "parent": "scripted",
@@ -95,7 +97,7 @@ async def test_detokenize_refuses_invalid_token_ids(service: Service) -> None:
     for tokens, message in [
         ([-1], "`tokens` token ids must be >= 0 and < 1000. Given: -1"),
         ([5, 1000], "`tokens` token ids must be >= 0 and < 1000. Given: 1000"),
-        ([5] * 8193, "`tokens` must have less than 8192 tokens. Given: 8193"),
+        ([5] * 8193, "`tokens` must have at most 8192 tokens. Given: 8193"),
         (["a"], "Expected `int`, got `str` - at `$.tokens[0]`"),
         (None, "Expected `array`, got `null` - at `$.tokens`"),
     ]:

@@ -33,6 +33,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
         {"input": "a", "tools": [{"type": "function", "name": ""}]},
         {"input": "a", "temperature": -1},
     ),
+    "/chat/completions": (_CHAT | {"n": 0}, _CHAT | {"temperature": -1}),
+    "/responses": ({"input": "a", "background": True}, {"input": "a", "temperature": -1}),
     "/v1/messages": (_CHAT | {"max_tokens": 1, "temperature": -1}, _CHAT | {"max_tokens": 0}),
     "/completion": ({"prompt": "a", "n_cmpl": 0}, {"prompt": []}, {"prompt": "a", "top_p": 2}),
     "/completions": ({"prompt": "a", "n_cmpl": 0}, {"prompt": "a", "top_p": 2}),

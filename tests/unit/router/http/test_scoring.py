@@ -81,13 +81,7 @@ RULES: list[tuple[str, dict[str, Any], str | None, str]] = [
     ("/v1/score", {"text_1": "a"}, "text_2", "`text_2` is missing"),
     ("/v1/score", {"text_2": "a"}, "text_1", "`text_1` is missing"),
     ("/v1/score", {"text_1": [], "text_2": "a"}, "text_1", "`text_1` cannot be empty"),
-    ("/v1/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2", "`text_2` cannot be empty"),
-    (
-        "/v1/score",
-        {"queries": "a", "documents": "a" * 64},
-        "documents",
-        "`documents` must have less than 64 tokens. Given: 65",
-    ),
+    ("/v1/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2[1]", "`text_2[1]` cannot be empty"),
     ("/v1/score", {"text_1": "a", "text_2": "b", "pair": 1}, "pair", "Object contains unknown field `pair`"),
     ("/v1/rerank", {"query": "", "documents": ["a"]}, "query", "`query` cannot be empty"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents", "`documents` cannot be empty"),
@@ -142,4 +136,4 @@ async def test_a_model_that_ranks_reads_pairs(service: Service) -> None:
     ranked = await rerank(service, query="ab", documents=["defg", "c", "de"])
     assert [one["index"] for one in ranked["results"]] == [1, 2, 0]
     response = await service.post("/v1/rerank", {"query": "ab", "documents": ["c", "d" * 64]})
-    assert (await response.json())["error"]["param"] == "documents"
+    assert (await response.json())["error"]["param"] == "documents[1]"

@@ -75,15 +75,15 @@ async def test_a_prediction_reaches_the_engine_as_tokens(drafting: Service, cont
     assert drafting.engine.spec.prediction == ()
 
 
-async def test_a_prediction_is_no_longer_than_an_output(drafting: Service) -> None:
-    await drafting.reply(CHAT, HI | {"prediction": {"type": "content", "content": "a" * 300}})
+@pytest.mark.parametrize("characters", [300, 9000])
+async def test_a_prediction_is_no_longer_than_an_output(drafting: Service, characters: int) -> None:
+    await drafting.reply(CHAT, HI | {"prediction": {"type": "content", "content": "a" * characters}})
     assert len(drafting.engine.spec.prediction) == 256
 
 
 @pytest.mark.parametrize(
     ("prediction", "param"),
     [
-        ({"type": "content", "content": "a" * 9000}, "prediction.content"),
         ({"type": "content", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "prediction.content[0]"),
         ({"type": "other", "content": "a"}, "prediction.type"),
     ],

@@ -65,4 +65,6 @@ async def test_of_several_wrong_texts_the_error_names_the_first(service: Service
     service.engine.tokenize = in_reverse  # type: ignore[method-assign]
     reply = await service.post("/v1/embeddings", {"model": "any", "input": texts})
     assert reply.status == 400
-    assert "must have less than 64 tokens. Given: 71" in (await reply.json())["error"]["message"]
+    assert (
+        "your `input[1]` resulted in 71 tokens, and at most 64 are allowed" in (await reply.json())["error"]["message"]
+    )

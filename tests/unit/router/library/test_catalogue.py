@@ -1,11 +1,19 @@
 """Which models a TOML file and a folder describe."""
 
 import math
+import os
 from pathlib import Path
 
 import pytest
 
-from caravan_router.serve.library.catalogue import CatalogueError, parse_catalogue, read_catalogue
+from caravan_models.cached_model import found_model
+from caravan_router.serve.library.catalogue import (
+    CatalogueError,
+    check_distinct,
+    check_name,
+    parse_catalogue,
+    read_catalogue,
+)
 from caravan_router.serve.library.entry import CatalogueEntry
 
 FOLDER = Path("/models")
@@ -68,12 +76,47 @@ def test_a_wrong_entry_is_named(entry: str, message: str) -> None:
 
 
 def test_a_folder_has_a_model_for_each_first_part_and_no_projector(tmp_path: Path) -> None:
-    for name in ("b.Q4_0.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "mmproj-b.gguf", "b.txt", " x.gguf"):
+    for name in ("b.Q4_0.gguf", "a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "mmproj-b.gguf", "b.txt"):
         (tmp_path / name).touch()
     assert [(entry.name, entry.aliases) for entry in read_catalogue(None, tmp_path)] == [
         ("a", ("a-00001-of-00002.gguf",)),
         ("b.Q4_0", ("b.Q4_0.gguf",)),
     ]
+
+
+def test_every_file_of_a_folder_is_a_model_whatever_it_is_called(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = {
+        "UPPER.GGUF": "UPPER",
+        "a(b).gguf": "a-b-c0221730",
+        "a-00001-of-00002.gguf": "a",
+        "a b-00001-of-00002.gguf": "a-b",
+        "with space.gguf": "with-space-d245324c",
+        "with-space.gguf": "with-space",
+        "x@y.gguf": "x-y",
+        "日本語.gguf": "model-77710aed",
+        "..hidden..gguf": "hidden",
+        "a..b.gguf": "a.b",
+        "new\nline.gguf": "new-line",
+        f"{'z' * 240}.gguf": f"{'z' * 191}-6479845e",
+        os.fsdecode(b"\xff.gguf"): "model-a8100ae6",
+    }
+    for file in named:
+        (tmp_path / file).touch()
+    (tmp_path / "dir.gguf").mkdir()
+    (tmp_path / "dead.gguf").symlink_to("nowhere")
+    entries = read_catalogue(None, tmp_path)
+    assert {Path(entry.source).name: entry.name for entry in entries} == named
+    check_distinct(entries)
+    for entry in entries:
+        for name in (entry.name, *entry.aliases):
+            check_name("it", name)
+        assert "-of-" in entry.source or found_model(entry.source).model == Path(entry.source)
+    assert "'dir.gguf' of --models-dir is left out: it is no file" in caplog.text
+    assert "'dead.gguf' of --models-dir is left out: it is a link to nothing" in caplog.text
+    assert "'with space.gguf' of --models-dir is called with-space-" in caplog.text
+    assert len(caplog.records) == 2 + sum(Path(file).stem != name for file, name in named.items()) - 1
 
 
 def test_a_file_says_more_of_models_that_a_folder_has(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def entry(path: Path) -> CatalogueEntry:
 def test_a_model_is_described_without_a_shard() -> None:
     path = fetched(DEMO_MODEL)
     files = files_of(entry(path))
-    assert (files.parts, files.size, files.fingerprint) == ((path,), path.stat().st_size, fingerprint(path))
+    assert (files.parts, files.size, files.fingerprint) == ((path,), path.stat().st_size, fingerprint([path]))
     shown = described_cold(described_by(entry(path), files))
     details = shown.details
     assert (details.family, details.parameter_size, details.quantization_level) == ("llama", "134.52M", "Q4_1")

@@ -18,7 +18,7 @@ from caravan_router.recording.recorder import Recorder
 from caravan_router.replay.player import Player, play
 from caravan_router.scheduling.actions import Left
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import EncodeOutcome, Replaced, Taken
+from caravan_router.scheduling.events import EncodeOutcome, Replaced, RunsFound, Taken
 from caravan_router.scheduling.scheduler import Scheduler
 from caravan_testing.ledgers import limits_of
 from caravan_testing.model_media import ENCODER, picture, with_pictures
@@ -215,3 +215,32 @@ def test_nothing_of_a_picture_is_in_a_recording(tmp_path: Path, keeps_tokens: bo
         assert str(cells[0]).encode() not in text
         assert str(FIRST_CELL_NUMBER)[:6].encode() in text, "cells have numbers above all tokens"
         assert differences(part) == []
+
+
+def test_runs_that_a_shard_finds_late_are_used_in_a_recording_as_they_were(tmp_path: Path) -> None:
+    limits = limits_of(cells=300, cells_per_sequence=200, memory_bytes=4000, saving=Saving.ANY)
+    before = Simulation(SchedulerConfig())
+    before.join("a", limits)
+    for number in range(4):
+        before.submit((number, *PROMPT), 5, ignore_eos=True)
+    before.run()
+    saved = before.shards["a"].runs
+    before.drain("a")
+    before.run()
+    assert saved
+
+    path = tmp_path / "recording"
+    run = Simulation(SchedulerConfig())
+    recorder = Recorder(path)
+    run.scheduler = recorded(run.scheduler, run.config, recorder)
+    run.join("a", limits)
+    run.submit((0, *PROMPT), 5, ignore_eos=True)
+    run.run()
+    assert not [action for action in run.actions if isinstance(action, Load)]
+    run.shards["a"].runs.update(saved)
+    run.handle(RunsFound("a", "f", tuple(sorted((one.saved for one in saved.values()), key=lambda one: one.start))))
+    run.submit((1, *PROMPT), 5, ignore_eos=True)
+    run.run()
+    recorder.close()
+    assert [action for action in run.actions if isinstance(action, Load)]
+    assert differences(path) == []

@@ -6,7 +6,7 @@ from caravan_proto.messages.commands import Load, Prefill
 from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_router.scheduling.actions import Drained, Fetch, Preempt, Preemption, Resume
 from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits
+from caravan_router.scheduling.events import RunsFound, ShardLimits
 from caravan_testing.simulation import Simulation
 
 PROMPT = tuple(range(100, 160))
@@ -183,3 +183,18 @@ def test_a_flush_drops_what_arrives_later() -> None:
     assert sim.finished == {request}
     sim.check_at_rest()
     assert set(sim.shards["b"].runs) == set(sim.scheduler.shards["b"].runs.keys)
+
+
+def test_cells_move_once_both_shards_know_that_their_files_are_the_same() -> None:
+    for second in ("same", "another"):
+        sim = simulation(a=limits(fingerprint=""))
+        (request,) = start_on(sim, "a")
+        sim.join("b", limits(fingerprint=""))
+        sim.handle(RunsFound("a", "same"))
+        sim.handle(RunsFound("b", second))
+        sim.handle(RunsFound("gone", "same"))
+        sim.drain("a")
+        sim.run()
+        assert bool(made(sim, Fetch)) == (second == "same")
+        assert [resumed.computed_again > len(PROMPT) for resumed in made(sim, Resume)] == [second != "same"]
+        assert len(sim.received[request]) == 30

@@ -66,12 +66,13 @@ def _text(field: str, message: Message, media: MediaParts) -> str:
             return text
         case parts:
             # What the model says is text.
-            return text_of_parts(field, parts, NO_MEDIA if message.role == "assistant" else media)
+            own = NO_MEDIA if message.role == "assistant" else media
+            return own.joined(texts_of_parts(field, parts, own))
 
 
-def text_of_parts(field: str, parts: Sequence[ContentPart], media: MediaParts = NO_MEDIA) -> str:
-    """Return the texts of ``parts``, joined. Pictures and sounds are added to ``media``. Raises ValidationError."""
-    return "".join(_part(f"{field}[{number}]", part, media) for number, part in enumerate(parts))
+def texts_of_parts(field: str, parts: Sequence[ContentPart], media: MediaParts = NO_MEDIA) -> list[str]:
+    """Return the text of each part, or its mark. Pictures and sounds are added to ``media``. Raises ValidationError."""
+    return [_part(f"{field}[{number}]", part, media) for number, part in enumerate(parts)]
 
 
 def _part(field: str, part: ContentPart, media: MediaParts) -> str:

@@ -8,7 +8,7 @@ from caravan_router.api.errors import ChatTemplateError
 from caravan_router.api.generation.context import PromptContext
 from caravan_router.api.generation.media import decoded
 from caravan_router.api.generation.parts import NO_MEDIA, MediaParts
-from caravan_router.api.generation.rules import TooManyBytesError
+from caravan_router.api.generation.rules import PromptTooManyBytesError
 from caravan_router.api.openai.chat.messages import template_messages, template_tools
 from caravan_router.api.openai.chat.schema import ChatRequest
 from caravan_router.api.openai.chat.thinking import thought_plan_of
@@ -107,20 +107,23 @@ def _continued(body: ChatRequest) -> bool:
     return body.continue_final_message
 
 
-async def chat_prompt_of(context: PromptContext, plan: ChatPlan) -> ChatPrompt:
-    """Render and tokenize. Raises ValidationError, ChatTemplateError, NoShardError, TextTooLongError."""
-    limit = context.bounds.max_prompt_bytes
+async def chat_prompt_of(context: PromptContext, plan: ChatPlan, field: str = "messages") -> ChatPrompt:
+    """Render and tokenize. ``field``: what the client calls the messages.
+
+    Raises ValidationError, ChatTemplateError, NoShardError, TextTooLongError.
+    """
+    limit, total = context.bounds.max_prompt_bytes, context.bounds.max_total_tokens
     # Checked before rendering; the rendered prompt is checked again, since the template adds text.
     size = sum(len(text.encode()) for text in strings_of(list(plan.conversation.messages)))
     if size > limit:
-        raise TooManyBytesError("messages", limit, size)
+        raise PromptTooManyBytesError(field, limit, size, total)
     conversation = plan.conversation
     if plan.media.files:
         conversation = replace(conversation, media=await decoded(context, plan.media))
     try:
         return await prompt_of(context.engine, context.templates, context.model, conversation, limit)
     except TemplateOutputError as error:
-        raise TooManyBytesError("messages", error.limit_bytes, error.given_bytes) from error
+        raise PromptTooManyBytesError(field, error.limit_bytes, error.given_bytes, total) from error
     except TemplateError as error:
         raise ChatTemplateError(str(error)) from error
     except TooManyControlTextsError as error:

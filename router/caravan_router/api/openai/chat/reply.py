@@ -51,7 +51,7 @@ class AskedChat(Asked):
 
     async def validate(self, context: Context) -> "ChatAnswer":
         chat = await validate_chat(context, ChatSource(body=self._body), self._choices)
-        return ChatAnswer(self._body, chat, context.model.fingerprint)
+        return ChatAnswer(self._body, chat, context.model.digest)
 
 
 class ChatAnswer(Answer):

@@ -281,3 +281,9 @@ class ChatCompletionChunk(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     truncated: LeftOut | msgspec.UnsetType = msgspec.UNSET
+
+
+class RenderedPrompt(msgspec.Struct, frozen=True):
+    """``prompt``: the text that the model's chat template makes of a conversation."""
+
+    prompt: str

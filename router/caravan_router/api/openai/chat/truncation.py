@@ -7,9 +7,9 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from caravan_router.api.errors import ValidationError
+from caravan_router.api.errors import ContextLengthError, ValidationError
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.rules import PromptTooLongError, TooManyBytesError, TotalTooLongError
+from caravan_router.api.generation.rules import PromptTooLongError
 from caravan_router.api.openai.chat.schema import LeftOut, Message
 from caravan_router.api.openai.chat.validation import ChatSource, ValidChat, validate_whole_chat
 from caravan_router.api.openai.choices import ONE_CHOICE, Choices
@@ -23,9 +23,7 @@ _SYSTEM = frozenset({"system", "developer"})
 
 def does_not_fit(error: Exception) -> bool:
     """Return whether `validate_whole_chat` refused a prompt because it is too long."""
-    if isinstance(error, TooManyBytesError):
-        return error.field == "messages"
-    return isinstance(error, PromptTooLongError | TotalTooLongError | TextTooLongError)
+    return isinstance(error, ContextLengthError | TextTooLongError)
 
 
 def unsplit(starts: Sequence[int], calls: Iterable[tuple[int, int]]) -> list[int]:
@@ -108,7 +106,7 @@ async def validate_chat(context: Context, source: ChatSource, choices: Choices =
     if body.truncation != "auto":
         chat = await validate_whole_chat(context, source, choices)
         if limit is not None and len(chat.request.prompt) > limit:
-            raise PromptTooLongError(source.names[0], limit, len(chat.request.prompt))
+            raise PromptTooLongError(source.names[0], limit, len(chat.request.prompt), context.bounds.max_total_tokens)
         return chat
     starts = _starts(body.messages)
 

@@ -3,22 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from caravan_proto.messages.constraint import Constraint, ConstraintKind, Thought
+from caravan_proto.messages.constraint import ConstraintKind, Thought
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.api.errors import ToolError
 from caravan_router.api.generation.bounds import Bounds
 from caravan_router.api.generation.checks import check_positive, check_range
-from caravan_router.api.generation.constraints import FieldConstraint, compiled
+from caravan_router.api.generation.constraints import FieldConstraint
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.fill import prompt_before
 from caravan_router.api.generation.media import tokenize_mixed
 from caravan_router.api.generation.parts import NO_MEDIA, MediaParts
-from caravan_router.api.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_plain, tokenize_prompt
+from caravan_router.api.generation.prompt import (
+    check_new_tokens,
+    check_prompt_ids,
+    fit,
+    tokenize_plain,
+    tokenize_prompt,
+)
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.run import Run
 from caravan_router.api.generation.serving import Extras
 from caravan_router.api.openai.beams import check_beams, with_beams
-from caravan_router.api.openai.chat.messages import template_tools, text_of_parts
+from caravan_router.api.openai.chat.enforced import IN_CHAT, SchemaPlaces, Wanted, enforced
+from caravan_router.api.openai.chat.messages import template_tools, texts_of_parts
 from caravan_router.api.openai.chat.output import NO_OPTIONS, ChatOutput
 from caravan_router.api.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_router.api.openai.chat.schema import ChatRequest, LeftOut
@@ -35,9 +42,8 @@ from caravan_router.chat.thought_calls import ThoughtCalls
 from caravan_router.chat.thought_format import Beginning, beginning_after
 from caravan_router.chat.thought_reader import ThoughtReader
 from caravan_router.chat.tool_format import ToolFormat
-from caravan_router.chat.tool_grammar import functions_of, opens_calls, tool_constraint
+from caravan_router.chat.tool_grammar import functions_of
 from caravan_router.chat.tool_parser import ToolParser
-from caravan_router.chat.value_grammar import UnsupportedSchemaError
 from caravan_router.core.engine import ModelFacts
 from caravan_router.core.prompt_media import PromptMedia
 from caravan_router.text.assembler import TextOptions
@@ -98,7 +104,8 @@ class ChatSource:
     ``exact``: tokens that the prompt begins with as far as they stand for its text. ``names``: what the client calls
     messages and new tokens. ``clamps``: a number of new tokens that does not fit counts as all that fit.
     ``tells_stop``: the reply names the stop string that ended it. ``max_prompt_tokens``: the client's own limit of the
-    prompt; None for none. ``media``: pictures and sounds that the messages, or ``raw``, have marks of.
+    prompt; None for none. ``media``: pictures and sounds that the messages, or ``raw``, have marks of. ``places``: what
+    the client calls the fields with schemas.
     """
 
     body: ChatRequest
@@ -111,6 +118,7 @@ class ChatSource:
     tells_stop: bool = False
     max_prompt_tokens: int | None = None
     media: MediaParts | None = None
+    places: SchemaPlaces = IN_CHAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +141,7 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     check_beams(body, choices.n, model)
     biases = biases_of(body.logit_bias, limits, model)
     text = text_options_of(body, limits)
-    asked = constraint_of(body, limits)
+    asked = constraint_of(body, limits, source.places.answer)
     prompt = await _prompt(context, source, asked)
     plan, beginning = prompt.plan, prompt.beginning
     if source.clamps and max_tokens is not None:
@@ -144,7 +152,8 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     stopping = stopping_of(body, max_new, model)
     prediction = await _prediction(context, body, drafts=serving.max_draft_tokens > 0)
     tool_format = await context.templates.tool_formats.of(plan.template) if plan.tools.callable else None
-    constraint = await _constraint(context, plan, tool_format, asked)
+    wanted = Wanted(plan=plan, tool_format=tool_format, asked=asked, places=source.places)
+    constraint = await enforced(context, wanted)
     thought = await _thought(context, plan, beginning, constrained=constraint is not None)
     extras = Extras(
         constraint=constraint,
@@ -182,18 +191,19 @@ async def _prompt(context: Context, source: ChatSource, asked: FieldConstraint |
         return _Prompt(NO_PLAN, await prompt_before(context, before, source.suffix))
     if source.raw is not None:
         raw = await tokenize_mixed(context, "prompt", source.raw, source.media)
-        return _Prompt(NO_PLAN, raw.tokens.token_ids, media=raw.media)
+        tokens = _after(source.earlier, raw.tokens, context.model)
+        return _Prompt(NO_PLAN, tokens, media=None if raw.media is None else raw.media.located(tokens))
     if (token_ids := source.body.prompt_token_ids) is not None:
         if source.body.messages or source.body.tools:
             raise prompt_tokens_error("messages" if source.body.messages else "tools")
-        check_token_ids("prompt_token_ids", token_ids, context.bounds.max_input_tokens, context.model)
+        check_prompt_ids("prompt_token_ids", token_ids, context)
         return _Prompt(NO_PLAN, tuple(token_ids))
     plan = chat_plan_of(context, source.body, constrained=asked is not None, media=source.media)
     if asked is not None and plan.tools.tools and asked.constraint.kind is not ConstraintKind.JSON_SCHEMA:
         raise ToolError(
             f"Grammar and tools are mutually exclusive, unless it is a JSON schema. Given: `tools` and `{asked.field}`"
         )
-    prompt = await chat_prompt_of(context, plan)
+    prompt = await chat_prompt_of(context, plan, source.names[0])
     if source.exact:
         tokens = await with_exact_tokens(context.engine, source.exact, prompt.tokens)
     else:
@@ -263,36 +273,11 @@ async def _prediction(context: Context, body: ChatRequest, *, drafts: bool) -> t
     if body.prediction is None:
         return ()
     field, content = "prediction.content", body.prediction.content
-    text = content if isinstance(content, str) else text_of_parts(field, content)
+    # Parts of one output, in which nothing is between them.
+    text = content if isinstance(content, str) else "".join(texts_of_parts(field, content))
     if not text or not drafts:
         return ()
+    # No output is longer than the context. What is beyond the longest prompt need not be tokenized to be cut off.
+    text = text.encode()[: context.bounds.max_prompt_bytes].decode(errors="ignore")
     tokens = await tokenize_prompt(context.engine, field, text, context.bounds, add_special=False)
-    # An output is never longer.
     return tokens.token_ids[: context.bounds.max_total_tokens]
-
-
-async def _constraint(
-    context: Context, plan: ChatPlan, tool_format: ToolFormat | None, asked: FieldConstraint | None
-) -> Constraint | None:
-    engine, tools = context.engine, plan.tools
-    beside = None
-    if tool_format is not None and tools.strict and asked is None and opens_calls(tool_format):
-        beside = frozenset[str]() if plan.thought is None else plan.thought.thought_format.controls
-    if tool_format is None or not (tools.required or asked or beside is not None):
-        return await compiled(engine, asked)
-    functions = functions_of(template_tools(tools.callable))
-    # An output that must call a tool is no answer.
-    answer = None if asked is None or tools.required else asked.constraint.source
-    try:
-        constraint = await tool_constraint(
-            engine, tool_format, functions, several=tools.several, answer=answer, beside=beside
-        )
-    except UnsupportedSchemaError as error:
-        raise ToolError(f"`tools` cannot be enforced: {error}") from error
-    size, limit = len(constraint.source.encode()), context.limits.max_constraint_bytes
-    if size > limit:
-        raise ToolError(f"the grammar of `tools` must have at most {limit} bytes. Given: {size}")
-    problem = await engine.queries.compile_constraint(constraint)
-    if problem is not None:
-        raise ToolError(f"`tools` cannot be enforced: {problem}")
-    return constraint

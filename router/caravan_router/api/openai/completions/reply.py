@@ -63,7 +63,7 @@ class CompletionsAnswer(Answer):
             object="text_completion",
             created=int(time.time()),
             model=requests[0].specs[0].adapter or model.name,
-            system_fingerprint=model.fingerprint,
+            system_fingerprint=model.digest,
             choices=[],
         )
         if body.stream and wants_usage(body.stream_options):

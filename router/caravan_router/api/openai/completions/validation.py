@@ -6,7 +6,13 @@ from caravan_router.api.generation.checks import check_positive, check_range
 from caravan_router.api.generation.constraints import compiled
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.fill import prompt_before
-from caravan_router.api.generation.prompt import check_new_tokens, check_token_ids, fit, tokenize_plain, tokenize_prompt
+from caravan_router.api.generation.prompt import (
+    check_new_tokens,
+    check_prompt_ids,
+    fit,
+    tokenize_plain,
+    tokenize_prompt,
+)
 from caravan_router.api.generation.request import ValidRequest
 from caravan_router.api.generation.serving import Extras
 from caravan_router.api.limits import Limits
@@ -132,7 +138,7 @@ def _alternatives(body: CompletionRequest, plan: CompletionPlan) -> int | None:
 async def _gap_tokens(context: Context, prompt: PromptInput, suffix: str) -> tuple[int, ...]:
     """Return the prompt for the text between ``prompt`` and ``suffix``."""
     if isinstance(prompt, TokensPrompt):
-        check_token_ids("prompt", prompt.token_ids, context.bounds.max_input_tokens, context.model)
+        check_prompt_ids("prompt", prompt.token_ids, context)
         before = prompt.token_ids
     else:
         before = await tokenize_plain(context.engine, "prompt", prompt.text, context.bounds)
@@ -145,5 +151,5 @@ async def _tokens(context: Context, prompt: PromptInput, *, shown: bool) -> tupl
             tokenized = await tokenize_prompt(context.engine, "prompt", text, context.bounds)
             return tokenized.token_ids, as_written(text, tokenized) if shown else None
         case TokensPrompt(token_ids):
-            check_token_ids("prompt", token_ids, context.bounds.max_input_tokens, context.model)
+            check_prompt_ids("prompt", token_ids, context)
             return token_ids, as_decoded(await context.engine.queries.detokenize(token_ids)) if shown else None

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Sequence
 
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import check_token_ids, tokenize_texts
+from caravan_router.api.generation.prompt import check_token_ids, nth, tokenize_texts
 from caravan_router.api.openai.embeddings.schema import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from caravan_router.api.openai.embeddings.vectors import Vectors
 from caravan_router.api.openai.prompts import TextPrompt, TokensPrompt, split_prompts
@@ -22,8 +22,8 @@ async def texts_of(body: EmbeddingRequest, context: Context) -> list[tuple[int, 
     given = [prompt.token_ids for prompt in prompts if isinstance(prompt, TokensPrompt)]
     # A request has one or the other.
     tokens = given or await tokenize_texts(context.engine, "input", texts, context.bounds)
-    for token_ids in tokens:
-        check_token_ids("input", token_ids, context.model.max_embed_tokens, context.model)
+    for number, token_ids in enumerate(tokens):
+        check_token_ids(nth("input", number, len(tokens)), token_ids, context.model.max_embed_tokens, context.model)
     return tokens
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from caravan_router.api.errors import kind_of, message_of
-from caravan_router.api.openai.errors import openai_code
+from caravan_router.api.errors import kind_of
+from caravan_router.api.openai.errors import openai_code, openai_message
 from caravan_router.api.openai.responses.output import OutputItems
 from caravan_router.api.openai.responses.schema import (
     ConversationName,
@@ -49,7 +49,7 @@ class Draft:
         if not self._sequence_number:
             self.begin()
         self.head.status = "failed"
-        self.head.error = ResponseFailure(openai_code(kind_of(error)), message_of(error))
+        self.head.error = ResponseFailure(openai_code(kind_of(error)), openai_message(error))
         self.emit("response.failed", response=self.response())
 
     def emit(self, kind: str, /, **fields: Any) -> None:

@@ -31,7 +31,9 @@ class ItemTexts:
         name = f"{self.fields.get(item['id'], item['id'])}.{key}"
         of_tool = key != "content"
         parts = enumerate(content)
-        return "".join(shown_part(f"{name}[{number}]", part, self.media, of_tool=of_tool) for number, part in parts)
+        return self.media.joined(
+            shown_part(f"{name}[{number}]", part, self.media, of_tool=of_tool) for number, part in parts
+        )
 
     def call(self, item: Json, arguments: str) -> ToolCall:
         """Return a call by the name that the model knows."""

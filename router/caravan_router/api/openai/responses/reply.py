@@ -33,6 +33,7 @@ from caravan_router.api.openai.responses.turn import Turn
 from caravan_router.api.openai.responses.validation import generates, validate_turn, wants_logprobs
 from caravan_router.api.stream import NAMED_EVENTS, Events
 from caravan_router.conversations.nodes import ExactTokens, Node
+from caravan_router.core.errors import TextTooLongError
 from caravan_router.text.assembler import Piece
 
 _ENCODER = msgspec.json.Encoder()
@@ -45,7 +46,7 @@ class AskedResponse(Asked):
     framing = NAMED_EVENTS
     operation = "chat"
     # Agents look for this error in a stream.
-    errors_as_events = (ContextLengthError,)
+    errors_as_events = (ContextLengthError, TextTooLongError)
 
     def __init__(self, body: ResponseRequest, turn: Turn) -> None:
         """Raises ValidationError."""

@@ -32,7 +32,8 @@ class OfferedTools:
     """``tools``: for the model, by names that are unique. ``called``: what the client calls each of these.
 
     ``names``: the same the other way round. ``custom``: the model's names of custom tools. ``searches``: whether the
-    model may ask the client for more tools, by calling `_SEARCH`. ``skipped``: types left out.
+    model may ask the client for more tools, by calling `_SEARCH`. ``skipped``: types left out. ``places``: the field
+    of the body that each tool is in, by the model's names.
     """
 
     tools: Sequence[Tool]
@@ -41,6 +42,7 @@ class OfferedTools:
     custom: frozenset[str]
     searches: bool
     skipped: frozenset[str]
+    places: Mapping[str, str]
 
     def client_name(self, name: str) -> ToolName:
         """Return what the client calls the tool that the model calls ``name``."""
@@ -74,6 +76,7 @@ class _Found:
 
     def __init__(self) -> None:
         self._tools: dict[ToolName, Tool] = {}
+        self._places: dict[ToolName, str] = {}
         self._custom: set[ToolName] = set()
         self._searches = False
         self._skipped: set[str] = set()
@@ -88,6 +91,7 @@ class _Found:
             custom=frozenset(names[called] for called in self._custom),
             searches=self._searches,
             skipped=frozenset(self._skipped),
+            places={names[called]: place for called, place in self._places.items()},
         )
 
     def add_later(self, item: Json) -> None:
@@ -113,6 +117,7 @@ class _Found:
                 self._add_tool(field, tool, None, again=again)
             case {"type": "tool_search", "execution": "client"} if _SEARCH not in self._tools:
                 check_depth(field, tool, MAX_DEPTH + 1)
+                self._places[_SEARCH] = field
                 self._tools[_SEARCH] = _function(field, {"parameters": _QUERY, **tool, "name": _SEARCH.name}, "")
                 self._searches = True
             case {"type": str(kind)}:
@@ -152,6 +157,7 @@ class _Found:
             if not again:
                 raise function_name_error(f"{field}.name", name)
             return
+        self._places[called] = field
         self._tools[called] = _custom(tool, about) if tool["type"] == "custom" else _function(field, tool, about)
         if tool["type"] == "custom":
             self._custom.add(called)

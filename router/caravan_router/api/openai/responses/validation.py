@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
-from caravan_router.api.errors import ContextLengthError, ValidationError
 from caravan_router.api.generation.checks import check_positive
 from caravan_router.api.generation.context import Context
 from caravan_router.api.generation.parts import MediaParts
 from caravan_router.api.generation.rules import empty_prompt_error, unsupported_field_error
 from caravan_router.api.generation.schema import Format, JsonSchemaFormat, NamedSchema
+from caravan_router.api.openai.chat.enforced import SchemaPlaces
 from caravan_router.api.openai.chat.messages import check_depth
 from caravan_router.api.openai.chat.schema import ChatRequest, Message
-from caravan_router.api.openai.chat.truncation import Room, does_not_fit, shortened, unsplit
+from caravan_router.api.openai.chat.truncation import Room, shortened, unsplit
 from caravan_router.api.openai.chat.validation import ChatSource, ValidChat, validate_whole_chat
 from caravan_router.api.openai.responses.item_messages import ItemTexts, calls_of, count_system, messages_of, turns_of
 from caravan_router.api.openai.responses.rules import metadata_error
@@ -25,7 +25,6 @@ from caravan_router.api.openai.responses.turn import Turn
 from caravan_router.api.openai.schema import SamplingFields
 from caravan_router.chat.thought_format import thought_format_of
 from caravan_router.conversations.nodes import Json
-from caravan_router.core.errors import TextTooLongError
 
 _LOGPROBS = "message.output_text.logprobs"
 _MAX_KEYS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
@@ -65,19 +64,14 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
 
 
 async def validate_turn(context: Context, body: InputFields, turn: Turn, offered: OfferedTools) -> ValidTurn:
-    """Raises ValidationError, ContextLengthError, ToolError, ChatTemplateError, NoShardError."""
+    """Raises ValidationError, ToolError, ChatTemplateError, NoShardError, TextTooLongError."""
     items = turn.all_items
     if not items and body.instructions is None:
         raise empty_prompt_error("input")
     attempts = _Attempts(context, body, turn, offered, items)
-    try:
-        if body.truncation != "auto":
-            return ValidTurn(chat=await attempts.without(0), truncated=None)
-        dropped, chat = await attempts.shortened(_turns_dropped_before(turn))
-    except (ValidationError, TextTooLongError) as error:
-        if not does_not_fit(error):
-            raise
-        raise ContextLengthError(str(error)) from error
+    if body.truncation != "auto":
+        return ValidTurn(chat=await attempts.without(0), truncated=None)
+    dropped, chat = await attempts.shortened(_turns_dropped_before(turn))
     truncated = Truncated(dropped, [item["id"] for item in attempts.dropped(dropped)]) if dropped else None
     return ValidTurn(chat=chat, truncated=truncated)
 
@@ -119,7 +113,8 @@ class _Attempts:
         messages = messages_of(self._body.instructions, kept, texts)
         body = chat_request(self._body, messages, self._offered, thinks=self._thinks)
         names = ("input", "max_output_tokens")
-        source = ChatSource(body=body, names=names, exact=self._known, clamps=True, media=texts.media)
+        places = SchemaPlaces(answer="text.format", parameters="parameters", tools=self._offered.places)
+        source = ChatSource(body=body, names=names, exact=self._known, clamps=True, media=texts.media, places=places)
         return await validate_whole_chat(self._context, source)
 
     async def shortened(self, before: int) -> tuple[int, ValidChat]:

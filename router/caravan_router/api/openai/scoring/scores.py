@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import check_bytes, check_token_ids, tokenize_pairs
+from caravan_router.api.generation.prompt import check_texts, check_token_ids, nth
 from caravan_router.api.generation.rules import empty_prompt_error, too_many_prompts_error
 from caravan_router.api.openai.embeddings.vectors import TextsOf, Vectors
 
@@ -20,6 +20,11 @@ class Texts:
 
     field: str
     texts: Sequence[str]
+
+    @property
+    def places(self) -> list[str]:
+        """What to call each text."""
+        return [nth(self.field, index, len(self.texts)) for index in range(len(self.texts))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ async def scores_of(embed: Embed, first: Texts, second: Texts) -> Scores:
     """
     count = max(len(first.texts), len(second.texts))
     pairs = [_pair(first, second, index) for index in range(count)] if first.texts and second.texts else []
-    sides = {text: side.field for side in (second, first) for text in side.texts}
+    sides = {text: place for side in (second, first) for text, place in zip(side.texts, side.places, strict=True)}
 
     async def texts_of(context: Context) -> list[tuple[int, ...]]:
         for side in (first, second):
@@ -50,16 +55,16 @@ async def scores_of(embed: Embed, first: Texts, second: Texts) -> Scores:
                 raise empty_prompt_error(side.field)
             if len(side.texts) > context.limits.max_embed_texts:
                 raise too_many_prompts_error(side.field, context.limits.max_embed_texts, len(side.texts))
+            check_texts(side.field, side.texts, context.bounds)
         if context.model.ranks:
-            tokens = await tokenize_pairs(context.engine, second.field, pairs, context.bounds)
-            fields = [second.field] * len(pairs)
+            tokens = await context.engine.queries.tokenize_pairs(pairs)
+            longer = second if len(second.texts) > 1 else first if len(first.texts) > 1 else second
+            places = longer.places
         else:
-            for text, field in sides.items():
-                check_bytes(field, text, context.bounds)
             tokens = await context.engine.queries.tokenize_texts([*sides])
-            fields = [*sides.values()]
-        for field, token_ids in zip(fields, tokens, strict=True):
-            check_token_ids(field, token_ids, context.model.max_embed_tokens, context.model)
+            places = [*sides.values()]
+        for place, token_ids in zip(places, tokens, strict=True):
+            check_token_ids(place, token_ids, context.model.max_embed_tokens, context.model)
         return tokens
 
     made = await embed(texts_of)

@@ -6,7 +6,9 @@ from aiohttp import web
 
 from caravan_router.api.errors import UnknownEntryError
 from caravan_router.api.generation.permits import check_rate
+from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
 from caravan_router.api.generation.rules import unsupported_field_error
+from caravan_router.api.openai.chat.validation import ValidChat
 from caravan_router.api.openai.errors import OPENAI
 from caravan_router.api.openai.responses.pages import page_of
 from caravan_router.api.openai.responses.reply import AskedResponse
@@ -68,6 +70,9 @@ async def create_response(request: web.Request, body: ResponseRequest) -> web.St
             return await answer(request, reply)
 
 
+ROUTES.also("/responses", "unversioned")
+
+
 def _begun_turn(request: web.Request, body: InputFields, *, extends: bool) -> AbstractAsyncContextManager[Turn]:
     return begun_turn(request.app[STATE].store, request.app[RUNNING], owner_of(request), body, extends=extends)
 
@@ -80,13 +85,29 @@ def _begun_turn(request: web.Request, body: InputFields, *, extends: bool) -> Ab
     errors=(*BODY_ERRORS, 404, 429, 503),
 )
 async def count_input_tokens(request: web.Request, body: InputFields) -> web.Response:
+    return json_reply(InputTokenCount(len((await _valid_chat(request, body)).request.prompt)))
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/responses/render",
+    "Return the tokens of the prompt of a response, as vLLM does",
+    reply=RenderedTokens,
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def render_response(request: web.Request, body: InputFields) -> web.Response:
+    chat = await _valid_chat(request, body)
+    return json_reply(rendered_tokens(chat.model, chat.request.prompt))
+
+
+async def _valid_chat(request: web.Request, body: InputFields) -> ValidChat:
+    """Return a turn that is not answered. Raises RequestError, EngineError."""
     if body.prompt is not None:
         raise unsupported_field_error("prompt", "send `instructions` and `input`", body.prompt)
     check_rate(request[CLIENT])
     async with _begun_turn(request, body, extends=False) as turn:
         context = await context_of(request, asked_model(request, body.model))
-        valid = await validate_turn(context, body, turn, offered_tools(body.tools or (), turn.all_items))
-    return json_reply(InputTokenCount(len(valid.chat.request.prompt)))
+        return (await validate_turn(context, body, turn, offered_tools(body.tools or (), turn.all_items))).chat
 
 
 @ROUTES.route(

@@ -13,7 +13,8 @@ ROLES_MODEL = replace(MODEL, chat_template="{% for m in messages %}{{ m.role }}:
 DEFAULT_LIMITS = Limits()
 
 GENERATE, STREAM, ROOT, TEXT = "/generate", "/generate_stream", "/", "/v1/completions"
-CHAT, VECTORS, TOKENIZE, VERTEX = "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/vertex"
+CHAT, VECTORS, VERTEX = "/v1/chat/completions", "/v1/embeddings", "/vertex"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 LLAMA, INFILL = "/completion", "/infill"
 OLLAMA, SCORE, RESPONSES = "/api/generate", "/v1/score", "/v1/responses"
 MINIMAL: dict[str, dict[str, Any]] = {
