@@ -60,9 +60,10 @@ def main() -> int:
 
             return key(flags)
         case "replay":
+            from caravan_router.config import RouterConfig
             from caravan_router.replay.cli import main as replay
 
-            return replay(flags)
+            return replay(RouterConfig, flags)
         case "bench":
             return _run_bench(flags)
         case "--help" | "-h":

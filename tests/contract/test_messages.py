@@ -22,6 +22,7 @@ from caravan_proto.messages import commands, constraint, limits, media, model, r
 from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_testing.model_media import with_pictures
 
 CODECS = {codec.kind: codec for codec in vars(wire).values() if isinstance(codec, Codec)}
 # They do not travel, or not as a message of their own.
@@ -148,3 +149,11 @@ def test_an_encoded_command_has_the_epoch_and_nothing_of_the_router_alone() -> N
         sent, shard="", command_id=0, entries=(dataclasses.replace(sent.entries[0], note=b""),)
     )
     assert math.isclose(wire.SAVED.decode(shard_pb2.SaveResponse(total_ns=1_500_000_000)).seconds, 1.5)
+
+
+def test_the_numbers_of_cells_cannot_travel_to_a_shard() -> None:
+    tokens, cells = with_pictures(range(1, 61), [(2, 3, 1)])
+    assert cells is not None
+    chunk = commands.Chunk(sequence_id=0, start=0, token_ids=tokens, last=True, media=cells.spans)
+    with pytest.raises(ValueError, match=r"[Oo]ut of range"):
+        wire.encode_command(commands.Prefill(chunks=(chunk,)), 1)

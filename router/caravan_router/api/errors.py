@@ -19,7 +19,7 @@ from caravan_router.core.errors import (
     TextTooLongError,
     TooMuchMediaError,
 )
-from caravan_router.metrics.recorder import Failure
+from caravan_router.core.request_metrics import Failure
 
 RETRY_AFTER_S = 1
 

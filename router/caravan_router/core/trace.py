@@ -56,7 +56,7 @@ class GenerationTrace(Protocol):
     def finished(self, reason: str, output_tokens: int) -> None: ...
 
     def failed(self, failure: str, output_tokens: int) -> None:
-        """The generation ended without a finish reason. ``failure``: a value of `metrics.recorder.Failure`."""
+        """The generation ended without a finish reason. ``failure``: a value of `core.request_metrics.Failure`."""
 
 
 class RequestTrace(Protocol):

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from caravan_proto.messages.results import DraftCount
+from caravan_router.core.request_metrics import Failure, RequestTimings
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
 from caravan_router.metrics.instruments import Histogram, Value, label_text
 from caravan_router.metrics.table import METRICS, MODEL_LABEL, VLLM_ALIASES, Kind, MetricSpec
@@ -21,31 +21,6 @@ from caravan_router.scheduling.events import Stepped
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _STEPS_TOGETHER = 64
-
-
-class Failure(Enum):
-    """Why a request failed. The values are those of the label ``err``."""
-
-    OVERLOADED = "overloaded"
-    RATE_LIMITED = "rate_limited"
-    QUEUE_TIMEOUT = "queue_timeout"
-    DEADLINE = "deadline"
-    VALIDATION = "validation"
-    TEMPLATE = "template"
-    INCOMPLETE = "incomplete"
-    DROPPED = "dropped"
-    ABORTED = "aborted"
-    GENERATION = "generation"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTimings:
-    """Durations of a request that succeeded, in seconds."""
-
-    total_s: float
-    validation_s: float
-    queue_s: float
-    inference_s: float
 
 
 class _Family:

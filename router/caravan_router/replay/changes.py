@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from types import MappingProxyType
+from typing import Protocol
 
 from caravan_proto.flags import add_flags, resolve
-from caravan_router.config import RouterConfig
 from caravan_router.scheduling.config import SchedulerConfig
 
 # The flags of a router that its scheduler has, each with its value in a configuration; None: it is not given.
@@ -30,12 +30,19 @@ _FLAGS: Mapping[str, Callable[[SchedulerConfig], object]] = MappingProxyType(
 )
 
 
+class SchedulerFlags(Protocol):
+    """The flags of a program that has a scheduler, as `caravan_proto.flags` reads them: those of the router."""
+
+    @property
+    def scheduler(self) -> SchedulerConfig: ...
+
+
 class ChangeError(Exception):
     """A change that cannot be made."""
 
 
-def changed(config: SchedulerConfig, changes: Sequence[str]) -> SchedulerConfig:
-    """Return ``config`` with other values of flags, each given as FLAG=VALUE. Raises ChangeError."""
+def changed(config: SchedulerConfig, changes: Sequence[str], router: type[SchedulerFlags]) -> SchedulerConfig:
+    """Return ``config`` with other values of flags of ``router``, each given as FLAG=VALUE. Raises ChangeError."""
     given = [change.removeprefix("--").partition("=") for change in changes]
     for flag, equals, _ in given:
         if flag not in _FLAGS:
@@ -43,7 +50,7 @@ def changed(config: SchedulerConfig, changes: Sequence[str]) -> SchedulerConfig:
         if not equals:
             raise ChangeError(f"--with needs FLAG=VALUE. Given: {flag!r}")
     known = [f"--{flag}={value}" for flag, of in _FLAGS.items() if (value := of(config)) is not None]
-    before, after = _parse(known), _parse([*known, *(f"--{flag}={value}" for flag, _, value in given)])
+    before, after = _parse(router, known), _parse(router, [*known, *(f"--{flag}={value}" for flag, _, value in given)])
     names = [field.name for field in fields(SchedulerConfig)]
     # The recorded value of what does not change stays as it is, to the last bit.
     different = [name for name in names if getattr(before, name) != getattr(after, name)]
@@ -55,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
         raise ChangeError(f"--with: {message}")
 
 
-def _parse(argv: list[str]) -> SchedulerConfig:
+def _parse(router: type[SchedulerFlags], argv: list[str]) -> SchedulerConfig:
     parser = _Parser(prog="caravan replay", add_help=False)
-    add_flags(parser, RouterConfig)
-    return resolve(parser, RouterConfig, parser.parse_args(argv), {}).scheduler
+    add_flags(parser, router)
+    return resolve(parser, router, parser.parse_args(argv), {}).scheduler

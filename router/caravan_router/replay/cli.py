@@ -3,12 +3,13 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from caravan_router.recording.read_lines import RecordingError, RecordingFile
-from caravan_router.replay.changes import ChangeError, changed
+from caravan_router.replay.changes import ChangeError, SchedulerFlags, changed
 from caravan_router.replay.demand import Demand
 from caravan_router.replay.figures_table import table
 from caravan_router.replay.player import Played, Player, play
@@ -20,8 +21,29 @@ _MOST_SHOWN = 10
 _MOST_CHARACTERS = 500
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Play a recording. Return 0 if all decisions are the same, 1 if one is not, 2 if it cannot be played."""
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked of a recording: other values of flags of the router, and so many shards more."""
+
+    router: type[SchedulerFlags]
+    changes: Sequence[str]
+    shards: int
+
+    @property
+    def name(self) -> str:
+        shards = [f"--shards {self.shards:+}"] if self.shards else []
+        return " ".join([*(f"--with {change}" for change in self.changes), *shards])
+
+    def of(self, config: SchedulerConfig) -> SchedulerConfig:
+        """Return ``config`` with the changes. Raises ChangeError."""
+        return changed(config, self.changes, self.router)
+
+
+def main(router: type[SchedulerFlags], argv: Sequence[str] | None = None) -> int:
+    """Play a recording. Return 0 if all decisions are the same, 1 if one is not, 2 if it cannot be played.
+
+    ``router``: the flags of the program that recorded it, of which ``--with`` changes some.
+    """
     parser = argparse.ArgumentParser(
         prog="caravan replay", description="Play what a router recorded with --record, and compare every decision."
     )
@@ -41,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         recording = RecordingFile(arguments.file)
         if arguments.changes or arguments.shards:
-            return _ask_what_if(recording, arguments.changes, arguments.shards)
+            return _ask_what_if(recording, _Question(router, arguments.changes, arguments.shards))
         return _compare(recording)
     except (RecordingError, ChangeError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -49,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _ask_what_if(recording: RecordingFile, changes: Sequence[str], shards: int) -> int:
+def _ask_what_if(recording: RecordingFile, question: _Question) -> int:
     """Print what clients saw and would have seen. Return 1 if this scheduler does not decide what was recorded."""
-    changed(SchedulerConfig(), changes)  # so that a mistake is told before all is played
+    question.of(SchedulerConfig())  # so that a mistake is told before all is played
     player, demands = Player(), dict[int, Demand]()
     for played in play(recording, player):
         if played.differences:
@@ -62,14 +84,13 @@ def _ask_what_if(recording: RecordingFile, changes: Sequence[str], shards: int) 
             demands[number] = Demand(player.configs[number])
             demands[number].begin(player.begun.get(number), played.call.at)
         demands[number].note(played, player)
-    name = " ".join([*(f"--with {change}" for change in changes), *([f"--shards {shards:+}"] if shards else [])])
     for number, demand in demands.items():
         if not demand.asked:
             continue
         rows = {
             "recorded": demand.seen.figures(),
             "played again": WhatIf(demand, Change(demand.config)).run(),
-            name: WhatIf(demand, Change(changed(demand.config, changes), shards)).run(),
+            question.name: WhatIf(demand, Change(question.of(demand.config), question.shards)).run(),
         }
         sys.stdout.write(table(player.models[number], rows))
         if demand.left_out:

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_proto.messages.commands import Chunk, Prefill
 from caravan_proto.messages.media import MediaSpan
-from caravan_proto.wire import encode_command
 from caravan_router.core.prompt_media import (
     FIRST_CELL_NUMBER,
     PromptMedia,
@@ -104,10 +102,3 @@ def test_keys_are_equal_where_tokens_and_cells_are(prompt: list[tuple[int, bool]
     own = PrefixKeys("x", lambda start, stop: tokens[start:stop])
     theirs = PrefixKeys("x", lambda start, stop: other[start:stop])
     assert (own.at(length) == theirs.at(length)) == (tokens[:length] == other[:length])
-
-
-def test_the_numbers_of_cells_cannot_travel_to_a_shard() -> None:
-    tokens, media = _media([(2, 3, 1)])
-    chunk = Chunk(sequence_id=0, start=0, token_ids=tokens, last=True, media=media.spans)
-    with pytest.raises(ValueError, match=r"[Oo]ut of range"):
-        encode_command(Prefill(chunks=(chunk,)), 1)

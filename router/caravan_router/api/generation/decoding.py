@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from caravan_router.core.media import Media, Picture
+from caravan_router.core.request_metrics import RequestMetrics
 from caravan_router.media.decoder import MediaDecoder
 from caravan_router.media.file import MediaFile
 from caravan_router.media.problems import MediaFileError
-from caravan_router.metrics.recorder import ModelMetrics
 
 
 class Decoding(Protocol):
@@ -24,7 +24,7 @@ class CountedDecoding:
     """Decodes for requests of one model and one ``owner``, the name of an API key."""
 
     decoder: MediaDecoder
-    metrics: ModelMetrics
+    metrics: RequestMetrics
     owner: str
 
     async def decode(self, file: MediaFile) -> Media:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from caravan_router.api.errors import UnknownModelError
 from caravan_router.core.engine import Engine, Fleet
-from caravan_router.metrics.recorder import ModelMetrics
+from caravan_router.core.request_metrics import RequestMetrics
 
 MODEL_HEADER = "X-Model"
 
@@ -14,7 +14,7 @@ class ServedModel:
     """A model and the metrics of its requests."""
 
     engine: Engine
-    metrics: ModelMetrics
+    metrics: RequestMetrics
 
 
 def model_name(fleet: Fleet, asked: str) -> str:

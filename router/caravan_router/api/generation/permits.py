@@ -15,7 +15,7 @@ from caravan_router.api.errors import (
 from caravan_router.auth.client import Client
 from caravan_router.auth.permits import PermitPool
 from caravan_router.core.errors import EngineError
-from caravan_router.metrics.recorder import Failure, ModelMetrics
+from caravan_router.core.request_metrics import Failure, RequestMetrics
 
 
 def check_rate(client: Client) -> None:
@@ -53,7 +53,7 @@ def counting_texts(client: Client) -> Iterator[None]:
 
 
 @contextmanager
-def counting_failures(metrics: ModelMetrics, generations: int) -> Iterator[None]:
+def counting_failures(metrics: RequestMetrics, generations: int) -> Iterator[None]:
     """Count ``generations``, which are not submitted yet, as failed if the block raises."""
     try:
         yield

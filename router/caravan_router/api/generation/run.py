@@ -14,9 +14,9 @@ from caravan_router.api.generation.request import ValidRequest
 from caravan_router.core.engine import StreamTimes, TokenStream
 from caravan_router.core.errors import ConstraintFailedError, DeadlineError, EngineError, IncompleteGenerationError
 from caravan_router.core.generation import GenerationSpec, GenerationState
+from caravan_router.core.request_metrics import Failure, RequestTimings
 from caravan_router.core.tokens import GeneratedToken, PromptToken
 from caravan_router.core.trace import NO_TRACE, GenerationTrace, RequestTrace
-from caravan_router.metrics.recorder import Failure, RequestTimings
 from caravan_router.text.assembler import Assembler, Piece, TextOptions
 
 T = TypeVar("T")

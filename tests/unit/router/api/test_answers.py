@@ -47,7 +47,7 @@ from caravan_router.chat.template_renderer import TemplateRenderer
 from caravan_router.conversations.store import Store, StoreSettings
 from caravan_router.core.trace import NO_TRACE
 from caravan_router.media.decoder import MediaDecoder
-from caravan_router.metrics.recorder import Metrics
+from caravan_testing.counted_requests import CountedRequests
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 
 LIMITS = Limits()
@@ -99,7 +99,7 @@ async def context() -> AsyncIterator[Context]:
         limits=LIMITS,
         templates=templates,
         decoding=decoder,
-        served=ServedModel(engine, Metrics().of("scripted")),
+        served=ServedModel(engine, CountedRequests()),
         model=CHAT_MODEL,
         adapter="",
         bounds=bounds_of(LIMITS, CHAT_MODEL),

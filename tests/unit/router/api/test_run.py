@@ -10,10 +10,10 @@ from caravan_router.api.generation.models import ServedModel
 from caravan_router.api.generation.run import Run
 from caravan_router.core.errors import DeadlineError, GenerationError, IncompleteGenerationError
 from caravan_router.core.generation import GenerationSpec
+from caravan_router.core.request_metrics import Failure
 from caravan_router.core.stopping import StoppingParams
-from caravan_router.metrics.recorder import Metrics
 from caravan_router.text.assembler import TextOptions
-from caravan_testing.http_server import sample_of
+from caravan_testing.counted_requests import CountedRequests
 from caravan_testing.scripted_engine import EOS_TOKEN, ScriptedEngine, Step, word
 
 SPEC = GenerationSpec(prompt=(1,), sampling=SamplingParams(), stopping=StoppingParams(max_new_tokens=9))
@@ -22,10 +22,7 @@ SPEC = GenerationSpec(prompt=(1,), sampling=SamplingParams(), stopping=StoppingP
 @dataclass
 class Model:
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
-    metrics: Metrics = field(default_factory=Metrics)
-
-    async def sample(self, name: str) -> float:
-        return await sample_of(self.metrics, name)
+    metrics: CountedRequests = field(default_factory=CountedRequests)
 
 
 @pytest.fixture
@@ -35,7 +32,7 @@ def model() -> Model:
 
 def run_of(model: Model, stops: tuple[str, ...], *steps: Step) -> Run:
     model.engine.script = lambda _: steps
-    return Run(ServedModel(model.engine, model.metrics.of("scripted")), SPEC, TextOptions(stops=stops), arrived=0.0)
+    return Run(ServedModel(model.engine, model.metrics), SPEC, TextOptions(stops=stops), arrived=0.0)
 
 
 async def read_to_end(run: Run) -> None:
@@ -67,7 +64,7 @@ async def test_an_error_is_raised_and_the_stream_is_closed(model: Model) -> None
     ):
         await read_to_end(run)
     assert model.engine.all_closed
-    assert await model.sample('tgi_request_failure{err="generation"}') == 1
+    assert model.metrics.failures == {Failure.GENERATION: 1}
 
 
 async def test_a_stream_that_ends_without_a_finish_reason_is_an_error(model: Model) -> None:
@@ -91,5 +88,5 @@ async def test_a_deadline_ends_a_whole_reply_with_the_text_so_far(model: Model) 
         await run.read(lambda pieces: texts.extend(piece.text for piece in pieces))
     assert texts == ["a", "b"]
     assert run.finish is FinishReason.LENGTH
-    assert await model.sample('tgi_request_failure{err="deadline"}') == 1
-    assert await model.sample("tgi_request_success") == 0
+    assert model.metrics.failures == {Failure.DEADLINE: 1}
+    assert model.metrics.succeeded == 0

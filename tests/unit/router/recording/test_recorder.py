@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from caravan_proto.messages.limits import Saving
+from caravan_router.config import RouterConfig
 from caravan_router.recording.read_lines import RecordingError, RecordingFile
 from caravan_router.recording.recorder import Recorder, RecordFileError
 from caravan_router.replay.cli import main
@@ -89,7 +90,7 @@ def test_a_recording_that_is_there_becomes_the_older_part(tmp_path: Path) -> Non
 def test_after_a_crash_it_is_played_up_to_the_cut(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = calls(recording)
     recording.write_bytes(recording.read_bytes()[:-200])
-    assert main([str(recording)]) == 0
+    assert main(RouterConfig, [str(recording)]) == 0
     told = capsys.readouterr().out
     assert "all are the same; its end is cut off" in told
     assert 0 < calls(recording) < whole
@@ -97,7 +98,7 @@ def test_after_a_crash_it_is_played_up_to_the_cut(recording: Path, capsys: pytes
 
 def test_another_process_decides_the_same(recording: Path) -> None:
     for seed in ("1", "2"):
-        command = [sys.executable, "-c", "from caravan_router.replay.cli import main; raise SystemExit(main())"]
+        command = [sys.executable, "-c", "from caravan_router.commands import main; raise SystemExit(main())", "replay"]
         ended = subprocess.run(
             [*command, str(recording)],
             env=os.environ | {"PYTHONHASHSEED": seed},
@@ -113,7 +114,7 @@ def test_the_command_shows_what_was_decided_and_what_is(
     recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("caravan_router.scheduling.planning.admission._MOST_ASKED", 0)
-    assert main([str(recording)]) == 1
+    assert main(RouterConfig, [str(recording)]) == 1
     told = capsys.readouterr().out
     assert "call 2, " in told
     assert 'recorded  ["start",1,"a",30,0]' in told
@@ -143,7 +144,7 @@ def test_the_page_finds_messages_of_the_timeline(recording: Path) -> None:
 def test_a_file_of_another_version_is_refused_by_name(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     header, *rest = lines(recording)
     header["caravan_recording"]["version"] = 99
-    assert main([str(rewritten(recording, [header, *rest]))]) == 2
+    assert main(RouterConfig, [str(rewritten(recording, [header, *rest]))]) == 2
     assert "it has version 99 of the format, and this program reads version 1" in capsys.readouterr().err
 
 
@@ -184,7 +185,7 @@ def test_what_is_not_compressed_is_refused(tmp_path: Path, content: bytes) -> No
 )
 def test_a_hostile_line_is_refused(recording: Path, line: Any, capsys: pytest.CaptureFixture[str]) -> None:
     header, _, scheduler, *_ = lines(recording)
-    assert main([str(rewritten(recording, [header, scheduler, line]))]) == 2
+    assert main(RouterConfig, [str(rewritten(recording, [header, scheduler, line]))]) == 2
     assert "caravan replay: error:" in capsys.readouterr().err
 
 

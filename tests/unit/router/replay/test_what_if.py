@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from bench.simulate.simulation import ShardKind
 
+from caravan_router.config import RouterConfig
 from caravan_router.recording.recorder import Recorder
 from caravan_router.replay.cli import main
 from caravan_router.replay.played_shard import PlayedShard
@@ -64,7 +65,7 @@ def rows(text: str) -> dict[str, list[float]]:
 def test_one_more_shard_answers_sooner_and_the_same_again_answers_as_before(
     recording: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(recording), "--shards", "+1"]) == 0
+    assert main(RouterConfig, [str(recording), "--shards", "+1"]) == 0
     found = rows(capsys.readouterr().out)
     recorded, again, more = found["recorded"], found["played again"], found["--shards +1"]
     requests, answered, failed, tokens, tokens_s, ttft_p50, ttft_p99, *_ = recorded
@@ -79,7 +80,7 @@ def test_one_more_shard_answers_sooner_and_the_same_again_answers_as_before(
 
 
 def test_another_flag_is_applied(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(recording), "--with", "max-batch-size=1"]) == 0
+    assert main(RouterConfig, [str(recording), "--with", "max-batch-size=1"]) == 0
     found = rows(capsys.readouterr().out)
     assert found["--with max-batch-size=1"][4] < 0.7 * found["recorded"][4]
 
@@ -91,12 +92,12 @@ def test_another_flag_is_applied(recording: Path, capsys: pytest.CaptureFixture[
 def test_a_change_that_cannot_be_made_is_refused_by_name(
     recording: Path, capsys: pytest.CaptureFixture[str], change: str, told: str
 ) -> None:
-    assert main([str(recording), "--with", change]) == 2
+    assert main(RouterConfig, [str(recording), "--with", change]) == 2
     assert told in capsys.readouterr().err
 
 
 def test_without_its_only_shard_nothing_is_answered(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(recording), "--shards", "-1"]) == 0
+    assert main(RouterConfig, [str(recording), "--shards", "-1"]) == 0
     requests, answered, failed, *_ = rows(capsys.readouterr().out)["--shards -1"][:4]
     assert (answered, failed) == (0, requests - 1), "one was cancelled"
 
@@ -106,7 +107,7 @@ def test_a_later_part_is_played_with_the_shards_that_there_were(
 ) -> None:
     path = tmp_path / "recording"
     record_load(path, turns_over_at=REQUESTS // 2)
-    assert main([str(path), "--shards", "+1"]) == 0
+    assert main(RouterConfig, [str(path), "--shards", "+1"]) == 0
     told = capsys.readouterr().out
     found = rows("".join(told.splitlines(keepends=True)[:-1]))
     assert [row[:2] for row in found.values()] == [[REQUESTS / 2, REQUESTS / 2]] * 3
@@ -136,7 +137,7 @@ def test_media_take_as_long_to_encode_as_they_took(tmp_path: Path, capsys: pytes
         fleet.handle([Submitted(request(number, prompt, 5, arrived_s=number * 1.0, media=media))])
     fleet.run_until(100.0)
     recorder.close()
-    assert main([str(path), "--with", "max-batch-size=4"]) == 0
+    assert main(RouterConfig, [str(path), "--with", "max-batch-size=4"]) == 0
     for row in rows(capsys.readouterr().out).values():
         requests, answered, _, _, _, ttft_p50, *_ = row
         assert requests == answered == 10
