@@ -75,7 +75,7 @@ test-images: $(INSTALLED) $(DEMO_MODEL) ## run the images under runc as root (ap
 
 check: lint $(DEMO_MODEL) $(CLIENT) ## run lint, and the tests of `make test` with coverage
 	$(PYTEST) --cov --cov-report=
-	$(BIN)/coverage report --include='*/caravan_router/scheduling/*' --fail-under=95
+	$(BIN)/coverage report --include='*/caravan_scheduler/*' --fail-under=95
 
 lint: $(INSTALLED) ## check format, lint rules, types, import rules, .proto files and spelling
 	$(BIN)/ruff format --check .

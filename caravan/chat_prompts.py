@@ -9,17 +9,17 @@ from caravan.chat_call import CHAT_PARAMS, Messages
 from caravan.executor_facts import LIMITS, model_facts
 from caravan.request_bodies import chat_body
 from caravan.valid_requests import named_errors
+from caravan_dialects.api.generation.bounds import Bounds, bounds_of
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_dialects.chat.exact_tokens import with_exact_tokens
+from caravan_dialects.chat.template_renderer import TemplateRenderer
+from caravan_dialects.media.decoder import MediaDecoder
 from caravan_proto.messages.model import TokenizedText
-from caravan_router.api.generation.bounds import Bounds, bounds_of
-from caravan_router.api.limits import Limits
-from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
-from caravan_router.chat.exact_tokens import with_exact_tokens
-from caravan_router.chat.template_renderer import TemplateRenderer
-from caravan_router.core.engine import ModelFacts
-from caravan_router.core.errors import TextTooLongError
-from caravan_router.core.media import MediaPrompt
-from caravan_router.core.media_tokens import MediaTokens
-from caravan_router.media.decoder import MediaDecoder
+from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.errors import TextTooLongError
+from caravan_scheduler.core.media import MediaPrompt
+from caravan_scheduler.core.media_tokens import MediaTokens
 from caravan_shard.backends.base import Backend, Vocabulary
 
 

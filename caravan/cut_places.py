@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from caravan_router.scheduling.shard.checkpoints import thinned
+from caravan_scheduler.shard.checkpoints import thinned
 from caravan_shard.arrays import State
 from caravan_shard.backends.base import Backend, CellSlice
 from caravan_shard.media.spans import CellSpan, spans_before

@@ -1,8 +1,8 @@
 """What the router's rules need to know of an executor's model."""
 
 from caravan.limits import MAX_STOPS
-from caravan_router.api.limits import Limits
-from caravan_router.core.engine import ModelFacts
+from caravan_dialects.api.limits import Limits
+from caravan_scheduler.core.engine import ModelFacts
 from caravan_shard.backends.base import Backend
 
 LIMITS = Limits(max_stop_sequences=MAX_STOPS)

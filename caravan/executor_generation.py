@@ -13,13 +13,13 @@ from caravan.executor_sampling import NOT_OF_A_TOKEN
 from caravan.request_bodies import completion_body
 from caravan.sampling_params import SamplingParams
 from caravan.token import Token
+from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.api.generation.checks import check_positive
+from caravan_dialects.api.openai.stopping import stopping_of, text_options_of
+from caravan_dialects.text.assembler import Assembler, Piece, TextOptions
 from caravan_proto.messages.results import FinishReason
-from caravan_router.api.errors import ValidationError
-from caravan_router.api.generation.checks import check_positive
-from caravan_router.api.openai.stopping import stopping_of, text_options_of
-from caravan_router.core.stopping import StoppingParams
-from caravan_router.core.tokens import GeneratedToken
-from caravan_router.text.assembler import Assembler, Piece, TextOptions
+from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.tokens import GeneratedToken
 from caravan_shard.backends.base import Backend
 
 if TYPE_CHECKING:

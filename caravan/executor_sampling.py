@@ -9,10 +9,10 @@ from caravan.executor_facts import LIMITS, model_facts
 from caravan.processing import processor_error
 from caravan.request_bodies import completion_body
 from caravan.sampling_params import SamplingParams
+from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.api.openai.sampling import biases_of, check_sampling, samplings_of
 from caravan_proto.messages.sampling import SamplingParams as Sampling
-from caravan_router.api.errors import ValidationError
-from caravan_router.api.openai.sampling import biases_of, check_sampling, samplings_of
-from caravan_router.core.prompt_media import FIRST_CELL_NUMBER, text_ids
+from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER, text_ids
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend
 from caravan_shard.sampling.biases import make_biases

@@ -9,12 +9,12 @@ from typing import Self
 from caravan import errors
 from caravan.local_shard import LocalShard
 from caravan.server import Served
-from caravan_router.chat.template_renderer import TemplateRenderer
+from caravan_dialects.chat.template_renderer import TemplateRenderer
+from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.config import RouterConfig
 from caravan_router.engine.discovery import Address
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link_config import LinkConfig
-from caravan_router.media.decoder import MediaDecoder
 from caravan_router.metrics.recorder import Metrics
 from caravan_shard.backends.base import StartupError
 from caravan_shard.config import ShardConfig

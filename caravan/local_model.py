@@ -39,28 +39,28 @@ from caravan.valid_requests import (
     valid_completion,
     valid_completions,
 )
+from caravan_dialects.ahead import each
+from caravan_dialects.api.generation.bounds import bounds_of
+from caravan_dialects.api.generation.context import Context
+from caravan_dialects.api.generation.models import ServedModel
+from caravan_dialects.api.generation.prompt import check_token_ids
+from caravan_dialects.api.generation.request import ValidRequest
+from caravan_dialects.api.generation.run import Run, collect, on_all, started, together
+from caravan_dialects.api.generation.serving import Sender
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_dialects.api.openai.chat.whole import read_whole
+from caravan_dialects.api.openai.choices import check_streamed
+from caravan_dialects.api.openai.embeddings.vectors import TextsOf, Vectors, vectors_in
+from caravan_dialects.api.openai.scoring.scores import Texts, scores_of
+from caravan_dialects.auth.key import NO_KEY
+from caravan_dialects.text.assembler import Piece
 from caravan_proto.flags import from_values
 from caravan_proto.limits import MOST_ROLLBACK_TOKENS
-from caravan_router.api.generation.bounds import bounds_of
-from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.models import ServedModel
-from caravan_router.api.generation.prompt import check_token_ids
-from caravan_router.api.generation.request import ValidRequest
-from caravan_router.api.generation.run import Run, collect, on_all, started, together
-from caravan_router.api.generation.serving import Sender
-from caravan_router.api.limits import Limits
-from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
-from caravan_router.api.openai.chat.whole import read_whole
-from caravan_router.api.openai.choices import check_streamed
-from caravan_router.api.openai.embeddings.vectors import TextsOf, Vectors, vectors_in
-from caravan_router.api.openai.scoring.scores import Texts, scores_of
-from caravan_router.auth.key import NO_KEY
 from caravan_router.config import RouterConfig
-from caravan_router.core.ahead import each
-from caravan_router.core.prompt_media import text_ids
-from caravan_router.core.trace import NO_TRACE
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.text.assembler import Piece
+from caravan_scheduler.core.prompt_media import text_ids
+from caravan_scheduler.core.trace import NO_TRACE
 from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
 from caravan_shard.config import ShardConfig
 

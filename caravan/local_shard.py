@@ -13,7 +13,6 @@ from caravan_proto.messages.media import EncodedMedia, PromptPart, TokenizedPart
 from caravan_proto.messages.model import ShardClaim, ShardStatus, TokenizedText
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved
 from caravan_proto.wire import as_it_arrives, decode_note
-from caravan_router.core.media import Media
 from caravan_router.engine.media_parts import content_of, shape_of
 from caravan_router.engine.shard_calls import Reply, ShardRpcError, TextCount
 from caravan_router.engine.shard_info import ShardInfo
@@ -24,8 +23,9 @@ from caravan_router.engine.step_columns import (
     prompt_logprobs_of,
     tokens_of,
 )
-from caravan_router.scheduling.actions import Fetch
-from caravan_router.scheduling.events import SavedRun, Stepped
+from caravan_scheduler.actions import Fetch
+from caravan_scheduler.core.media import Media
+from caravan_scheduler.events import SavedRun, Stepped
 from caravan_shard.engine.replies import Replies
 from caravan_shard.protocol.results import LogprobColumns, Refusal, Result, StepResult, TokenRows
 from caravan_shard.service.calls import CallHandler

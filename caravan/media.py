@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from caravan_router.core.media import Media, Picture, Sound
+from caravan_scheduler.core.media import Media, Picture, Sound
 
 __all__ = ["Picture", "PillowImage", "PromptMedia", "Sound", "media_of"]
 

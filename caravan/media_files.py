@@ -7,7 +7,7 @@ from typing import Any
 
 from caravan.errors import RequestError
 from caravan.media import PillowImage, Sound, media_of
-from caravan_router.core.media import SAMPLE_BYTES, Picture
+from caravan_scheduler.core.media import SAMPLE_BYTES, Picture
 
 
 def file_of(value: Any) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from caravan import errors
 from caravan.sampling_params import SamplingParams
-from caravan_router.api.generation.request import ValidRequest
+from caravan_dialects.api.generation.request import ValidRequest
 from caravan_shard.sampling.processors import ProcessorRegistry
 
 

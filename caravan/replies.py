@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from caravan.outputs import CompletionOutput, Logprob, ToolCall
+from caravan_dialects.api.generation.run import Run
+from caravan_dialects.api.openai.chat.output import ChatOutput
+from caravan_dialects.api.openai.chat.whole import Collected, WholeOutput
+from caravan_dialects.api.openai.events import FINISH_WORDS, new_call_id, token_ids_of
+from caravan_dialects.text.assembler import Piece
+from caravan_dialects.text.detokenize import display_text
+from caravan_dialects.text.prompt_text import PromptText
 from caravan_proto.messages.results import FinishReason
-from caravan_router.api.generation.run import Run
-from caravan_router.api.openai.chat.output import ChatOutput
-from caravan_router.api.openai.chat.whole import Collected, WholeOutput
-from caravan_router.api.openai.events import FINISH_WORDS, new_call_id, token_ids_of
-from caravan_router.core.tokens import GeneratedToken, PromptToken
-from caravan_router.text.assembler import Piece
-from caravan_router.text.detokenize import display_text
-from caravan_router.text.prompt_text import PromptText
+from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 
 
 def completion_output(

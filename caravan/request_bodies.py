@@ -9,11 +9,11 @@ from caravan.errors import RequestError
 from caravan.prompts import PlainPrompt
 from caravan.request_fields import chat_fields, completion_fields
 from caravan.sampling_params import SamplingParams
-from caravan_router.api.errors import ValidationError
-from caravan_router.api.generation.marked_fields import without_effect
-from caravan_router.api.openai.aliases import with_limit, with_one_name
-from caravan_router.api.openai.chat.schema import ChatRequest
-from caravan_router.api.openai.completions.schema import CompletionRequest
+from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.api.generation.marked_fields import without_effect
+from caravan_dialects.api.openai.aliases import with_limit, with_one_name
+from caravan_dialects.api.openai.chat.schema import ChatRequest
+from caravan_dialects.api.openai.completions.schema import CompletionRequest
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 

@@ -8,16 +8,16 @@ from caravan.chat_call import ChatCall, Messages
 from caravan.prompts import PlainPrompt
 from caravan.request_bodies import chat_body, completion_body
 from caravan.sampling_params import SamplingParams
-from caravan_router.api.errors import ContextLengthError, RequestError
-from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.prompt import check_token_ids, tokenize_prompt
-from caravan_router.api.generation.request import ValidRequest
-from caravan_router.api.openai.chat.truncation import validate_chat
-from caravan_router.api.openai.chat.validation import ChatSource, ValidChat
-from caravan_router.api.openai.choices import Choices, choices_of
-from caravan_router.api.openai.completions.validation import completion_plan_of, validate_completion
-from caravan_router.core.ahead import ahead, each
-from caravan_router.core.errors import DeadlineError, EngineError, TextTooLongError
+from caravan_dialects.ahead import ahead, each
+from caravan_dialects.api.errors import ContextLengthError, RequestError
+from caravan_dialects.api.generation.context import Context
+from caravan_dialects.api.generation.prompt import check_token_ids, tokenize_prompt
+from caravan_dialects.api.generation.request import ValidRequest
+from caravan_dialects.api.openai.chat.truncation import validate_chat
+from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat
+from caravan_dialects.api.openai.choices import Choices, choices_of
+from caravan_dialects.api.openai.completions.validation import completion_plan_of, validate_completion
+from caravan_scheduler.core.errors import DeadlineError, EngineError, TextTooLongError
 
 # A tokenizer makes at most one token of each byte, and adds a few for the begin and the end of a text.
 _MOST_ADDED_TOKENS = 8

@@ -24,13 +24,13 @@ import comparisons
 import tool_calls
 from reading_path import STOPS, lines_of
 
-from caravan_router.api.errors import INTERNAL, TABLE
-from caravan_router.api.limits import Limits
-from caravan_router.api.openai.errors import openai_code, openai_status, openai_type
+from caravan_dialects.api.errors import INTERNAL, TABLE
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai.errors import openai_code, openai_status, openai_type
 from caravan_router.config import RouterConfig
 from caravan_router.http.routes import ROUTES
 from caravan_router.metrics.table import METRICS
-from caravan_router.serve.cli import ServeConfig
+from caravan_serve.cli import ServeConfig
 from caravan_shard.config import ShardConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,7 +39,11 @@ _PACKAGES = (
     "caravan",
     "proto/caravan_proto",
     "models/caravan_models",
+    "router/caravan_dialects",
     "router/caravan_router",
+    "router/caravan_scheduler",
+    "router/caravan_serve",
+    "router/caravan_studio",
     "shard/caravan_shard",
 )
 _TABLE = re.compile(r"(<!-- table: ([a-z -]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
@@ -160,7 +164,7 @@ def import_rules_table() -> str:
     rows = []
     for contract in contracts:
         layers = " > ".join(re.sub(r" [|:] ", ", ", layer) for layer in contract.get("layers", ()))
-        rows.append((contract["name"], f"`{layers.replace('caravan_router.', '')}`" if layers else ""))
+        rows.append((contract["name"], f"`{layers}`" if layers else ""))
     return _table(("rule", "each layer may import those after it"), rows)
 
 

@@ -19,11 +19,11 @@ class Stop:
 
 STOPS = (
     Stop(
-        "router/caravan_router/scheduling/__init__.py",
+        "router/caravan_scheduler/__init__.py",
         "Which terms are there, what lives how long, and who may change it? A page of prose: read all of it",
     ),
     Stop(
-        "router/caravan_router/api/tgi/validation.py",
+        "router/caravan_dialects/api/tgi/validation.py",
         "How does the body of `/generate` become a request that needs no further checks?",
         ("validate_generate",),
     ),
@@ -38,12 +38,12 @@ STOPS = (
         ("run", "_execute", "submit"),
     ),
     Stop(
-        "router/caravan_router/scheduling/planning/planner.py",
+        "router/caravan_scheduler/planning/planner.py",
         "What does each shard do next: who is preempted, who starts, and when is nobody admitted?",
         ("plan", "_admit", "_send"),
     ),
     Stop(
-        "router/caravan_router/scheduling/planning/step_plan.py",
+        "router/caravan_scheduler/planning/step_plan.py",
         "What does one step carry, and why not more?",
         ("can_admit", "admit", "send"),
     ),
@@ -63,7 +63,7 @@ STOPS = (
         ("request", "check", "expire"),
     ),
     Stop(
-        "router/caravan_router/scheduling/scheduler.py",
+        "router/caravan_scheduler/scheduler.py",
         "What becomes of a result, and of the requests of a lost shard?",
         ("handle", "_apply_step", "_lose", "_lose_cells"),
     ),

@@ -12,8 +12,8 @@ from caravan.client.connection import Call, Connection
 from caravan.client.outputs import ConversationExport, Item, Operation, Response, ResponsePart
 from caravan.client.responses import ResponseReader, read_response
 from caravan.sampling_params import SamplingParams
-from caravan_router.api.openai.conversations.schema import ConversationObject, DeletedConversation, Export
-from caravan_router.api.openai.responses.schema import ItemList, ResponseObject
+from caravan_dialects.api.openai.conversations.schema import ConversationObject, DeletedConversation, Export
+from caravan_dialects.api.openai.responses.schema import ItemList, ResponseObject
 
 CONVERSATIONS = "/v1/conversations"
 _RESPONSES = "/v1/responses"

@@ -10,7 +10,7 @@ from caravan.options import check_names
 from caravan.prompts import PlainPrompt
 from caravan.request_fields import FUNCTIONS, chat_fields, completion_fields, sampling_fields
 from caravan.sampling_params import SamplingParams
-from caravan_router.api.openai.responses.schema import ResponseRequest
+from caravan_dialects.api.openai.responses.schema import ResponseRequest
 
 Input = str | Sequence[Item]
 

@@ -10,9 +10,9 @@ from caravan.client.errors import BadReplyError
 from caravan.client.failures import read_event_failure
 from caravan.outputs import CompletionOutput, Logprob, RequestOutput, ToolCall
 from caravan.prompts import PlainPrompt
-from caravan_router.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatLogprobs, ToolCallDelta
-from caravan_router.api.openai.completions.schema import Completion, CompletionChoice, PromptLogprob
-from caravan_router.api.openai.schema import Usage
+from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatLogprobs, ToolCallDelta
+from caravan_dialects.api.openai.completions.schema import Completion, CompletionChoice, PromptLogprob
+from caravan_dialects.api.openai.schema import Usage
 
 # The text and the logprob of each token.
 _Entries = Sequence[tuple[str, float | None]]

@@ -9,7 +9,7 @@ from caravan.client.errors import BadReplyError
 from caravan.client.failures import read_event_failure, response_failure
 from caravan.client.outputs import Response, ResponsePart, ResponseUsage
 from caravan.outputs import ToolCall
-from caravan_router.api.openai.responses.schema import ResponseEvent, ResponseObject
+from caravan_dialects.api.openai.responses.schema import ResponseEvent, ResponseObject
 
 _LAST = frozenset({"response.completed", "response.incomplete"})
 

@@ -1,7 +1,26 @@
-"""`python -m caravan_router` is `caravan`."""
+"""The command `caravan-router`, which `python -m caravan_router` is too."""
 
 import sys
 
-from caravan_router.commands import main
+from caravan_proto.environment import end_on_early_sigterm, prepare_grpc, raise_open_files
+from caravan_proto.standard_output import ending_with_its_reader
 
-sys.exit(main())
+
+@ending_with_its_reader()
+def main() -> int:
+    """Run a router with the flags of this process."""
+    return run(sys.argv[1:])
+
+
+def run(flags: list[str]) -> int:
+    """Run a router with ``flags``. What it needs is imported when the process is ready for that."""
+    end_on_early_sigterm()
+    prepare_grpc()
+    raise_open_files()
+    from caravan_router.cli import main as run_router
+
+    return run_router(flags)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,11 +13,9 @@ from typing import Protocol
 from aiohttp import web
 
 import caravan_proto
+from caravan_dialects.conversations.store import Store
 from caravan_router.auth.key_watch import KeyWatch
 from caravan_router.config import RouterConfig
-from caravan_router.conversations.store import Store
-from caravan_router.core.library import Library
-from caravan_router.core.trace import Tracing
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import KubernetesService
 from caravan_router.engine.fleet import Fleet
@@ -29,8 +27,10 @@ from caravan_router.http.server.state import TRACING, InfoExtras
 from caravan_router.http.server.tls import Tls
 from caravan_router.kubernetes.watched_service import WatchedService
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.recording.recorder import Recorder
 from caravan_router.tracing.sending import tracing
+from caravan_scheduler.core.library import Library
+from caravan_scheduler.core.trace import Tracing
+from caravan_studio.recording.recorder import Recorder
 
 _log = logging.getLogger(__name__)
 

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 import uvloop
 
+from caravan_dialects.conversations.database import StateFileError
 from caravan_proto.flags import load
 from caravan_proto.telemetry import configure_logging
 from caravan_proto.tls import TlsFileError
 from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
-from caravan_router.conversations.database import StateFileError
 from caravan_router.engine.fleet import Fleet
-from caravan_router.recording.recorder import RecordFileError
 from caravan_router.tracing.settings import TracingError
+from caravan_studio.recording.recorder import RecordFileError
 
 _log = logging.getLogger(__name__)
 

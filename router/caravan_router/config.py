@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
+from caravan_dialects.api.errors import RequestError
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai.chat.template_kwargs import checked_kwargs
+from caravan_dialects.conversations.store import StoreSettings
 from caravan_proto.flags import flag
 from caravan_proto.tls import MutualTls, TlsFiles
-from caravan_router.api.errors import RequestError
-from caravan_router.api.limits import Limits
-from caravan_router.api.openai.chat.template_kwargs import checked_kwargs
-from caravan_router.conversations.store import StoreSettings
 from caravan_router.engine.discovery import NamedSource, parse_source
 from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.security import ShardTls
-from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
 from caravan_router.tracing.settings import TraceSettings, read_settings
+from caravan_scheduler.config import PrefillMode, SchedulerConfig
 
 _NO_BUDGET = -1
 _LIFE_S, _LIFE_IN_FILE_S = 3600.0, 30 * 24 * 3600.0

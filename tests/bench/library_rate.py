@@ -16,8 +16,8 @@ from bench.load import load
 from bench.models import model
 from bench.servers import Running, serving
 from caravan import LLM, SamplingParams
-from caravan_router.bench.request import BenchRequest
-from caravan_router.bench.workloads import Shape, Workload, phases
+from caravan_serve.bench.request import BenchRequest
+from caravan_serve.bench.workloads import Shape, Workload, phases
 
 _TOKENS = 64
 

@@ -22,7 +22,7 @@ def load(url: str, arguments: Sequence[str], *, seed: int, counted: Sequence[int
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "caravan_router.bench", "--url", url, "--seed", str(seed), *arguments]
+        command = [sys.executable, "-m", "caravan_serve.bench", "--url", url, "--seed", str(seed), *arguments]
         command += ["--json", str(path)]
         for pid in counted:
             command += ["--pid", str(pid)]

@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.simulate.step_times import StepTimes
 from caravan_proto.messages.limits import LayoutLimits, Saving
-from caravan_router.replay.played_shard import PlayedShard
-from caravan_router.replay.virtual_fleet import Fleet, Member
-from caravan_router.scheduling.actions import Action, Deliver, Start
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits, Submitted
-from caravan_router.scheduling.scheduler import Scheduler
+from caravan_scheduler.actions import Action, Deliver, Start
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.events import ShardLimits, Submitted
+from caravan_scheduler.scheduler import Scheduler
+from caravan_studio.replay.played_shard import PlayedShard
+from caravan_studio.replay.virtual_fleet import Fleet, Member
 from caravan_testing.requests import request
 
 PREFIX_TOKENS = 600

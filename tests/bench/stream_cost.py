@@ -23,15 +23,15 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.results import FinishReason
-from caravan_router.api.limits import Limits
-from caravan_router.core.generation import GenerationSpec, GenerationState, Standing
-from caravan_router.core.tokens import GeneratedToken
-from caravan_router.core.trace import NO_TRACE, GenerationTrace
 from caravan_router.engine.streams import RequestStream
 from caravan_router.http.app import build_app
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.metrics.recorder import Metrics
+from caravan_scheduler.core.generation import GenerationSpec, GenerationState, Standing
+from caravan_scheduler.core.tokens import GeneratedToken
+from caravan_scheduler.core.trace import NO_TRACE, GenerationTrace
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 
 STEP_S = 0.002

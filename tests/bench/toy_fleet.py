@@ -49,7 +49,7 @@ async def toy_streams(fleet: ToyFleet) -> AsyncIterator[tuple[ClientSession, str
         limits = ["--max-concurrent-requests", str(2 * shards * streams)]
         if fleet.records:
             limits += ["--record", f"{folder}/recording"]
-        router = await stack.enter_async_context(program("caravan_router", "router", *flags, *limits, "--port", "0"))
+        router = await stack.enter_async_context(program("caravan_serve", "router", *flags, *limits, "--port", "0"))
         url = await url_of(router)
         session = await stack.enter_async_context(
             ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None))

@@ -24,7 +24,7 @@ from caravan_proto.shard.v1 import shard_pb2
 from caravan_proto.wire import DECODE, PREFILL, encode_command
 from caravan_router.engine.reply_codec import stepped
 from caravan_router.engine.step_columns import drafts_of, feedback_of, tokens_of
-from caravan_router.scheduling.events import Stepped
+from caravan_scheduler.events import Stepped
 from caravan_shard.protocol.results import StepResult, StepTimings, TokenRows
 from caravan_shard.service.reply_codec import decode_response
 

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from caravan_router.core.generation import EarlyStopping, GenerationSpec
+from caravan_scheduler.core.generation import EarlyStopping, GenerationSpec
 
 
 class BeamOutput(NamedTuple):

@@ -2,7 +2,7 @@
 
 Needs torch and transformers, which the tests do not: they compare with the record. To make it again:
 
-    python tests/caravan_testing/beams_of_transformers.py > tests/unit/router/scheduling/beams_of_transformers.json
+    python tests/caravan_testing/beams_of_transformers.py > tests/unit/scheduler/beams_of_transformers.json
 """
 
 import itertools

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import caravan_router.scheduling
-from caravan_router.scheduling import invariants, recovery
-from caravan_router.scheduling.actions import Action, Fail, FailureReason, Faulted
-from caravan_router.scheduling.events import Event
+import caravan_scheduler
+from caravan_scheduler import invariants, recovery
+from caravan_scheduler.actions import Action, Fail, FailureReason, Faulted
+from caravan_scheduler.events import Event
 from caravan_testing.simulation import Simulation
 
 
@@ -105,10 +105,10 @@ class Bug:
 
 
 def modules(*packages: str) -> list[ModuleType]:
-    """Return modules and packages of `caravan_router.scheduling` with all that they have."""
+    """Return modules and packages of `caravan_scheduler` with all that they have."""
     found = []
     for package in packages:
-        module = importlib.import_module(f"caravan_router.scheduling.{package}")
+        module = importlib.import_module(f"caravan_scheduler.{package}")
         found.append(module)
         inner = pkgutil.iter_modules(getattr(module, "__path__", ()), f"{module.__name__}.")
         found += [importlib.import_module(one.name) for one in inner]
@@ -127,7 +127,7 @@ def functions(found: Sequence[ModuleType]) -> dict[str, tuple[Any, str, Function
                     function = method.fget if isinstance(method, property) else method
                     if inspect.isfunction(function) and not own.startswith("__") and function.__module__:
                         result[f"{module.__name__}.{name}.{own}"] = (value, own, function)
-    return {name.removeprefix("caravan_router.scheduling."): one for name, one in result.items()}
+    return {name.removeprefix("caravan_scheduler."): one for name, one in result.items()}
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def bugged(bug: Bug, named: dict[str, tuple[Any, str, FunctionType]]) -> Iterato
     """Let ``bug`` strike in these functions, from wherever they are called."""
     everywhere = [
         importlib.import_module(one.name)
-        for one in pkgutil.walk_packages(caravan_router.scheduling.__path__, "caravan_router.scheduling.")
+        for one in pkgutil.walk_packages(caravan_scheduler.__path__, "caravan_scheduler.")
     ]
     with pytest.MonkeyPatch.context() as patch:
         for name, (owner, own, function) in named.items():

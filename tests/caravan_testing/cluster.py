@@ -9,11 +9,9 @@ from pathlib import Path
 
 from aiohttp import ClientSession
 
+from caravan_dialects.api.limits import Limits
 from caravan_models.contents import SeenFile, SeenFiles
 from caravan_proto.messages.limits import KvLayout
-from caravan_router.api.limits import Limits
-from caravan_router.core.shards import ShardReport, ShardState
-from caravan_router.core.trace import Tracing
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import Address, AddressFile, ShardSource
 from caravan_router.engine.fleet import Fleet
@@ -22,9 +20,11 @@ from caravan_router.http.app import build_app
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.state import TRACING
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.scheduling import invariants
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.shard.account import ShardAccount
+from caravan_scheduler import invariants
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.shards import ShardReport, ShardState
+from caravan_scheduler.core.trace import Tracing
+from caravan_scheduler.shard.account import ShardAccount
 from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, DecodeHook, ToyBackend
 from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary

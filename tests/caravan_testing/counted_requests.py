@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from caravan_router.core.request_metrics import Failure, RequestTimings
+from caravan_scheduler.core.request_metrics import Failure, RequestTimings
 
 
 @dataclass

@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 from aiohttp import ClientResponse, ClientSession, web
 
-from caravan_router.api.limits import Limits
-from caravan_router.auth.key import ApiKey, digest_of
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.auth.key import ApiKey, digest_of
+from caravan_dialects.conversations.store import Store
 from caravan_router.auth.keyring import Keyring
-from caravan_router.conversations.store import Store
-from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import OPEN_TO_ALL, Access, build_app
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.state import STATE
 from caravan_router.metrics.recorder import Metrics
+from caravan_scheduler.core.tenant import Tenant
 from caravan_testing.scripted_engine import ScriptedEngine
 
 

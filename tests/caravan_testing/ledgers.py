@@ -6,18 +6,18 @@ from typing import Any
 from caravan_proto.messages.commands import Chunk, Decode, Prefill, PrefixCopy, Save
 from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_proto.messages.results import Loaded, Saved
-from caravan_router.core.tokens import GeneratedToken
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits
-from caravan_router.scheduling.output_lengths import OutputLengths
-from caravan_router.scheduling.parameters import parameters_of
-from caravan_router.scheduling.planning.shard_index import ShardIndex
-from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.shard.clock import Clock
-from caravan_router.scheduling.shard.command import InFlight
-from caravan_router.scheduling.shard.ledger import ShardLedger
-from caravan_router.scheduling.shard.prefix_reuse import find_match
-from caravan_router.scheduling.shard.resident import Resident
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.tokens import GeneratedToken
+from caravan_scheduler.events import ShardLimits
+from caravan_scheduler.output_lengths import OutputLengths
+from caravan_scheduler.parameters import parameters_of
+from caravan_scheduler.planning.shard_index import ShardIndex
+from caravan_scheduler.sequence import Sequence
+from caravan_scheduler.shard.clock import Clock
+from caravan_scheduler.shard.command import InFlight
+from caravan_scheduler.shard.ledger import ShardLedger
+from caravan_scheduler.shard.prefix_reuse import find_match
+from caravan_scheduler.shard.resident import Resident
 from caravan_testing.model_media import ENCODER
 from caravan_testing.requests import request
 

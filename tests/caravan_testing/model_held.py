@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from caravan_proto.messages.commands import Chunk, PrefixCopy, Row, SequenceParameters
 from caravan_proto.messages.limits import LayoutLimits
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_router.scheduling.events import ShardLimits
+from caravan_scheduler.events import ShardLimits
 from caravan_testing.model_media import is_border, is_whole, tokens_of
 
 

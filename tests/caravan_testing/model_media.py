@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from caravan_proto.messages.commands import Chunk, LoadEntry, Row
 from caravan_proto.messages.media import MediaSpan
-from caravan_router.core.media import Picture
-from caravan_router.core.prompt_media import PromptMedia, cell_numbers
+from caravan_scheduler.core.media import Picture
+from caravan_scheduler.core.prompt_media import PromptMedia, cell_numbers
 
 ENCODER = b"encoder"
 # The place of each number that has been made: its medium and the cell in it. And the last number of each medium.

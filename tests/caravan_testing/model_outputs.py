@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.tokens import PromptToken
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.tokens import PromptToken
 
 VOCABULARY_SIZE = 97
 # The entry of a prompt token before which nothing was computed.

@@ -1,7 +1,7 @@
 """How prompts and rows begin on a shard of the simulation: what the contract demands, and what they find there."""
 
 from caravan_proto.messages.commands import Chunk, Row
-from caravan_router.core.tokens import PromptToken
+from caravan_scheduler.core.tokens import PromptToken
 from caravan_testing.model_held import Held, HeldCells, ended_parameters
 from caravan_testing.model_media import tokens_of
 from caravan_testing.model_outputs import NO_LOGPROB, prompt_logprobs_of

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from caravan_proto.messages.commands import Load, LoadEntry, Save, SequenceParameters
 from caravan_proto.messages.limits import Saving
 from caravan_proto.messages.results import Loaded, Saved
-from caravan_router.core.prompt_media import is_cell
-from caravan_router.scheduling.events import SavedRun
+from caravan_scheduler.core.prompt_media import is_cell
+from caravan_scheduler.events import SavedRun
 from caravan_testing.model_held import Held, HeldCells, ended_parameters
 from caravan_testing.model_media import is_border, tokens_of
 

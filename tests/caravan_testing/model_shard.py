@@ -18,8 +18,8 @@ from caravan_proto.messages.commands import (
 )
 from caravan_proto.messages.limits import LayoutLimits
 from caravan_proto.messages.results import DraftCount, DraftSource, FinishReason, LayoutSet, StepOutcome
-from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
-from caravan_router.scheduling.events import CommandEnded, Event, ShardLimits, Stepped
+from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_scheduler.events import CommandEnded, Event, ShardLimits, Stepped
 from caravan_testing.model_held import Held, HeldCells
 from caravan_testing.model_media import tokens_of
 from caravan_testing.model_outputs import VOCABULARY_SIZE, next_logprobs, next_token

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from caravan_proto.messages.model import TokenizedText
 from caravan_proto.messages.results import FinishReason
-from caravan_router.core.engine import ModelFacts
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.tokens import Alternative
+from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.tokens import Alternative
 from caravan_testing.scripted_engine import BOS, EOS, EOS_TOKEN, MODEL, Pause, ScriptedEngine, Step, word
 
 # Shows earlier thoughts and tools as Qwen's templates do.

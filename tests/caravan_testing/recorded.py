@@ -3,14 +3,14 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from caravan_router.recording.read_lines import RecordingFile
-from caravan_router.recording.recorder import Recorder, SchedulerRecorder
-from caravan_router.replay.player import Difference, Player, play
-from caravan_router.scheduling import recovery
-from caravan_router.scheduling.actions import Action
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import Event
-from caravan_router.scheduling.scheduler import Scheduler
+from caravan_scheduler import recovery
+from caravan_scheduler.actions import Action
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.events import Event
+from caravan_scheduler.scheduler import Scheduler
+from caravan_studio.recording.read_lines import RecordingFile
+from caravan_studio.recording.recorder import Recorder, SchedulerRecorder
+from caravan_studio.replay.player import Difference, Player, play
 
 
 class RecordedScheduler(Scheduler):

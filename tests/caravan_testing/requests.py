@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.prompt_media import PromptMedia
-from caravan_router.core.stopping import StoppingParams
-from caravan_router.core.tenant import ANYONE, Tenant
-from caravan_router.scheduling.sequence import Request
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.prompt_media import PromptMedia
+from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.tenant import ANYONE, Tenant
+from caravan_scheduler.sequence import Request
 
 
 def request(

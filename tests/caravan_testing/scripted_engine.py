@@ -9,16 +9,16 @@ from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.media import MediaFacts, MediaSpan, TokenizedParts
 from caravan_proto.messages.model import FillTokens, TokenizedText
 from caravan_proto.messages.results import DraftCount, FinishReason
-from caravan_router.core.engine import ANY_SENDER, ModelFacts, StreamTimes, TextSender
-from caravan_router.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
-from caravan_router.core.generation import GenerationSpec, GenerationState
-from caravan_router.core.media import MediaPrompt
-from caravan_router.core.media_tokens import MediaTokens, media_tokens_of
-from caravan_router.core.model_names import ModelNames
-from caravan_router.core.prefixes import CachedPrefix, PinRefusal, PrefixReport, ShardPrefixes
-from caravan_router.core.shards import ShardReport, ShardStanding, ShardState
-from caravan_router.core.tokens import Alternative, GeneratedToken, PromptToken
-from caravan_router.core.trace import NO_TRACE, GenerationTrace
+from caravan_scheduler.core.engine import ANY_SENDER, ModelFacts, StreamTimes, TextSender
+from caravan_scheduler.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
+from caravan_scheduler.core.generation import GenerationSpec, GenerationState
+from caravan_scheduler.core.media import MediaPrompt
+from caravan_scheduler.core.media_tokens import MediaTokens, media_tokens_of
+from caravan_scheduler.core.model_names import ModelNames
+from caravan_scheduler.core.prefixes import CachedPrefix, PinRefusal, PrefixReport, ShardPrefixes
+from caravan_scheduler.core.shards import ShardReport, ShardStanding, ShardState
+from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_scheduler.core.trace import NO_TRACE, GenerationTrace
 
 BOS, EOS = 1, 2
 

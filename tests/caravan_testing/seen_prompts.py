@@ -3,8 +3,8 @@
 import base64
 from typing import Any
 
-from caravan_router.core.media import Media, Picture
-from caravan_router.core.prompt_media import is_cell
+from caravan_scheduler.core.media import Media, Picture
+from caravan_scheduler.core.prompt_media import is_cell
 from caravan_testing.hostile_pictures import noise, picture_file
 from caravan_testing.scripted_engine import BOS, ScriptedEngine
 

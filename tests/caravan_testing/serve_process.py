@@ -84,7 +84,7 @@ def serve(*flags: str, models: Sequence[str | Path] = (MODEL,)) -> Iterator[Serv
 def start(*flags: str, models: Sequence[str | Path] = (MODEL,)) -> Iterator[Served]:
     """Start a server on a free port and wait until it is healthy; kill it at the end if it still runs."""
     named = [word for model in models for word in ("--model", str(model))]
-    command = [sys.executable, "-m", "caravan_router", "serve", *named, "--port", "0", *flags]
+    command = [sys.executable, "-m", "caravan_serve", "serve", *named, "--port", "0", *flags]
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, bufsize=1

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from caravan_proto.messages.media import MediaFacts, MediaSpan
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.media import Picture
-from caravan_router.core.prompt_media import PromptMedia, cell_numbers
 from caravan_router.engine.batcher import Batcher
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.media import Picture
+from caravan_scheduler.core.prompt_media import PromptMedia, cell_numbers
 from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_testing.spelling_projector import CELLS, PATCH, SIDE, Speller
 from caravan_testing.toy_media import spelled_bytes

@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_proto.messages.results import Loaded
-from caravan_router.core.generation import BeamSearch, GenerationSpec
-from caravan_router.core.prefixes import PinRefusal, ShardPrefixes
-from caravan_router.core.prompt_media import PromptMedia
-from caravan_router.core.tenant import ANYONE, Tenant
-from caravan_router.scheduling import invariants
-from caravan_router.scheduling.actions import (
+from caravan_scheduler import invariants
+from caravan_scheduler.actions import (
     Action,
     Deliver,
     Drafted,
@@ -31,8 +27,12 @@ from caravan_router.scheduling.actions import (
     Resume,
     Start,
 )
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import (
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.generation import BeamSearch, GenerationSpec
+from caravan_scheduler.core.prefixes import PinRefusal, ShardPrefixes
+from caravan_scheduler.core.prompt_media import PromptMedia
+from caravan_scheduler.core.tenant import ANYONE, Tenant
+from caravan_scheduler.events import (
     Cancelled,
     Encoded,
     EncodeOutcome,
@@ -50,11 +50,11 @@ from caravan_router.scheduling.events import (
     Tick,
     Unpinned,
 )
-from caravan_router.scheduling.pins import Pin
-from caravan_router.scheduling.scheduler import Scheduler
-from caravan_router.scheduling.shard.account import ShardAccount
-from caravan_router.scheduling.shard.remembered import prefixes_of, tokens_of
-from caravan_router.scheduling.shard.resident import Status
+from caravan_scheduler.pins import Pin
+from caravan_scheduler.scheduler import Scheduler
+from caravan_scheduler.shard.account import ShardAccount
+from caravan_scheduler.shard.remembered import prefixes_of, tokens_of
+from caravan_scheduler.shard.resident import Status
 from caravan_testing.beam_oracle import beam_outputs
 from caravan_testing.ledgers import LIMITS
 from caravan_testing.model_outputs import expected_output, expected_prompt_logprobs, next_logprobs
@@ -64,8 +64,8 @@ from caravan_testing.requests import request
 
 if TYPE_CHECKING:
     from caravan_proto.messages.results import DraftCount
-    from caravan_router.core.tokens import PromptToken
-    from caravan_router.scheduling.sequence import Request
+    from caravan_scheduler.core.tokens import PromptToken
+    from caravan_scheduler.sequence import Request
 
 
 def expected_beam(spec: GenerationSpec) -> list[int]:

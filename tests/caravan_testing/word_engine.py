@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caravan_proto.messages.model import TokenizedText
-from caravan_router.core.engine import ModelFacts
+from caravan_scheduler.core.engine import ModelFacts
 from caravan_testing.scripted_engine import BOS, CHAT_MODEL, EOS, EOS_TOKEN, ScriptedEngine, word
 
 TEMPLATE = (

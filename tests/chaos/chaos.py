@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from caravan_router.recording.read_lines import RecordingFile
-from caravan_router.replay.player import Player, play
+from caravan_studio.recording.read_lines import RecordingFile
+from caravan_studio.replay.player import Player, play
 from caravan_testing.oracle import Oracle
 from chaos.faults import Disturber, Fault
 from chaos.fleet import Fleet, fleet

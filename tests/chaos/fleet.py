@@ -83,7 +83,7 @@ class Fleet:
         """Start a router, which takes the port over from the one that runs."""
         self.recordings.append(self._folder / f"recording-{len(self.routers)}")
         record = ("--record", str(self.recordings[-1]))
-        started = program("caravan_router", "router", "--port", "0", *self._router_flags, *record)
+        started = program("caravan_serve", "router", "--port", "0", *self._router_flags, *record)
         self.routers.append(await self._ending.enter_async_context(started))
         url = await url_of(self.routers[-1])
         assert self.url in ("", url), self.routers[-1].text

@@ -10,10 +10,10 @@ import doc_tables
 import pytest
 from doc_tables import ROOT
 
-from caravan_router.commands import main
 from caravan_router.config import RouterConfig
 from caravan_router.metrics.table import METRICS
-from caravan_router.serve.cli import ServeConfig
+from caravan_serve.cli import ServeConfig
+from caravan_serve.commands import main
 from caravan_shard.config import ShardConfig
 
 PAGES = doc_tables.documents()
@@ -24,7 +24,12 @@ _FILE = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(conf|json|md|proto|py|sh|toml|txt))
 # A document names a file from the root, or within one of these packages.
 _PACKAGES = (
     ROOT,
+    ROOT / "router",
+    ROOT / "router/caravan_dialects",
     ROOT / "router/caravan_router",
+    ROOT / "router/caravan_scheduler",
+    ROOT / "router/caravan_serve",
+    ROOT / "router/caravan_studio",
     ROOT / "shard/caravan_shard",
     ROOT / "models/caravan_models",
     ROOT / "proto/caravan_proto",

@@ -12,7 +12,11 @@ _PACKAGES = (
     "caravan",
     "proto/caravan_proto",
     "models/caravan_models",
+    "router/caravan_dialects",
     "router/caravan_router",
+    "router/caravan_scheduler",
+    "router/caravan_serve",
+    "router/caravan_studio",
     "shard/caravan_shard",
 )
 

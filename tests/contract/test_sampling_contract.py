@@ -10,10 +10,10 @@ from caravan_proto.messages.commands import Chunk, Prefill, SequenceParameters
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_proto.shard.v1 import shard_pb2
 from caravan_proto.wire import PREFILL, encode_command
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.stopping import StoppingParams
-from caravan_router.scheduling.parameters import parameters_of
-from caravan_router.scheduling.sequence import Sequence
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.parameters import parameters_of
+from caravan_scheduler.sequence import Sequence
 from caravan_testing.requests import request
 
 # Both are tuples, and empty by default.

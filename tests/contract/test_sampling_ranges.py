@@ -9,10 +9,10 @@ import pytest
 
 import caravan
 from caravan.sampling_params import ChoiceParameters
+from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.api.openai.sampling import check_sampling
+from caravan_dialects.api.openai.schema import SamplingFields
 from caravan_proto.messages.sampling import DEFAULTS, RANGES, SAMPLER_PARAMETERS, Range, SamplingParams
-from caravan_router.api.errors import ValidationError
-from caravan_router.api.openai.sampling import check_sampling
-from caravan_router.api.openai.schema import SamplingFields
 from caravan_router.http.openapi import document
 from caravan_shard.checks.sampling import check_sampling as check_on_shard
 

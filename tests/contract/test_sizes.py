@@ -11,7 +11,11 @@ PACKAGES = (
     "caravan",
     "proto/caravan_proto",
     "models/caravan_models",
+    "router/caravan_dialects",
     "router/caravan_router",
+    "router/caravan_scheduler",
+    "router/caravan_serve",
+    "router/caravan_studio",
     "shard/caravan_shard",
 )
 # Methods and attributes of the classes that it inherits from count too.

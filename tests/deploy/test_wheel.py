@@ -9,11 +9,23 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-_PACKAGES = {"caravan", "caravan_models", "caravan_proto", "caravan_router", "caravan_shard"}
+_PACKAGES = {
+    "caravan",
+    "caravan_dialects",
+    "caravan_models",
+    "caravan_proto",
+    "caravan_router",
+    "caravan_scheduler",
+    "caravan_serve",
+    "caravan_shard",
+    "caravan_studio",
+}
 _GENERATES = """
-import caravan, caravan_models, caravan_router, caravan_shard, caravan_proto
+import caravan, caravan_models, caravan_shard, caravan_proto
+import caravan_dialects, caravan_router, caravan_scheduler, caravan_serve, caravan_studio
 from caravan import LLM, SamplingParams
-modules = (caravan, caravan_models, caravan_router, caravan_shard, caravan_proto)
+modules = (caravan, caravan_models, caravan_shard, caravan_proto, caravan_dialects, caravan_router, caravan_scheduler,
+           caravan_serve, caravan_studio)
 print(*(module.__file__ for module in modules), sep="\\n")
 with LLM("toy.gguf", backend="fake") as llm:
     (output,) = llm.generate("a", SamplingParams(max_tokens=3, ignore_eos=True))
@@ -40,7 +52,7 @@ def test_the_wheel_has_the_packages_their_types_and_the_programs(wheel: Path) ->
     assert "caravan_router/http/openapi.json" in names
     licences = {name.rpartition("/")[2] for name in names if "/licenses/" in name}
     assert licences == {"LICENSE", "NOTICE", "marked.LICENSE", "dompurify.LICENSE"}
-    assert {"caravan_router/page/index.html", "caravan_router/page/vendor/marked.js"} <= set(names)
+    assert {"caravan_studio/page/index.html", "caravan_studio/page/vendor/marked.js"} <= set(names)
     assert {line.partition(" =")[0] for line in programs.splitlines() if " =" in line} == {
         "caravan",
         "caravan-router",

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from caravan_router.core.generation import BeamSearch
+from caravan_scheduler.core.generation import BeamSearch
 from caravan_testing.beam_oracle import beam_outputs
 from caravan_testing.serve_process import Served, serve
 from caravan_testing.shard_models import WORDS_MODEL, fetched

@@ -49,7 +49,7 @@ def test_the_api_names_the_draft_model(served: Served) -> None:
 
 def test_a_draft_model_with_another_vocabulary_ends_the_server(tmp_path: Path) -> None:
     other = write_tiny_mamba(tmp_path / "other.gguf")
-    command = [sys.executable, "-m", "caravan_router", "serve", "-m", str(MODEL), "-md", str(other), "--port", "0"]
+    command = [sys.executable, "-m", "caravan_serve", "serve", "-m", str(MODEL), "-md", str(other), "--port", "0"]
     done = subprocess.run([*command, "-c", "256", "-np", "1"], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 2
     assert "other.gguf cannot draft for" in done.stderr

@@ -14,8 +14,8 @@ import pytest
 from openai import OpenAI
 
 from caravan import LLM, AsyncLLM, Executor, ModelError, SamplingParams
-from caravan_router.core.library import LibraryError
-from caravan_router.serve.library.hub import pulled, reference_of
+from caravan_scheduler.core.library import LibraryError
+from caravan_serve.library.hub import pulled, reference_of
 from caravan_testing.programs import address_of, program
 from caravan_testing.serve_process import MODEL, serve
 from caravan_testing.shard_models import WORDS_MODEL, fetched
@@ -129,7 +129,7 @@ def test_without_a_hub_the_demo_model_answers_to_its_name() -> None:
 
 @pytest.mark.usefixtures("no_hub")
 def test_without_a_hub_another_name_ends_with_one_line() -> None:
-    command = [sys.executable, "-m", "caravan_router", "serve", "--model", "smollm2", "--port", "0"]
+    command = [sys.executable, "-m", "caravan_serve", "serve", "--model", "smollm2", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

@@ -93,7 +93,7 @@ async def outage(folder: Path, routers: int, shard_count: int, outage_s: float) 
         before = await stack.enter_async_context(contextlib.AsyncExitStack())
         await before.enter_async_context(shards(addresses))
         running = [
-            await stack.enter_async_context(program("caravan_router", "router", "--port=0", *flags))
+            await stack.enter_async_context(program("caravan_serve", "router", "--port=0", *flags))
             for _ in range(routers)
         ]
         urls = [await url_of(router) for router in running]

@@ -17,8 +17,8 @@ from huggingface_hub import InferenceClient
 from openai import BadRequestError, OpenAI
 from PIL import Image
 
-from caravan_router.recording.read_lines import RecordingFile
-from caravan_router.replay.player import Player, play
+from caravan_studio.recording.read_lines import RecordingFile
+from caravan_studio.replay.player import Player, play
 from caravan_testing.recorded import differences
 from caravan_testing.serve_process import MODEL, ROOT, Served, serve
 from caravan_testing.spelling_projector import write_spelling_projector

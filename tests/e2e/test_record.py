@@ -9,7 +9,7 @@ from pathlib import Path
 from caravan_testing.serve_process import generate, serve
 from caravan_testing.shard_models import WORDS_MODEL, fetched
 
-COMMAND = [sys.executable, "-c", "from caravan_router.commands import main; raise SystemExit(main())", "replay"]
+COMMAND = [sys.executable, "-c", "from caravan_serve.commands import main; raise SystemExit(main())", "replay"]
 
 
 def test_what_a_server_records_is_played_again_by_the_command(tmp_path: Path) -> None:

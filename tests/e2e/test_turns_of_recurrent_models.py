@@ -1,7 +1,7 @@
 """Conversations with models that have recurrent layers: a turn computes what is new, and the text stays the same.
 
 Whether a state is loaded or a short prompt computed depends on what both have cost, so the bounds here leave room;
-`tests/unit/router/scheduling/test_checkpoints.py` has the exact places, with given costs.
+`tests/unit/scheduler/test_checkpoints.py` has the exact places, with given costs.
 """
 
 import asyncio

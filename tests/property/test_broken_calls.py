@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_router.chat.template_environment import compiled
-from caravan_router.chat.template_errors import TemplateError
-from caravan_router.chat.tool_derivation import ToolFormats
-from caravan_router.chat.tool_format import ToolFormat
-from caravan_router.chat.tool_parser import Part, TextPart, ToolParser
+from caravan_dialects.chat.template_environment import compiled
+from caravan_dialects.chat.template_errors import TemplateError
+from caravan_dialects.chat.tool_derivation import ToolFormats
+from caravan_dialects.chat.tool_format import ToolFormat
+from caravan_dialects.chat.tool_parser import Part, TextPart, ToolParser
 from caravan_testing.tool_families import FAMILIES, Call, Family
 
 PARAMETERS: dict[str, Any] = {

@@ -7,10 +7,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caravan_router.core.tenant import Tenant
-from caravan_router.scheduling.sequence import Sequence
-from caravan_router.scheduling.waiting.fair_share import FairShare
-from caravan_router.scheduling.waiting.queue import NotNow, WaitingQueue, effective_priority
+from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.sequence import Sequence
+from caravan_scheduler.waiting.fair_share import FairShare
+from caravan_scheduler.waiting.queue import NotNow, WaitingQueue, effective_priority
 from caravan_testing.requests import request
 
 TENANTS = tuple(Tenant(name=name, weight=weight) for name, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0)))

@@ -5,19 +5,19 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_router.api.generation.parts import NO_MEDIA
-from caravan_router.api.openai.chat.messages import template_messages
-from caravan_router.api.openai.responses.item_messages import (
+from caravan_dialects.api.generation.parts import NO_MEDIA
+from caravan_dialects.api.openai.chat.messages import template_messages
+from caravan_dialects.api.openai.responses.item_messages import (
     ItemTexts,
     calls_of,
     count_system,
     messages_of,
     turns_of,
 )
-from caravan_router.api.openai.responses.items import read_items
-from caravan_router.api.openai.responses.other_items import PLAIN
-from caravan_router.api.openai.responses.tools import offered_tools
-from caravan_router.conversations.kept_media import referenced, with_files, without_files
+from caravan_dialects.api.openai.responses.items import read_items
+from caravan_dialects.api.openai.responses.other_items import PLAIN
+from caravan_dialects.api.openai.responses.tools import offered_tools
+from caravan_dialects.conversations.kept_media import referenced, with_files, without_files
 
 KINDS = (
     "additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction",

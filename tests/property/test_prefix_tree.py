@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from caravan_router.scheduling.prefix_tree import NO_MATCH, Match, PrefixTree
+from caravan_scheduler.prefix_tree import NO_MATCH, Match, PrefixTree
 
 NAMESPACES = ("", "tenant")
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caravan_proto.messages.commands import RunNote
-from caravan_router.scheduling.events import SavedRun
-from caravan_router.scheduling.prefix_keys import PrefixKeys, cuts_between, state_key
-from caravan_router.scheduling.shard.kept_run import Tier
-from caravan_router.scheduling.shard.saved_runs import NO_PREFIX, SavedRuns
+from caravan_scheduler.events import SavedRun
+from caravan_scheduler.prefix_keys import PrefixKeys, cuts_between, state_key
+from caravan_scheduler.shard.kept_run import Tier
+from caravan_scheduler.shard.saved_runs import NO_PREFIX, SavedRuns
 
 STATE_BYTES, MOST_BYTES = 20, 600
 # Conversations that have some first tokens in common.

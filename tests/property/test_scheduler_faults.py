@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from caravan_router.core.generation import BeamSearch, EarlyStopping
-from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
+from caravan_scheduler.config import PrefillMode, SchedulerConfig
+from caravan_scheduler.core.generation import BeamSearch, EarlyStopping
 from caravan_testing.bugs import FaultySimulation, bugged, functions, modules
 from caravan_testing.examples import examples
 from caravan_testing.ledgers import limits_of

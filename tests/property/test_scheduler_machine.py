@@ -13,13 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.results import StepOutcome
-from caravan_router.core.generation import BeamSearch, EarlyStopping
-from caravan_router.core.tenant import Tenant
-from caravan_router.recording.recorder import Recorder
-from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
-from caravan_router.scheduling.events import EncodeOutcome, ShardLimits, Unpinned
-from caravan_router.scheduling.prefix_keys import PrefixKeys
-from caravan_router.scheduling.shard.remembered import prefixes_of, tokens_of
+from caravan_scheduler.config import PrefillMode, SchedulerConfig
+from caravan_scheduler.core.generation import BeamSearch, EarlyStopping
+from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.events import EncodeOutcome, ShardLimits, Unpinned
+from caravan_scheduler.prefix_keys import PrefixKeys
+from caravan_scheduler.shard.remembered import prefixes_of, tokens_of
+from caravan_studio.recording.recorder import Recorder
 from caravan_testing.examples import examples
 from caravan_testing.model_media import ENCODER, in_pictures
 from caravan_testing.recorded import differences, recorded

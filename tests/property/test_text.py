@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caravan_dialects.text.assembler import Assembler, Piece, TextOptions
 from caravan_proto.messages.results import FinishReason
-from caravan_router.text.assembler import Assembler, Piece, TextOptions
 from caravan_testing.scripted_engine import word
 
 # Few letters, so that stop strings occur; characters of one to four bytes, a combining mark, an emoji sequence.

@@ -9,13 +9,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from caravan_router.chat.schema_problem import UnsupportedToolError
-from caravan_router.chat.template_environment import compiled
-from caravan_router.chat.template_errors import TemplateError
-from caravan_router.chat.tool_derivation import ToolFormats
-from caravan_router.chat.tool_format import Style, ToolFormat
-from caravan_router.chat.tool_grammar import tool_constraint
-from caravan_router.chat.tool_parser import Part, TextPart, ToolParser
+from caravan_dialects.chat.schema_problem import UnsupportedToolError
+from caravan_dialects.chat.template_environment import compiled
+from caravan_dialects.chat.template_errors import TemplateError
+from caravan_dialects.chat.tool_derivation import ToolFormats
+from caravan_dialects.chat.tool_format import Style, ToolFormat
+from caravan_dialects.chat.tool_grammar import tool_constraint
+from caravan_dialects.chat.tool_parser import Part, TextPart, ToolParser
 from caravan_testing.byte_grammar import FIRST_CONTROL, accepts, drawn
 from caravan_testing.random_schemas import random_schema
 from caravan_testing.scripted_engine import ScriptedEngine

@@ -5,9 +5,9 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from caravan_router.chat.known_tool_formats import GENERIC, HERMES, LFM_2, LLAMA_3, MISTRAL, QWEN_3_CODER
-from caravan_router.chat.tool_format import HOLE, Style, Tags, ToolFormat
-from caravan_router.chat.tool_parser import CallPart, Part, TextPart, ToolParser
+from caravan_dialects.chat.known_tool_formats import GENERIC, HERMES, LFM_2, LLAMA_3, MISTRAL, QWEN_3_CODER
+from caravan_dialects.chat.tool_format import HOLE, Style, Tags, ToolFormat
+from caravan_dialects.chat.tool_parser import CallPart, Part, TextPart, ToolParser
 
 FORMATS = (HERMES, MISTRAL, LLAMA_3, GENERIC)
 GEMMA_4 = ToolFormat(

@@ -7,15 +7,15 @@ from random import Random
 import jsonschema
 import pytest
 
+from caravan_dialects.api.generation.constraints import ConstraintReader
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.chat.closed_schema import json_layout
+from caravan_dialects.chat.grammar_terms import json_term
+from caravan_dialects.chat.known_tool_formats import GENERIC
+from caravan_dialects.chat.plain_schema import plain_schema
+from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
+from caravan_dialects.chat.tool_grammar import tool_constraint
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
-from caravan_router.api.generation.constraints import ConstraintReader
-from caravan_router.api.limits import Limits
-from caravan_router.chat.closed_schema import json_layout
-from caravan_router.chat.grammar_terms import json_term
-from caravan_router.chat.known_tool_formats import GENERIC
-from caravan_router.chat.plain_schema import plain_schema
-from caravan_router.chat.schema_problem import UnsupportedSchemaError
-from caravan_router.chat.tool_grammar import tool_constraint
 from caravan_shard.constraints.grammar_text import grammar_text
 from caravan_testing.byte_grammar import accepts, compiles, drawn
 from caravan_testing.examples import examples

@@ -137,7 +137,7 @@ async def churn(requests: int, seed: int) -> list[str]:
         for _ in range(LEAST_SHARDS):
             await shards.add()
         flags = ("--shard", f"file:{shards.listed}", "--shard-refresh-s", "0.5", "--port", "0")
-        router = await stack.enter_async_context(program("caravan_router", "router", *flags))
+        router = await stack.enter_async_context(program("caravan_serve", "router", *flags))
         url = await url_of(router)
         clients = [asyncio.create_task(_client(number, url, tally)) for number in range(CLIENTS)]
         changed = reported = time.monotonic()

@@ -3,9 +3,9 @@
 import hmac
 from collections.abc import Iterable
 
-from caravan_router.auth.client import Client
-from caravan_router.auth.key import ApiKey, digest_of
-from caravan_router.core.tenant import Tenant
+from caravan_dialects.auth.client import Client
+from caravan_dialects.auth.key import ApiKey, digest_of
+from caravan_scheduler.core.tenant import Tenant
 
 
 class Keyring:

@@ -5,7 +5,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from caravan_router.auth.key import digest_of
+from caravan_dialects.auth.key import digest_of
 from caravan_router.auth.key_file import KeyFileError, check_name
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from caravan_router.core.errors import NoShardError
+from caravan_scheduler.core.errors import NoShardError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,6 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
-from caravan_router.core.engine import ModelFacts
-from caravan_router.core.errors import (
-    DeadlineError,
-    EngineError,
-    FaultError,
-    GenerationError,
-    ModelReplacedError,
-    QueueTimeoutError,
-)
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.prefixes import PinRefusal, PrefixReport
-from caravan_router.core.trace import NO_TRACE, GenerationTrace
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.followers import Followers
 from caravan_router.engine.model_prefixes import ModelPrefixes
@@ -27,8 +15,8 @@ from caravan_router.engine.replacement import can_continue, tokens_mean_the_same
 from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.streams import RequestStream
 from caravan_router.engine.wall import FaultLog
-from caravan_router.scheduling import recovery
-from caravan_router.scheduling.actions import (
+from caravan_scheduler import recovery
+from caravan_scheduler.actions import (
     Action,
     Deliver,
     Drafted,
@@ -46,8 +34,20 @@ from caravan_router.scheduling.actions import (
     Resume,
     Start,
 )
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import (
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.errors import (
+    DeadlineError,
+    EngineError,
+    FaultError,
+    GenerationError,
+    ModelReplacedError,
+    QueueTimeoutError,
+)
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.prefixes import PinRefusal, PrefixReport
+from caravan_scheduler.core.trace import NO_TRACE, GenerationTrace
+from caravan_scheduler.events import (
     ActionFailed,
     Cancelled,
     Event,
@@ -58,9 +58,9 @@ from caravan_router.scheduling.events import (
     Taken,
     Tick,
 )
-from caravan_router.scheduling.scheduler import Scheduler
-from caravan_router.scheduling.sequence import Request, Sequence
-from caravan_router.scheduling.shard.kept_run import Tier
+from caravan_scheduler.scheduler import Scheduler
+from caravan_scheduler.sequence import Request, Sequence
+from caravan_scheduler.shard.kept_run import Tier
 
 
 class Batcher:

@@ -30,13 +30,13 @@ from caravan_proto.wire import (
     encode_command,
     encode_parts,
 )
-from caravan_router.core.media import Media
 from caravan_router.engine import info_codec, reply_codec
 from caravan_router.engine.media_parts import content_of, shape_of
 from caravan_router.engine.shard_calls import Reply, ShardRpcError, TextCount
 from caravan_router.engine.shard_info import ShardInfo
-from caravan_router.scheduling.actions import Fetch
-from caravan_router.scheduling.events import SavedRun
+from caravan_scheduler.actions import Fetch
+from caravan_scheduler.core.media import Media
+from caravan_scheduler.events import SavedRun
 
 _T = TypeVar("_T")
 

@@ -14,8 +14,8 @@ from caravan_proto.messages.results import StepOutcome
 from caravan_router.engine.observer import EngineObserver, Method
 from caravan_router.engine.pace import StepPace
 from caravan_router.engine.shard_calls import Reply, ShardCalls, ShardRpcError
-from caravan_router.scheduling.actions import Encode, Fetch
-from caravan_router.scheduling.events import CommandEnded, Encoded, EncodeOutcome, Event, Fetched, Stepped
+from caravan_scheduler.actions import Encode, Fetch
+from caravan_scheduler.events import CommandEnded, Encoded, EncodeOutcome, Event, Fetched, Stepped
 
 _log = logging.getLogger(__name__)
 

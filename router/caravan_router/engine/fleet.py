@@ -11,9 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from caravan_router.core.engine import ModelFacts
-from caravan_router.core.model_names import ModelNames
-from caravan_router.core.shards import ShardReport, ShardState
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.demand import Demand
@@ -28,7 +25,10 @@ from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.engine.shard_report import report_of
 from caravan_router.engine.viewers import Viewers
 from caravan_router.engine.wall import guarded, lasting
-from caravan_router.scheduling.config import SchedulerConfig
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.model_names import ModelNames
+from caravan_scheduler.core.shards import ShardReport, ShardState
 
 _log = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Collection
 
-from caravan_router.core.prefixes import PinRefusal, PrefixReport, ShardPrefixes
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.model_prefixes import ModelPrefixes
+from caravan_scheduler.core.prefixes import PinRefusal, PrefixReport, ShardPrefixes
 
 
 class FleetPrefixes:

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from caravan_router.scheduling.actions import Action
-from caravan_router.scheduling.events import Event
+from caravan_scheduler.actions import Action
+from caravan_scheduler.events import Event
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from caravan_proto.shard.v1 import shard_pb2
 from caravan_proto.wire import decode_note
-from caravan_router.scheduling.events import SavedRun
+from caravan_scheduler.events import SavedRun
 
 
 def saved_runs(message: shard_pb2.ListRunsResponse) -> list[SavedRun]:

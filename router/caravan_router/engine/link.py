@@ -16,7 +16,6 @@ from dataclasses import replace
 from caravan_proto.channel import is_tcp
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Command
-from caravan_router.core.shards import ShardStanding, ShardState
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.command_runner import CommandRunner, EventSink, Session
 from caravan_router.engine.link_config import LinkConfig
@@ -33,8 +32,9 @@ from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.engine.shard_turns import ShardTurns
 from caravan_router.engine.wall import log_bug
-from caravan_router.scheduling.actions import Encode, Fetch
-from caravan_router.scheduling.events import (
+from caravan_scheduler.actions import Encode, Fetch
+from caravan_scheduler.core.shards import ShardStanding, ShardState
+from caravan_scheduler.events import (
     RunsFound,
     ShardDraining,
     ShardJoined,

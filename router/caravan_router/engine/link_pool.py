@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from caravan_proto.messages.model import ShardClaim
-from caravan_router.core.shards import ShardState
 from caravan_router.engine.command_runner import EventSink
 from caravan_router.engine.discovery import Discovery, ShardSource
 from caravan_router.engine.link import ShardLink
@@ -17,6 +16,7 @@ from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.link_owner import LinkOwner
 from caravan_router.engine.shard_info import ShardInfo
 from caravan_router.engine.wall import lasting, log_bug
+from caravan_scheduler.core.shards import ShardState
 
 _log = logging.getLogger(__name__)
 

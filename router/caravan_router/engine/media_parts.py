@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from caravan_proto.messages.media import MediaKind, MediaShape, PromptPart, TextPart
-from caravan_router.core.media import Media, MediaPrompt, Picture
+from caravan_scheduler.core.media import Media, MediaPrompt, Picture
 
 
 def shape_of(media: Media) -> MediaShape:

@@ -2,8 +2,8 @@
 
 import weakref
 
-from caravan_router.core.errors import TooMuchMediaError
-from caravan_router.core.media import Media, MediaPrompt
+from caravan_scheduler.core.errors import TooMuchMediaError
+from caravan_scheduler.core.media import Media, MediaPrompt
 
 # Contents of all requests together.
 MOST_BYTES = 1 << 30

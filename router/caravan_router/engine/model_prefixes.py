@@ -8,15 +8,15 @@ from array import array
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 
-from caravan_router.core.engine import ModelFacts
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.prefixes import CachedPrefix, PinRefusal, PrefixReport, ShardPrefixes
-from caravan_router.scheduling.actions import Flushed, PinAnswered
-from caravan_router.scheduling.events import Event, FlushRequested, PinRequested, Unpinned
-from caravan_router.scheduling.pins import Pin
-from caravan_router.scheduling.scheduler import Scheduler
-from caravan_router.scheduling.sequence import Request, Sequence
-from caravan_router.scheduling.shard.remembered import prefixes_of, running_on, tokens_of
+from caravan_scheduler.actions import Flushed, PinAnswered
+from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.prefixes import CachedPrefix, PinRefusal, PrefixReport, ShardPrefixes
+from caravan_scheduler.events import Event, FlushRequested, PinRequested, Unpinned
+from caravan_scheduler.pins import Pin
+from caravan_scheduler.scheduler import Scheduler
+from caravan_scheduler.sequence import Request, Sequence
+from caravan_scheduler.shard.remembered import prefixes_of, running_on, tokens_of
 
 _TAG_BYTES = 4
 _KEY_DIGITS = re.compile(r"[0-9a-f]{32}")

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from caravan_router.scheduling.actions import Preemption
-from caravan_router.scheduling.config import JoinReason
-from caravan_router.scheduling.events import Stepped
+from caravan_scheduler.actions import Preemption
+from caravan_scheduler.config import JoinReason
+from caravan_scheduler.events import Stepped
 
 
 class Method(Enum):

@@ -6,15 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from caravan_dialects.ahead import ahead, each
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.model import TokenizedText
-from caravan_router.core.ahead import ahead, each
-from caravan_router.core.engine import ANY_SENDER, TextSender
-from caravan_router.core.errors import EngineError, GenerationError, HelperError, NoShardError, TextTooLongError
-from caravan_router.core.groups import Most, grouped
-from caravan_router.core.media import MediaPrompt
-from caravan_router.core.media_tokens import MediaTokens, media_tokens_of
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.link import ShardLink
 from caravan_router.engine.media_parts import parts_of
@@ -23,7 +18,12 @@ from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.engine.text_gate import TextGate
 from caravan_router.engine.text_lanes import TextLanes
-from caravan_router.scheduling.waiting.text_queue import TextQueue, room_of
+from caravan_scheduler.core.engine import ANY_SENDER, TextSender
+from caravan_scheduler.core.errors import EngineError, GenerationError, HelperError, NoShardError, TextTooLongError
+from caravan_scheduler.core.groups import Most, grouped
+from caravan_scheduler.core.media import MediaPrompt
+from caravan_scheduler.core.media_tokens import MediaTokens, media_tokens_of
+from caravan_scheduler.waiting.text_queue import TextQueue, room_of
 
 _T = TypeVar("_T")
 

@@ -7,8 +7,8 @@ engines for some time.
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from caravan_router.core.engine import ModelFacts
-from caravan_router.core.generation import GenerationSpec
+from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.generation import GenerationSpec
 
 # All that gives the tokens of a prompt and an output their meaning.
 _MEANING = (

@@ -3,8 +3,8 @@
 import dataclasses
 import logging
 
-from caravan_router.core.engine import ModelFacts
 from caravan_router.engine.link import ShardLink
+from caravan_scheduler.core.engine import ModelFacts
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from caravan_router.engine.step_columns import (
     prompt_logprobs_of,
     tokens_of,
 )
-from caravan_router.scheduling.events import Stepped
+from caravan_scheduler.events import Stepped
 
 _FINISH = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,

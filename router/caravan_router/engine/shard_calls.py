@@ -10,10 +10,10 @@ from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.media import EncodedMedia, PromptPart, TokenizedParts
 from caravan_proto.messages.model import ShardClaim, ShardStatus, TokenizedText
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved
-from caravan_router.core.media import Media
 from caravan_router.engine.shard_info import ShardInfo
-from caravan_router.scheduling.actions import Fetch
-from caravan_router.scheduling.events import SavedRun, Stepped
+from caravan_scheduler.actions import Fetch
+from caravan_scheduler.core.media import Media
+from caravan_scheduler.events import SavedRun, Stepped
 
 Reply = Stepped | Saved | Loaded | LayoutSet
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields
 
 from caravan_proto.messages.limits import Limits
 from caravan_proto.messages.model import Info, ModelFile, Numerics
-from caravan_router.core.engine import ModelFacts
-from caravan_router.scheduling.events import ShardLimits
+from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.events import ShardLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from caravan_router.core.shards import ShardReport, ShardRoom
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.link import ShardLink
+from caravan_scheduler.core.shards import ShardReport, ShardRoom
 
 
 def report_of(link: ShardLink, batcher: Batcher | None) -> ShardReport:

@@ -5,11 +5,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from caravan_proto.messages.results import DraftCount, DraftSource
-from caravan_router.core.engine import StreamTimes
-from caravan_router.core.errors import EngineError
-from caravan_router.core.generation import GenerationState, Standing
-from caravan_router.core.tokens import GeneratedToken, PromptToken
-from caravan_router.core.trace import GenerationTrace
+from caravan_scheduler.core.engine import StreamTimes
+from caravan_scheduler.core.errors import EngineError
+from caravan_scheduler.core.generation import GenerationState, Standing
+from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
+from caravan_scheduler.core.trace import GenerationTrace
 
 
 class RequestStream:

@@ -6,8 +6,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
-from caravan_router.core.engine import TextSender
-from caravan_router.scheduling.waiting.text_queue import TextCall, TextQueue
+from caravan_scheduler.core.engine import TextSender
+from caravan_scheduler.waiting.text_queue import TextCall, TextQueue
 
 
 class TextGate:

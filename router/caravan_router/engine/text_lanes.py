@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-from caravan_router.core.engine import TEXT_SENDER
 from caravan_router.engine.text_gate import TextGate
-from caravan_router.scheduling.waiting.text_queue import TextQueue
+from caravan_scheduler.core.engine import TEXT_SENDER
+from caravan_scheduler.waiting.text_queue import TextQueue
 
 # Longer texts take a thread of a shard for tens of milliseconds, or for seconds.
 SHORT_BYTES = 16 << 10

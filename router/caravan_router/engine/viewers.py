@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Collection
 import msgspec
 
 from caravan_router.engine.batcher import Batcher
-from caravan_router.timeline.messages import Dropped, Gone, Hello, Message
-from caravan_router.timeline.model_timeline import FRAME_S, STATE_S, ModelTimeline
+from caravan_studio.timeline.messages import Dropped, Gone, Hello, Message
+from caravan_studio.timeline.model_timeline import FRAME_S, STATE_S, ModelTimeline
 
 _log = logging.getLogger(__name__)
 

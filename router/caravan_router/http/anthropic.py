@@ -3,9 +3,9 @@
 import msgspec
 from aiohttp import web
 
-from caravan_router.api.anthropic.errors import ANTHROPIC
-from caravan_router.api.anthropic.reply import AskedMessage
-from caravan_router.api.anthropic.schema import (
+from caravan_dialects.api.anthropic.errors import ANTHROPIC
+from caravan_dialects.api.anthropic.reply import AskedMessage
+from caravan_dialects.api.anthropic.schema import (
     AnthropicMessage,
     CountedEdits,
     CountTokensRequest,
@@ -13,10 +13,10 @@ from caravan_router.api.anthropic.schema import (
     MessagesRequest,
     TokenCount,
 )
-from caravan_router.api.anthropic.translation import chat_request_of
-from caravan_router.api.generation.parts import MediaParts
-from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
-from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_dialects.api.anthropic.translation import chat_request_of
+from caravan_dialects.api.generation.parts import MediaParts
+from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.counting import counting_refusals, reading_texts

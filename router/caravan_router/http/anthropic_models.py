@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from caravan_router.api.anthropic.models import AnthropicModel, AnthropicModelList, page_of, shown_model, shown_models
-from caravan_router.api.openai.errors import OPENAI
-from caravan_router.api.openai.schema import Model, ModelList
+from caravan_dialects.api.anthropic.models import AnthropicModel, AnthropicModelList, page_of, shown_model, shown_models
+from caravan_dialects.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.schema import Model, ModelList
 from caravan_router.http.generation.models import listed_models
 from caravan_router.http.openai.models import SUMMARY, found, listed
 from caravan_router.http.server.json_reply import json_reply

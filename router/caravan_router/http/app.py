@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_router.api.generation.in_progress import RequestsInProgress
-from caravan_router.api.limits import Limits
-from caravan_router.api.openai.responses.running import RunningResponses
+from caravan_dialects.api.generation.in_progress import RequestsInProgress
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai.responses.running import RunningResponses
+from caravan_dialects.auth.permits import PermitPools
+from caravan_dialects.chat.template_renderer import TemplateRenderer
+from caravan_dialects.conversations.store import Store, StoreSettings
+from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
-from caravan_router.auth.permits import PermitPools
-from caravan_router.chat.template_renderer import TemplateRenderer
-from caravan_router.conversations.store import Store, StoreSettings
-from caravan_router.core.engine import Fleet
-from caravan_router.core.library import Library
 from caravan_router.http.generation.in_progress import IN_PROGRESS
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.ops.routes import read_documents
@@ -36,8 +35,9 @@ from caravan_router.http.server.middleware import (
     identify_and_log,
 )
 from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras
-from caravan_router.media.decoder import MediaDecoder
 from caravan_router.metrics.recorder import Metrics
+from caravan_scheduler.core.engine import Fleet
+from caravan_scheduler.core.library import Library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,14 @@
 import msgspec
 from aiohttp import web
 
-from caravan_router.api.body import decode
-from caravan_router.api.cloud.reply import AskedVertex
-from caravan_router.api.cloud.schema import RequestKeys, VertexRequest, VertexResponse
-from caravan_router.api.errors import BodyMismatchError
-from caravan_router.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest
-from caravan_router.api.openai.completions.schema import Completion, CompletionRequest
-from caravan_router.api.tgi.errors import TGI
-from caravan_router.api.tgi.schema import CompatGenerateRequest, GenerateResponse, StreamEvent
+from caravan_dialects.api.body import decode
+from caravan_dialects.api.cloud.reply import AskedVertex
+from caravan_dialects.api.cloud.schema import RequestKeys, VertexRequest, VertexResponse
+from caravan_dialects.api.errors import BodyMismatchError
+from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest
+from caravan_dialects.api.openai.completions.schema import Completion, CompletionRequest
+from caravan_dialects.api.tgi.errors import TGI
+from caravan_dialects.api.tgi.schema import CompatGenerateRequest, GenerateResponse, StreamEvent
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals
 from caravan_router.http.openai.chat import chat_completions

@@ -2,12 +2,12 @@
 
 from aiohttp import web
 
-from caravan_router.api.errors import NoSlotError
-from caravan_router.api.generation.bounds import bounds_of
-from caravan_router.api.llama_server.errors import LLAMA_SERVER
-from caravan_router.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
-from caravan_router.api.llama_server.reply import AskedLlamaServer
-from caravan_router.api.llama_server.schema import (
+from caravan_dialects.api.errors import NoSlotError
+from caravan_dialects.api.generation.bounds import bounds_of
+from caravan_dialects.api.llama_server.errors import LLAMA_SERVER
+from caravan_dialects.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
+from caravan_dialects.api.llama_server.reply import AskedLlamaServer
+from caravan_dialects.api.llama_server.schema import (
     InfillRequest,
     LlamaCompletion,
     LlamaCompletionRequest,
@@ -16,7 +16,7 @@ from caravan_router.api.llama_server.schema import (
     ServedContext,
     Slot,
 )
-from caravan_router.api.openai.choices import number_of_choices
+from caravan_dialects.api.openai.choices import number_of_choices
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals
 from caravan_router.http.generation.models import asked_model, served_model

@@ -3,10 +3,9 @@
 import msgspec
 from aiohttp import web
 
-from caravan_router.api.errors import UnknownModelError
-from caravan_router.api.llama_server.schema import ModelCommand, ModelEvent, ModelEventData, Success
-from caravan_router.api.openai.errors import OPENAI
-from caravan_router.core.library import LibraryError, StateChange
+from caravan_dialects.api.errors import UnknownModelError
+from caravan_dialects.api.llama_server.schema import ModelCommand, ModelEvent, ModelEventData, Success
+from caravan_dialects.api.openai.errors import OPENAI
 from caravan_router.http.generation.models import library_of
 from caravan_router.http.openai.models import download_told
 from caravan_router.http.server.endless import until_the_end
@@ -15,6 +14,7 @@ from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_scheduler.core.library import LibraryError, StateChange
 
 ROUTES = Routes(OPENAI, any_type=True, operator=True)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from caravan_dialects.api.generation.models import MODEL_HEADER
+from caravan_dialects.api.generation.serving import PRIORITY_HEADER, SPECULATE_HEADER, TIMEOUT_HEADER
+from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_proto.messages.sampling import RANGES
-from caravan_router.api.generation.models import MODEL_HEADER
-from caravan_router.api.generation.serving import PRIORITY_HEADER, SPECULATE_HEADER, TIMEOUT_HEADER
-from caravan_router.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.form import FORM
 from caravan_router.http.server.route import EVENTS, Parameter, Route

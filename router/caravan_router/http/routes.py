@@ -1,9 +1,9 @@
 """The table of all routes, for the application and the OpenAPI document. Each package defines its own part."""
 
-from caravan_router.api.anthropic.errors import ANTHROPIC
-from caravan_router.api.ollama.errors import OLLAMA
-from caravan_router.api.openai.errors import OPENAI
-from caravan_router.api.tgi.errors import TGI
+from caravan_dialects.api.anthropic.errors import ANTHROPIC
+from caravan_dialects.api.ollama.errors import OLLAMA
+from caravan_dialects.api.openai.errors import OPENAI
+from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http import anthropic, anthropic_models, cloud, llama_server, llama_server_router
 from caravan_router.http.admin import prefixes, shards, timeline
 from caravan_router.http.anthropic_models import VERSION_HEADER

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from caravan_proto.messages.results import DraftCount
-from caravan_router.core.request_metrics import Failure, RequestTimings
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
 from caravan_router.metrics.instruments import Histogram, Value, label_text
 from caravan_router.metrics.table import METRICS, MODEL_LABEL, VLLM_ALIASES, Kind, MetricSpec
-from caravan_router.scheduling.actions import Preemption
-from caravan_router.scheduling.config import JoinReason
-from caravan_router.scheduling.events import Stepped
+from caravan_scheduler.actions import Preemption
+from caravan_scheduler.config import JoinReason
+from caravan_scheduler.core.request_metrics import Failure, RequestTimings
+from caravan_scheduler.events import Stepped
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from caravan_router.core.trace import Tracing
 from caravan_router.tracing.settings import TraceSettings
+from caravan_scheduler.core.trace import Tracing
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_span_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import caravan_proto
-from caravan_router.core.trace import ArrivedRequest, GenerationTrace, RequestTrace, ServedRequest
+from caravan_scheduler.core.trace import ArrivedRequest, GenerationTrace, RequestTrace, ServedRequest
 
 _PROVIDER = "caravan"
 _SERVER_ERROR = 500

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 
 from bench.simulate.step_times import StepTimes
-from caravan_router.replay.played_shard import PlayedShard
-from caravan_router.replay.virtual_fleet import Fleet, Member
-from caravan_router.scheduling.events import ShardLimits
-from caravan_router.scheduling.scheduler import Scheduler
+from caravan_scheduler.events import ShardLimits
+from caravan_scheduler.scheduler import Scheduler
+from caravan_studio.replay.played_shard import PlayedShard
+from caravan_studio.replay.virtual_fleet import Fleet, Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caravan_router.scheduling.actions import Action, Deliver, Fail, Preempt, Start
+from caravan_scheduler.actions import Action, Deliver, Fail, Preempt, Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

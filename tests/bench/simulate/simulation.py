@@ -8,11 +8,11 @@ from bench.simulate.results import Clients, Report, Targets
 from bench.simulate.step_times import LINEAR, StepTimes
 from bench.simulate.traces import Trace
 from caravan_proto.messages.limits import LayoutLimits, Saving
-from caravan_router.replay.played_shard import PlayedShard
-from caravan_router.replay.virtual_fleet import Fleet, Member
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import ShardLimits, Submitted
-from caravan_router.scheduling.scheduler import Scheduler
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.events import ShardLimits, Submitted
+from caravan_scheduler.scheduler import Scheduler
+from caravan_studio.replay.played_shard import PlayedShard
+from caravan_studio.replay.virtual_fleet import Fleet, Member
 from caravan_testing.requests import request
 
 # The router lets its scheduler notice the time so often.

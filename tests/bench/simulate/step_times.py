@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from caravan_router.replay.measured_times import Points, at_size
+from caravan_studio.replay.measured_times import Points, at_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

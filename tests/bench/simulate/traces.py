@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from caravan_router.replay.played_shard import OUTPUT_TOKEN_ID
+from caravan_studio.replay.played_shard import OUTPUT_TOKEN_ID
 
 # A tuple, so that equal tokens are one object: a trace of an hour has 100 million.
 _VOCABULARY = tuple(range(2_000, 50_000))

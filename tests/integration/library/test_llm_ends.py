@@ -11,7 +11,7 @@ import pytest
 
 import caravan
 from caravan import LLM, AsyncLLM, SamplingParams
-from caravan_router.scheduling.scheduler import Scheduler
+from caravan_scheduler.scheduler import Scheduler
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import ToyVocabulary
 from caravan_testing.waiting import DEADLINE_S, eventually, wait_until

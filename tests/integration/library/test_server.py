@@ -14,7 +14,7 @@ import pytest
 
 import caravan
 from caravan import LLM, AsyncClient, AsyncLLM, Client, SamplingParams, Server
-from caravan_router.auth.key import digest_of
+from caravan_dialects.auth.key import digest_of
 from caravan_testing.waiting import DEADLINE_S, eventually
 
 _GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)

@@ -122,7 +122,7 @@ def test_a_download_ends_with_its_program(hub: StandInHub) -> None:
 
 def test_pull_prints_the_path_and_its_progress_elsewhere(hub: StandInHub, cache: Path) -> None:
     hub.add("demo/small", {"small-Q4_0.gguf": MODEL})
-    command = [sys.executable, "-m", "caravan_router", "pull", "hf:demo/small"]
+    command = [sys.executable, "-m", "caravan_serve", "pull", "hf:demo/small"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     path = Path(done.stdout.removesuffix("\n"))
     assert path.read_bytes() == MODEL
@@ -139,7 +139,7 @@ def test_ctrl_c_ends_a_download_without_a_traceback(hub: StandInHub) -> None:
     hub.add("demo/small", {"small-Q4_0.gguf": MODEL})
     hub.faults.stall_after = [100_000]
     for words in (["pull", "hf:demo/small"], ["serve", "hf:demo/small", "--port", "0"]):
-        command = [sys.executable, "-m", "caravan_router", *words]
+        command = [sys.executable, "-m", "caravan_serve", *words]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             lines = [process.stderr.readline()]

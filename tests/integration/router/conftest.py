@@ -1,7 +1,7 @@
 import pytest
 
-from caravan_router.scheduling.shard.costs import ShardCosts
-from caravan_router.scheduling.transfers import Transfers
+from caravan_scheduler.shard.costs import ShardCosts
+from caravan_scheduler.transfers import Transfers
 from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_testing import cluster
 from caravan_testing.shown_prompts import show_all, toy_shower

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import ClientSession
 
 from caravan_proto.messages.limits import KvLayout
-from caravan_router.core.generation import BeamSearch, EarlyStopping, GenerationSpec
-from caravan_router.core.tokens import GeneratedToken
+from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, GenerationSpec
+from caravan_scheduler.core.tokens import GeneratedToken
 from caravan_shard.backends.toy.model import TOY_FACTS
 from caravan_testing.beam_oracle import BeamOutput, beam_outputs
 from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster

@@ -5,7 +5,7 @@ from typing import Any
 
 from aiohttp import ClientSession
 
-from caravan_router.api.limits import Limits
+from caravan_dialects.api.limits import Limits
 from caravan_testing.cluster import ClusterConfig, cluster
 
 TEMPLATE = (

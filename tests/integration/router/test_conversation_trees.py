@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.scheduling.config import SchedulerConfig
+from caravan_scheduler.config import SchedulerConfig
 from caravan_shard.backends.base import TokenBatch
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.core.shards import ShardReport, ShardState
 from caravan_router.engine.discovery import Address
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link_config import LinkConfig
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.scheduling.config import SchedulerConfig
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.shards import ShardReport, ShardState
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster
 from caravan_testing.specs import run, spec, undisturbed

@@ -7,9 +7,9 @@ import time
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.core.shards import ShardState
 from caravan_router.engine.client import ShardClient
-from caravan_router.scheduling.config import SchedulerConfig
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.shards import ShardState
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.step_log import StepLog

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.core.shards import ShardState
+from caravan_scheduler.core.shards import ShardState
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend, toy_embedding
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, expected_text

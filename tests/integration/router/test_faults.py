@@ -12,10 +12,10 @@ from caravan_router.engine import command_runner, reply_codec
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.link_pool import LinkPool
 from caravan_router.metrics.recorder import ModelMetrics
-from caravan_router.scheduling.actions import Start
-from caravan_router.scheduling.planning.placement import choose
-from caravan_router.scheduling.planning.planner import Planner
-from caravan_router.scheduling.planning.step_plan import StepPlan
+from caravan_scheduler.actions import Start
+from caravan_scheduler.planning.placement import choose
+from caravan_scheduler.planning.planner import Planner
+from caravan_scheduler.planning.step_plan import StepPlan
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
 from caravan_testing.waiting import eventually
 
@@ -53,7 +53,7 @@ async def test_the_request_that_meets_a_bug_gets_an_internal_error(
     async with cluster(ClusterConfig(step_s=0.002)) as running, ClientSession() as session:
         long = asyncio.create_task(generate(session, running.url, _LONG))
         await eventually(lambda: running.engine.scheduler.sequences, "it runs")
-        monkeypatch.setattr("caravan_router.scheduling.planning.admission.choose", _once(choose, _is_bad))
+        monkeypatch.setattr("caravan_scheduler.planning.admission.choose", _once(choose, _is_bad))
         with caplog.at_level(logging.ERROR):
             status, text = await _ask(session, running, _BAD, stream=stream)
         assert stream or status == 500

@@ -43,7 +43,7 @@ def routers(count: int) -> Iterator[tuple[list[str], list[subprocess.Popen[bytes
         started = [
             stack.enter_context(
                 program(
-                    "caravan_router", "router", "--shard", f"127.0.0.1:{shard}", "--port", str(port),
+                    "caravan_serve", "router", "--shard", f"127.0.0.1:{shard}", "--port", str(port),
                     "--advertise-url", url,
                 )
             )

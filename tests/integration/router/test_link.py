@@ -14,7 +14,7 @@ from caravan_router.engine.link_owner import LinkOwner
 from caravan_router.engine.observer import EngineObserver
 from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.scheduling.events import Event, ShardDraining, ShardJoined, ShardLost
+from caravan_scheduler.events import Event, ShardDraining, ShardJoined, ShardLost
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.errors import GenerationError, TooMuchMediaError
-from caravan_router.core.media import Media, Picture, Sound
 from caravan_router.engine.media_shelf import MediaShelf
+from caravan_scheduler.core.errors import GenerationError, TooMuchMediaError
+from caravan_scheduler.core.media import Media, Picture, Sound
 from caravan_shard.backends.toy.media import SLICE_CELLS, ToyEncoder
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import spec, undisturbed

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.core.shards import ShardState
+from caravan_scheduler.core.shards import ShardState
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
 from caravan_testing.specs import read, spec, undisturbed
 from caravan_testing.waiting import DEADLINE_S, eventually

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.limits import KvLayout
-from caravan_router.api.limits import Limits
-from caravan_router.core.shards import ShardState
 from caravan_router.engine import fleet
-from caravan_router.scheduling.config import SchedulerConfig
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.shards import ShardState
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster, expected_text
 from caravan_testing.waiting import DEADLINE_S, eventually

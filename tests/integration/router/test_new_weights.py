@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.core.shards import ShardState
 from caravan_router.engine import fleet
-from caravan_router.scheduling.config import SchedulerConfig
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.shards import ShardState
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import run, spec, undisturbed
 from caravan_testing.waiting import eventually

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from caravan_proto.messages.limits import KvLayout
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.scheduling.config import SchedulerConfig
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.step_log import StepLog

@@ -12,9 +12,9 @@ import pytest
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_proto.shard.v1 import shard_pb2
-from caravan_router.core.errors import GenerationError, HelperError, TextTooLongError
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.shard_calls import ShardRpcError
+from caravan_scheduler.core.errors import GenerationError, HelperError, TextTooLongError
 from caravan_testing.cluster import ClusterConfig, cluster
 from caravan_testing.waiting import eventually
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.shards import ShardState
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.discovery import Address
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link import ShardLink
 from caravan_router.engine.link_config import LinkConfig
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.scheduling.config import SchedulerConfig
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.shards import ShardState
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.waiting import DEADLINE_S, eventually

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from caravan_proto.messages.limits import KvLayout
-from caravan_router.core.generation import GenerationSpec
 from caravan_router.engine.streams import RequestStream
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_shard.backends.base import TokenBatch
 from caravan_testing.cluster import ClusterConfig, cluster
 from caravan_testing.specs import read, spec, undisturbed

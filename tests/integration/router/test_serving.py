@@ -10,7 +10,7 @@ from aiohttp import ClientSession
 from caravan_proto.messages.limits import KvLayout
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.shard_calls import ShardRpcError
-from caravan_router.scheduling.config import PrefillMode, SchedulerConfig
+from caravan_scheduler.config import PrefillMode, SchedulerConfig
 from caravan_shard.backends.toy.model import TOY_FACTS
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
 from caravan_testing.specs import run, spec, undisturbed

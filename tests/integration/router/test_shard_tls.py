@@ -52,7 +52,7 @@ async def shard(*flags: str, address: str = "127.0.0.1:0") -> AsyncIterator[Prog
 @contextlib.asynccontextmanager
 async def router(*shards: str, flags: list[str] | None = None) -> AsyncIterator[Program]:
     listed = [word for address in shards for word in ("--shard", address)]
-    async with program("caravan_router", "router", "--port", "0", *listed, *(flags or [])) as running:
+    async with program("caravan_serve", "router", "--port", "0", *listed, *(flags or [])) as running:
         yield running
 
 
@@ -215,7 +215,7 @@ async def test_shards_exchange_runs_over_tls(authorities: Authorities) -> None:
             "--certfile: /none.pem: [Errno 2] No such file or directory",
         ),
         (
-            ("caravan_router", "router", "--shard", "h:1", "--shard-certfile", "/none.pem", "--shard-ca-certs", "/c"),
+            ("caravan_serve", "router", "--shard", "h:1", "--shard-certfile", "/none.pem", "--shard-ca-certs", "/c"),
             "--shard-certfile: /none.pem: [Errno 2] No such file or directory",
         ),
     ],

@@ -6,7 +6,7 @@ import socket
 
 from aiohttp import ClientSession
 
-from caravan_router.api.limits import Limits
+from caravan_dialects.api.limits import Limits
 from caravan_router.http.server.connection import Connection
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.raw_http import HOST, port_of, post

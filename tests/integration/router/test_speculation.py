@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import DraftSource
-from caravan_router.api.limits import Limits
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.stopping import StoppingParams
-from caravan_router.core.tokens import GeneratedToken
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.tokens import GeneratedToken
 from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster
 from caravan_testing.shard_builders import toy_grammar
 from caravan_testing.specs import read, run, spec, undisturbed

@@ -12,7 +12,7 @@ import pytest
 
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
-CARAVAN = (sys.executable, "-m", "caravan_router")
+CARAVAN = (sys.executable, "-m", "caravan_serve")
 SHARD = (sys.executable, "-m", "caravan_shard")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import ClientSession
 
 from caravan_proto.messages.constraint import Thought
-from caravan_router.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.cluster import VOCABULARY, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.waiting import eventually

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from aiohttp import ClientResponse, ClientSession
 
-from caravan_router.recording.recorder import Recorder
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.timeline.messages import Frame, Gone, Hello, Message, State
+from caravan_scheduler.config import SchedulerConfig
+from caravan_studio.recording.recorder import Recorder
+from caravan_studio.timeline.messages import Frame, Gone, Hello, Message, State
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, generate
 from caravan_testing.waiting import eventually, in_time
 
@@ -99,10 +99,10 @@ async def test_bugs_of_the_timeline_and_of_a_recording_do_not_end_what_is_served
         batcher.followers.append(recorder.follow("toy", batcher.scheduler, SchedulerConfig()))
         async with session.get(f"{running.url}/admin/timeline") as response:
             await eventually(lambda: followers(running) == 2, "the scheduler is followed")
-            monkeypatch.setattr("caravan_router.timeline.lanes.Lanes.note", bug)
+            monkeypatch.setattr("caravan_studio.timeline.lanes.Lanes.note", bug)
             assert await ask(session, running, PROMPT) == 20
             assert followers(running) == 0
-            monkeypatch.setattr("caravan_router.timeline.model_timeline.ModelTimeline.messages", bug)
+            monkeypatch.setattr("caravan_studio.timeline.model_timeline.ModelTimeline.messages", bug)
             await read_until(response, lambda one: isinstance(one, Gone))
             assert await ask(session, running, PROMPT) == 20
         recorder.close()

@@ -29,7 +29,7 @@ def short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def all_levels(caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("caravan.access", "caravan_shard", "caravan_router"):
+    for name in ("caravan.access", "caravan_shard", "caravan_router", "caravan_dialects"):
         caplog.set_level(logging.DEBUG, name)
 
 

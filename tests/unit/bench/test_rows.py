@@ -11,8 +11,8 @@ from bench.overhead_rows import OVERHEAD_ROWS
 from bench.paths import BenchError
 from bench.rows import MAIN_ROWS, Row
 
-from caravan_router.bench.cli import _config, _parser
-from caravan_router.bench.workloads import Workload, phases
+from caravan_serve.bench.cli import _config, _parser
+from caravan_serve.bench.workloads import Workload, phases
 
 ROWS = (*MAIN_ROWS, *OVERHEAD_ROWS, *EMBEDDING_ROWS)
 

@@ -18,13 +18,13 @@ from bench.simulate.step_times import LINEAR, StepTimes, recorded
 from bench.simulate.traces import TRACES, Load
 
 from caravan_proto.messages.results import FinishReason
-from caravan_router.core.tokens import GeneratedToken
-from caravan_router.replay.played_shard import PlayedShard
-from caravan_router.replay.virtual_fleet import Fleet, Member
-from caravan_router.scheduling.actions import Deliver, Start
-from caravan_router.scheduling.config import SchedulerConfig
-from caravan_router.scheduling.events import Submitted
-from caravan_router.scheduling.scheduler import Scheduler
+from caravan_scheduler.actions import Deliver, Start
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.tokens import GeneratedToken
+from caravan_scheduler.events import Submitted
+from caravan_scheduler.scheduler import Scheduler
+from caravan_studio.replay.played_shard import PlayedShard
+from caravan_studio.replay.virtual_fleet import Fleet, Member
 from caravan_testing.requests import request
 
 LOAD = Load(per_second=20, seconds=10, seed=3)

@@ -20,12 +20,12 @@ from caravan.client import (
     ServerGenerationError,
     UnavailableError,
 )
-from caravan_router.auth.key import ApiKey, digest_of
+from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.core.errors import DeadlineError, GenerationError
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
+from caravan_scheduler.core.errors import DeadlineError, GenerationError
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.tenant import Tenant
 from caravan_testing.http_server import serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually

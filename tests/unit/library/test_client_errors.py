@@ -31,8 +31,8 @@ from caravan.client import (
     UnreachableError,
 )
 from caravan.client.failures import response_failure
-from caravan_router.api.errors import INTERNAL, TABLE, ErrorKind, KeyConcurrencyError, RateLimitedError
-from caravan_router.api.openai.errors import openai_code, openai_status, openai_type
+from caravan_dialects.api.errors import INTERNAL, TABLE, ErrorKind, KeyConcurrencyError, RateLimitedError
+from caravan_dialects.api.openai.errors import openai_code, openai_status, openai_type
 
 _Handler = Callable[[httpx2.Request], httpx2.Response]
 _URL = "http://caravan.test"

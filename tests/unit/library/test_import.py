@@ -13,7 +13,11 @@ import caravan.client
 _HEAVY = (
     "aiohttp",
     "caravan_proto",
+    "caravan_dialects",
     "caravan_router",
+    "caravan_scheduler",
+    "caravan_serve",
+    "caravan_studio",
     "caravan_shard",
     "google",
     "grpc",
@@ -22,7 +26,7 @@ _HEAVY = (
     "llama_cpp",
     "msgspec",
 )
-_CLIENT_NEEDS = {"caravan_router", "httpx2", "msgspec"}
+_CLIENT_NEEDS = {"caravan_dialects", "httpx2", "msgspec"}
 _PROJECT = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())["project"]
 _USES_A_MODEL = """
 from caravan import LLM, SamplingParams

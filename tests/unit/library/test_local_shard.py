@@ -25,7 +25,7 @@ from caravan_proto.messages.commands import (
 from caravan_proto.messages.results import Saved, StepOutcome
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_router.engine.shard_calls import Reply, ShardCalls, ShardRpcError
-from caravan_router.scheduling.events import Stepped
+from caravan_scheduler.events import Stepped
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loaded_shard import LoadedShard

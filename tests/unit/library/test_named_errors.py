@@ -4,13 +4,13 @@ import pytest
 
 import caravan
 from caravan.valid_requests import named_errors
-from caravan_router.api.generation.rules import (
+from caravan_dialects.api.generation.rules import (
     PromptTooLongError,
     PromptTooManyBytesError,
     TotalTooLongError,
     empty_prompt_error,
 )
-from caravan_router.core.errors import DeadlineError, GenerationError, TextTooLongError
+from caravan_scheduler.core.errors import DeadlineError, GenerationError, TextTooLongError
 
 ERRORS = [
     (empty_prompt_error("prompt"), caravan.RequestError, "p: `prompt` cannot be empty"),

@@ -10,11 +10,11 @@ from caravan.client import RespondOptions
 from caravan.errors import RequestError
 from caravan.request_bodies import chat_body
 from caravan.request_fields import FUNCTIONS, completion_fields
-from caravan_router.api.errors import ValidationError
-from caravan_router.api.generation.reading import BodyReader
-from caravan_router.api.openai.completions.schema import CompletionRequest
-from caravan_router.api.openai.responses.schema import ResponseRequest
-from caravan_router.api.openai.schema import SamplingFields
+from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.api.generation.reading import BodyReader
+from caravan_dialects.api.openai.completions.schema import CompletionRequest
+from caravan_dialects.api.openai.responses.schema import ResponseRequest
+from caravan_dialects.api.openai.schema import SamplingFields
 
 
 def test_a_choice_has_all_parameters_of_sampling() -> None:

@@ -2,14 +2,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from caravan_proto.messages.results import StepOutcome
-from caravan_router.core.request_metrics import Failure
-from caravan_router.core.tokens import GeneratedToken
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
 from caravan_router.metrics.instruments import Histogram
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.metrics.table import METRICS
-from caravan_router.scheduling.config import JoinReason
-from caravan_router.scheduling.events import Stepped
+from caravan_scheduler.config import JoinReason
+from caravan_scheduler.core.request_metrics import Failure
+from caravan_scheduler.core.tokens import GeneratedToken
+from caravan_scheduler.events import Stepped
 
 
 async def lines(metrics: Metrics) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
-ROUTER = [sys.executable, "-m", "caravan_router", "router", "--shard", "127.0.0.1:1", "--port", "0", "--json-output"]
+ROUTER = [sys.executable, "-m", "caravan_serve", "router", "--shard", "127.0.0.1:1", "--port", "0", "--json-output"]
 # Runs a command on a new terminal, which closes when this program ends.
 ON_A_TERMINAL = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])"]
 

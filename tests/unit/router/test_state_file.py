@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from caravan_dialects.conversations.database import StateFileError
+from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_router.cli import startup_problem
 from caravan_router.config import RouterConfig
-from caravan_router.conversations.database import StateFileError
-from caravan_router.conversations.store import Store, StoreSettings
 
 
 def test_a_file_keeps_what_it_has_for_longer_than_memory() -> None:

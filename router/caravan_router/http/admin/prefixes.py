@@ -2,16 +2,14 @@
 
 from aiohttp import web
 
-from caravan_router.api.admin.pinning import accepted, check_length, pinned_spec
-from caravan_router.api.admin.prefixes import cached_prefixes, content_of, prefix_of
-from caravan_router.api.admin.rules import tenant_error, unknown_parameter_error
-from caravan_router.api.admin.schema import CachedPrefixes, PinRequest, Prefix, PrefixContent
-from caravan_router.api.errors import UnknownPrefixError, UnknownShardError
-from caravan_router.api.generation.models import model_name
-from caravan_router.api.generation.permits import holding_permits
-from caravan_router.api.tgi.errors import TGI
-from caravan_router.core import prefixes as core
-from caravan_router.core.tenant import Tenant
+from caravan_dialects.api.admin.pinning import accepted, check_length, pinned_spec
+from caravan_dialects.api.admin.prefixes import cached_prefixes, content_of, prefix_of
+from caravan_dialects.api.admin.rules import tenant_error, unknown_parameter_error
+from caravan_dialects.api.admin.schema import CachedPrefixes, PinRequest, Prefix, PrefixContent
+from caravan_dialects.api.errors import UnknownPrefixError, UnknownShardError
+from caravan_dialects.api.generation.models import model_name
+from caravan_dialects.api.generation.permits import holding_permits
+from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.server.json_reply import json_reply
@@ -19,6 +17,8 @@ from caravan_router.http.server.route import GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT, STATE
 from caravan_router.http.server.typed_body import Tolerance
+from caravan_scheduler.core import prefixes as core
+from caravan_scheduler.core.tenant import Tenant
 
 _SHARD = Parameter(name="shard", place="query", description="Only this shard, by its address; may be repeated")
 _PREFIX = Parameter(name="prefix", place="path", description="Its id, from the list of prefixes")

@@ -4,10 +4,10 @@ import time
 
 from aiohttp import web
 
-from caravan_router.api.admin.schema import Shards
-from caravan_router.api.admin.shards import shard_of
-from caravan_router.api.errors import UnknownShardError
-from caravan_router.api.tgi.errors import TGI
+from caravan_dialects.api.admin.schema import Shards
+from caravan_dialects.api.admin.shards import shard_of
+from caravan_dialects.api.errors import UnknownShardError
+from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import Parameter
 from caravan_router.http.server.routes import Routes

@@ -2,14 +2,14 @@
 
 from aiohttp import web
 
-from caravan_router.api.errors import TooManyViewersError
-from caravan_router.api.tgi.errors import TGI
+from caravan_dialects.api.errors import TooManyViewersError
+from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http.server.endless import until_the_end
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 from caravan_router.http.server.typed_body import Tolerance
-from caravan_router.timeline.messages import Message
+from caravan_studio.timeline.messages import Message
 
 ROUTES = Routes(TGI, tolerance=Tolerance.NEVER, operator=True)
 

@@ -8,15 +8,13 @@ from contextlib import ExitStack
 
 from aiohttp import web
 
-from caravan_router.api.errors import RequestError
-from caravan_router.api.generation.answer import Answer
-from caravan_router.api.generation.asked import Asked
-from caravan_router.api.generation.in_progress import RequestInProgress
-from caravan_router.api.generation.models import model_name
-from caravan_router.api.generation.permits import holding_permits
-from caravan_router.api.generation.run import Run, on_all
-from caravan_router.core.errors import EngineError
-from caravan_router.core.trace import ServedRequest
+from caravan_dialects.api.errors import RequestError
+from caravan_dialects.api.generation.answer import Answer
+from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.in_progress import RequestInProgress
+from caravan_dialects.api.generation.models import model_name
+from caravan_dialects.api.generation.permits import holding_permits
+from caravan_dialects.api.generation.run import Run, on_all
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.counting import counting_request
 from caravan_router.http.generation.headers import compute_headers, timing_headers
@@ -25,6 +23,8 @@ from caravan_router.http.generation.models import header_model, metrics_of
 from caravan_router.http.server.body import forget_body
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.state import CLIENT, STATE
+from caravan_scheduler.core.errors import EngineError
+from caravan_scheduler.core.trace import ServedRequest
 
 
 async def answer(request: web.Request, asked: Asked) -> web.StreamResponse:

@@ -2,10 +2,10 @@
 
 from aiohttp import web
 
-from caravan_router.api.generation.bounds import bounds_of
-from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.decoding import CountedDecoding
-from caravan_router.api.generation.serving import Sender
+from caravan_dialects.api.generation.bounds import bounds_of
+from caravan_dialects.api.generation.context import Context
+from caravan_dialects.api.generation.decoding import CountedDecoding
+from caravan_dialects.api.generation.serving import Sender
 from caravan_router.http.generation.models import awaited_model
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.state import CLIENT, STATE, TRACE, owner_of

@@ -6,13 +6,13 @@ from functools import wraps
 
 from aiohttp import web
 
-from caravan_router.api.errors import RequestError
-from caravan_router.api.generation.permits import check_rate, counting_failures, counting_texts
-from caravan_router.core.errors import EngineError
+from caravan_dialects.api.errors import RequestError
+from caravan_dialects.api.generation.permits import check_rate, counting_failures, counting_texts
 from caravan_router.http.generation.models import asked_model, metrics_of
 from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import CLIENT, NAMED_MODEL, STATE
 from caravan_router.metrics.recorder import ModelMetrics
+from caravan_scheduler.core.errors import EngineError
 
 # Set when a request is counted in the metrics and against the rate of its key, which happens once.
 _COUNTED = web.RequestKey("counted", bool)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from caravan_router.api.generation.request import ValidRequest
-from caravan_router.api.generation.run import Run
+from caravan_dialects.api.generation.request import ValidRequest
+from caravan_dialects.api.generation.run import Run
 from caravan_router.http.server.state import AppState
 
 

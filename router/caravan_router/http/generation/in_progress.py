@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from caravan_router.api.generation.in_progress import RequestInProgress, RequestsInProgress
+from caravan_dialects.api.generation.in_progress import RequestInProgress, RequestsInProgress
 from caravan_router.http.server.dialect import path_of
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.state import ARRIVED, TRACE, owner_of

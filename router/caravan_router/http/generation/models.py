@@ -2,13 +2,13 @@
 
 from aiohttp import web
 
-from caravan_router.api.errors import NoLibraryError, UnknownModelError
-from caravan_router.api.generation.models import MODEL_HEADER, ServedModel, model_name
-from caravan_router.core.engine import ModelFacts
-from caravan_router.core.errors import NoShardError
-from caravan_router.core.library import Library, LibraryModel
+from caravan_dialects.api.errors import NoLibraryError, UnknownModelError
+from caravan_dialects.api.generation.models import MODEL_HEADER, ServedModel, model_name
 from caravan_router.http.server.state import AppState
 from caravan_router.metrics.recorder import ModelMetrics
+from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.errors import NoShardError
+from caravan_scheduler.core.library import Library, LibraryModel
 
 
 def header_model(request: web.Request) -> str:

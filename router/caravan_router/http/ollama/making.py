@@ -6,19 +6,19 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
-from caravan_router.api.errors import UnknownModelError
-from caravan_router.api.generation.library_errors import library_errors
-from caravan_router.api.generation.rules import unsupported_field_error
-from caravan_router.api.ollama import schema as ollama
-from caravan_router.api.ollama.errors import OLLAMA
-from caravan_router.api.ollama.recipe import NO_RECIPE, changed_recipe, recipe_of, stored_recipe
-from caravan_router.api.ollama.validation import bare_name, check_ranges
-from caravan_router.core.library import Library, MadeModel
+from caravan_dialects.api.errors import UnknownModelError
+from caravan_dialects.api.generation.library_errors import library_errors
+from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.ollama import schema as ollama
+from caravan_dialects.api.ollama.errors import OLLAMA
+from caravan_dialects.api.ollama.recipe import NO_RECIPE, changed_recipe, recipe_of, stored_recipe
+from caravan_dialects.api.ollama.validation import bare_name, check_ranges
 from caravan_router.http.generation.models import library_of
 from caravan_router.http.ollama.steps import send_steps, step_of
 from caravan_router.http.server.route import BODY_ERRORS, JSON, LINES
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_scheduler.core.library import Library, MadeModel
 
 ROUTES = Routes(OLLAMA, any_type=True, operator=True)
 

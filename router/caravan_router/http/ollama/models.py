@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from caravan_router.api.generation.library_errors import library_errors
-from caravan_router.api.generation.models import model_name
-from caravan_router.api.ollama.errors import OLLAMA
-from caravan_router.api.ollama.models import described, described_cold, described_made, loaded, tags_of, tags_of_made
-from caravan_router.api.ollama.schema import OllamaRunningList, OllamaShowReply, OllamaShowRequest, OllamaTagList
-from caravan_router.api.ollama.validation import bare_name
+from caravan_dialects.api.generation.library_errors import library_errors
+from caravan_dialects.api.generation.models import model_name
+from caravan_dialects.api.ollama.errors import OLLAMA
+from caravan_dialects.api.ollama.models import described, described_cold, described_made, loaded, tags_of, tags_of_made
+from caravan_dialects.api.ollama.schema import OllamaRunningList, OllamaShowReply, OllamaShowRequest, OllamaTagList
+from caravan_dialects.api.ollama.validation import bare_name
 from caravan_router.http.generation.models import asked_model, awaited_model, library_models, listed_models
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS

@@ -5,17 +5,17 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
-from caravan_router.api.generation.library_errors import library_errors
-from caravan_router.api.generation.rules import unsupported_field_error
-from caravan_router.api.ollama.errors import OLLAMA
-from caravan_router.api.ollama.schema import OllamaDeleteRequest, OllamaPullReply, OllamaPullRequest
-from caravan_router.api.ollama.validation import bare_name
-from caravan_router.core.library import Stock
+from caravan_dialects.api.generation.library_errors import library_errors
+from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.ollama.errors import OLLAMA
+from caravan_dialects.api.ollama.schema import OllamaDeleteRequest, OllamaPullReply, OllamaPullRequest
+from caravan_dialects.api.ollama.validation import bare_name
 from caravan_router.http.generation.models import library_of
 from caravan_router.http.ollama.steps import send_steps, step_of
 from caravan_router.http.server.route import BODY_ERRORS, JSON, LINES
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_scheduler.core.library import Stock
 
 ROUTES = Routes(OLLAMA, any_type=True, operator=True)
 

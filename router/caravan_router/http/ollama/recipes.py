@@ -2,8 +2,8 @@
 
 from aiohttp import web
 
-from caravan_router.api.ollama.recipe import NO_RECIPE, Recipe, recipe_of
-from caravan_router.api.ollama.validation import bare_name
+from caravan_dialects.api.ollama.recipe import NO_RECIPE, Recipe, recipe_of
+from caravan_dialects.api.ollama.validation import bare_name
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.server.state import STATE
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 import msgspec
 from aiohttp import web
 
-from caravan_router.api.errors import LibraryRefusalError
-from caravan_router.api.ollama.schema import OllamaPullReply
-from caravan_router.api.stream import LINES
-from caravan_router.core.library import PullProgress
+from caravan_dialects.api.errors import LibraryRefusalError
+from caravan_dialects.api.ollama.schema import OllamaPullReply
+from caravan_dialects.api.stream import LINES
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.state import STATE
+from caravan_scheduler.core.library import PullProgress
 
 
 async def send_steps(

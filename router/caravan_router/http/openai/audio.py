@@ -2,9 +2,9 @@
 
 from aiohttp import web
 
-from caravan_router.api.openai.audio.reply import AskedSpoken
-from caravan_router.api.openai.audio.schema import Spoken, SpokenEvent, TranscriptionForm, TranslationForm
-from caravan_router.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.audio.reply import AskedSpoken
+from caravan_dialects.api.openai.audio.schema import Spoken, SpokenEvent, TranscriptionForm, TranslationForm
+from caravan_dialects.api.openai.errors import OPENAI
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals
 from caravan_router.http.server.form import read_form

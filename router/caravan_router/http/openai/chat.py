@@ -2,15 +2,15 @@
 
 from aiohttp import web
 
-from caravan_router.api.generation.parts import MediaParts
-from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
-from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
-from caravan_router.api.openai.chat.reply import AskedChat
-from caravan_router.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest, RenderedPrompt
-from caravan_router.api.openai.constraints import constraint_of
-from caravan_router.api.openai.errors import OPENAI
-from caravan_router.api.openai.responses.schema import InputTokenCount
-from caravan_router.chat.prompt import ChatPrompt
+from caravan_dialects.api.generation.parts import MediaParts
+from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_dialects.api.openai.chat.reply import AskedChat
+from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest, RenderedPrompt
+from caravan_dialects.api.openai.constraints import constraint_of
+from caravan_dialects.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.responses.schema import InputTokenCount
+from caravan_dialects.chat.prompt import ChatPrompt
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.counting import counting_refusals, reading_texts

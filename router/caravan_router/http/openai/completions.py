@@ -2,11 +2,11 @@
 
 from aiohttp import web
 
-from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
-from caravan_router.api.openai.completions.reply import AskedCompletions
-from caravan_router.api.openai.completions.schema import Completion, CompletionRequest
-from caravan_router.api.openai.completions.validation import completion_plan_of, validate_completion
-from caravan_router.api.openai.errors import OPENAI
+from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.openai.completions.reply import AskedCompletions
+from caravan_dialects.api.openai.completions.schema import Completion, CompletionRequest
+from caravan_dialects.api.openai.completions.validation import completion_plan_of, validate_completion
+from caravan_dialects.api.openai.errors import OPENAI
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.counting import counting_refusals, reading_texts

@@ -4,9 +4,9 @@ from functools import partial
 
 from aiohttp import web
 
-from caravan_router.api.openai.embeddings.reply import reply_of, texts_of
-from caravan_router.api.openai.embeddings.schema import EmbeddingList, EmbeddingRequest
-from caravan_router.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.embeddings.reply import reply_of, texts_of
+from caravan_dialects.api.openai.embeddings.schema import EmbeddingList, EmbeddingRequest
+from caravan_dialects.api.openai.errors import OPENAI
 from caravan_router.http.openai.vectors import vectors_of
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS

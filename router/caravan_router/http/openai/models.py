@@ -3,15 +3,15 @@
 import msgspec
 from aiohttp import web
 
-from caravan_router.api.errors import UnknownModelError
-from caravan_router.api.openai.errors import OPENAI
-from caravan_router.api.openai.schema import Architecture, Model, ModelDownload, ModelList, ModelStatus
-from caravan_router.core.engine import ModelFacts
-from caravan_router.core.library import Download, LibraryModel, ModelState
+from caravan_dialects.api.errors import UnknownModelError
+from caravan_dialects.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.schema import Architecture, Model, ModelDownload, ModelList, ModelStatus
 from caravan_router.http.generation.models import library_models, listed_models
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
+from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.library import Download, LibraryModel, ModelState
 
 SUMMARY = "List the models and their adapters, the default model first; also those that are loaded when a request asks"
 

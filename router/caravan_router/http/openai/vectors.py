@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from caravan_router.api.generation.context import Context
-from caravan_router.api.generation.models import model_name
-from caravan_router.api.generation.permits import check_rate, holding_permits
-from caravan_router.api.openai.embeddings.vectors import TextsOf, Vectors, vectors_in
-from caravan_router.core.trace import ServedRequest
+from caravan_dialects.api.generation.context import Context
+from caravan_dialects.api.generation.models import model_name
+from caravan_dialects.api.generation.permits import check_rate, holding_permits
+from caravan_dialects.api.openai.embeddings.vectors import TextsOf, Vectors, vectors_in
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.models import asked_model, metrics_of
 from caravan_router.http.server.state import CLIENT, STATE, TRACE
+from caravan_scheduler.core.trace import ServedRequest
 
 
 async def vectors_of(

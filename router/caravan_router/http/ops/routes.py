@@ -6,8 +6,8 @@ from importlib import resources
 import msgspec
 from aiohttp import web
 
-from caravan_router.api.errors import UnhealthyError
-from caravan_router.api.tgi.errors import TGI
+from caravan_dialects.api.errors import UnhealthyError
+from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http.ops.docs_page import render_page
 from caravan_router.http.server.compressed import Compressed
 from caravan_router.http.server.json_reply import json_reply

@@ -35,7 +35,7 @@ class Page:
 @cache
 def page() -> Page:
     """Read the page. Call before the event loop runs, which file access would block."""
-    root = resources.files("caravan_router.page")
+    root = resources.files("caravan_studio.page")
     contents = dict(sorted(_contents(root)))
     digest = hashlib.sha256(root.joinpath("index.html").read_bytes())
     for name, content in contents.items():

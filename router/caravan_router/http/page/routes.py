@@ -2,8 +2,8 @@
 
 from aiohttp import web
 
-from caravan_router.api.errors import NotFoundError
-from caravan_router.api.tgi.errors import TGI
+from caravan_dialects.api.errors import NotFoundError
+from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http.ops.routes import health
 from caravan_router.http.page.files import page
 from caravan_router.http.server.route import Parameter

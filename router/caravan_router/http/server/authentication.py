@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from aiohttp import HttpVersion11, web
 
-from caravan_router.api.errors import ForbiddenError, InvalidKeyError, MissingKeyError, NotLocalError
-from caravan_router.auth.client import Client
-from caravan_router.auth.key import NO_KEY
+from caravan_dialects.api.errors import ForbiddenError, InvalidKeyError, MissingKeyError, NotLocalError
+from caravan_dialects.auth.client import Client
+from caravan_dialects.auth.key import NO_KEY
 from caravan_router.auth.keyring import Keyring
-from caravan_router.core.engine import ANY_SENDER, TEXT_SENDER, TextSender
 from caravan_router.http.server.dialect import path_of
 from caravan_router.http.server.route import Handler, Route
 from caravan_router.http.server.state import CLIENT
+from caravan_scheduler.core.engine import ANY_SENDER, TEXT_SENDER, TextSender
 
 _ANTHROPIC_HEADER = "x-api-key"
 _NOBODY = Client(NO_KEY, now=0.0)

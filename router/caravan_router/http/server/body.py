@@ -4,7 +4,7 @@ import asyncio
 
 from aiohttp import web
 
-from caravan_router.api.errors import (
+from caravan_dialects.api.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
     BrokenBodyError,

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from caravan_router.api.errors import BodiesTooLargeError, DecodedBodyTooLargeError
+from caravan_dialects.api.errors import BodiesTooLargeError, DecodedBodyTooLargeError
 from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import CLIENT
 

@@ -10,8 +10,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 
-from caravan_router.api.errors import MalformedRequestError, RequestError, UnsupportedCodingError
-from caravan_router.api.limits import Limits
+from caravan_dialects.api.errors import MalformedRequestError, RequestError, UnsupportedCodingError
+from caravan_dialects.api.limits import Limits
 from caravan_router.http.server.dialect import Dialects, error_response
 from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import ARRIVED

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
 
-from caravan_router.api.limits import Limits
-from caravan_router.api.stream import SERVER_SENT, Framing
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.stream import SERVER_SENT, Framing
 
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter

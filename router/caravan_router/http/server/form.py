@@ -7,8 +7,8 @@ import msgspec
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from caravan_router.api.body import mismatch
-from caravan_router.api.errors import (
+from caravan_dialects.api.body import mismatch
+from caravan_dialects.api.errors import (
     BodyTimeoutError,
     BodyTooLargeError,
     BrokenBodyError,

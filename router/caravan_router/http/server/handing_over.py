@@ -7,8 +7,8 @@ import msgspec
 from aiohttp import ClientConnectionError, ClientResponse, ClientSession, ClientTimeout, web
 from multidict import CIMultiDict
 
-from caravan_router.api.body import decode
-from caravan_router.api.errors import BodyMismatchError, MalformedBodyError
+from caravan_dialects.api.body import decode
+from caravan_dialects.api.errors import BodyMismatchError, MalformedBodyError
 from caravan_router.http.server.body import read_bytes, read_json
 from caravan_router.http.server.event_stream import STREAM_BEGUN
 from caravan_router.http.server.form import FORM

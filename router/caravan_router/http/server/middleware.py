@@ -9,21 +9,21 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from caravan_router.api.errors import (
+from caravan_dialects.api.errors import (
     ExpectationError,
     ForeignPageError,
     MethodNotAllowedError,
     NotFoundError,
     RequestError,
 )
-from caravan_router.conversations.store import StoreError
-from caravan_router.core.errors import EngineError
-from caravan_router.core.trace import NO_TRACE, ArrivedRequest, RequestTrace
+from caravan_dialects.conversations.store import StoreError
 from caravan_router.http.server.dialect import DIALECTS, error_response
 from caravan_router.http.server.event_stream import STREAM_BEGUN
 from caravan_router.http.server.ignored import IGNORED_HEADER
 from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import ARRIVED, CLIENT, ENDING, TRACE, TRACING
+from caravan_scheduler.core.errors import EngineError
+from caravan_scheduler.core.trace import NO_TRACE, ArrivedRequest, RequestTrace
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("caravan.access")

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from caravan_router.api.limits import Limits
-from caravan_router.auth.client import Client
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.auth.client import Client
+from caravan_dialects.auth.permits import PermitPools
+from caravan_dialects.chat.template_renderer import TemplateRenderer
+from caravan_dialects.conversations.store import Store
+from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
-from caravan_router.auth.permits import PermitPools
-from caravan_router.chat.template_renderer import TemplateRenderer
-from caravan_router.conversations.store import Store
-from caravan_router.core.engine import Fleet
-from caravan_router.core.library import Library
-from caravan_router.core.trace import RequestTrace, Tracing
-from caravan_router.media.decoder import MediaDecoder
 from caravan_router.metrics.recorder import Metrics
+from caravan_scheduler.core.engine import Fleet
+from caravan_scheduler.core.library import Library
+from caravan_scheduler.core.trace import RequestTrace, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

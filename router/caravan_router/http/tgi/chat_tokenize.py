@@ -2,12 +2,12 @@
 
 from aiohttp import web
 
-from caravan_router.api.generation.media import without_media
-from caravan_router.api.openai.chat.plan import chat_plan_of, chat_prompt_of
-from caravan_router.api.openai.chat.schema import ChatRequest
-from caravan_router.api.openai.constraints import constraint_of
-from caravan_router.api.tgi.errors import TGI
-from caravan_router.api.tgi.schema import ChatTokens
+from caravan_dialects.api.generation.media import without_media
+from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_dialects.api.openai.chat.schema import ChatRequest
+from caravan_dialects.api.openai.constraints import constraint_of
+from caravan_dialects.api.tgi.errors import TGI
+from caravan_dialects.api.tgi.schema import ChatTokens
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.counting import reading_texts
 from caravan_router.http.generation.models import asked_model

@@ -7,13 +7,12 @@ import asyncio
 
 from aiohttp import web
 
-from caravan_proto.messages.model import TokenizedText
-from caravan_router.api.generation.bounds import bounds_of
-from caravan_router.api.generation.models import MODEL_HEADER
-from caravan_router.api.generation.prompt import check_token_ids, tokenize_prompt
-from caravan_router.api.tgi.errors import TGI
-from caravan_router.api.tgi.reply import AskedGenerate
-from caravan_router.api.tgi.schema import (
+from caravan_dialects.api.generation.bounds import bounds_of
+from caravan_dialects.api.generation.models import MODEL_HEADER
+from caravan_dialects.api.generation.prompt import check_token_ids, tokenize_prompt
+from caravan_dialects.api.tgi.errors import TGI
+from caravan_dialects.api.tgi.reply import AskedGenerate
+from caravan_dialects.api.tgi.schema import (
     CompatGenerateRequest,
     DetokenizedText,
     DetokenizeRequest,
@@ -24,7 +23,9 @@ from caravan_router.api.tgi.schema import (
     TokenizedToken,
     TokenizeRequest,
 )
-from caravan_router.api.tgi.validation import MAX_STOPS
+from caravan_dialects.api.tgi.validation import MAX_STOPS
+from caravan_dialects.text.prompt_text import token_spans
+from caravan_proto.messages.model import TokenizedText
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals, reading_texts
 from caravan_router.http.generation.models import asked_model, listed_models, served_model
@@ -32,7 +33,6 @@ from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
-from caravan_router.text.prompt_text import token_spans
 
 GENERATE_ERRORS = (*GENERATION_ERRORS, 422)
 

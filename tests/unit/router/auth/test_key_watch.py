@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from caravan_router.auth.key import digest_of
+from caravan_dialects.auth.key import digest_of
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.auth.key_watch import KeyWatch
 from caravan_testing.waiting import eventually

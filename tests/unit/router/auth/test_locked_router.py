@@ -9,8 +9,8 @@ from pathlib import Path
 
 from aiohttp import ClientSession
 
+from caravan_dialects.auth.key import digest_of
 from caravan_router.app import run_router
-from caravan_router.auth.key import digest_of
 from caravan_router.config import RouterConfig
 from caravan_testing.waiting import eventually, in_time
 
@@ -45,7 +45,7 @@ async def test_sighup_reloads_the_keys(tmp_path: Path) -> None:
 def test_a_router_does_not_start_with_an_invalid_key_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text("[[keys]]\nname = 'a'\n")
-    command = [sys.executable, "-m", "caravan_router", "router", "--shard", "127.0.0.1:1", "--port", "0"]
+    command = [sys.executable, "-m", "caravan_serve", "router", "--shard", "127.0.0.1:1", "--port", "0"]
     done = subprocess.run([*command, "--api-keys-file", path], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"error: --api-keys-file: {path}: Object missing required field `sha256`" in done.stderr

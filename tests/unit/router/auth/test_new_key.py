@@ -1,6 +1,6 @@
 import pytest
 
-from caravan_router.auth.key import digest_of
+from caravan_dialects.auth.key import digest_of
 from caravan_router.auth.key_file import parse_keys
 from caravan_router.auth.new_key import main
 

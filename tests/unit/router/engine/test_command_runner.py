@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_router.core.media import Picture
 from caravan_router.engine.command_runner import CommandRunner, Session
 from caravan_router.engine.pace import StepPace
 from caravan_router.engine.shard_calls import ShardRpcError
-from caravan_router.scheduling.actions import Encode
-from caravan_router.scheduling.events import Encoded, EncodeOutcome
+from caravan_scheduler.actions import Encode
+from caravan_scheduler.core.media import Picture
+from caravan_scheduler.events import Encoded, EncodeOutcome
 from caravan_testing.toy_media import spelled_picture
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from caravan_router.engine.followers import Followers
-from caravan_router.scheduling.actions import Action
-from caravan_router.scheduling.events import Event, Tick
+from caravan_scheduler.actions import Action
+from caravan_scheduler.events import Event, Tick
 
 
 class Told:

@@ -5,8 +5,8 @@ import pytest
 
 from caravan_proto.messages.model import FillTokens
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_router.core.engine import ModelFacts
 from caravan_router.engine.replacement import can_continue, serving, tokens_mean_the_same
+from caravan_scheduler.core.engine import ModelFacts
 from caravan_testing.specs import spec
 
 FACTS = ModelFacts(

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from caravan_router.core.engine import ANY_SENDER, TextSender
-from caravan_router.core.tenant import Tenant
 from caravan_router.engine.text_gate import TextGate
-from caravan_router.scheduling.waiting.text_queue import LEAST_ROOM, TextQueue
+from caravan_scheduler.core.engine import ANY_SENDER, TextSender
+from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.waiting.text_queue import LEAST_ROOM, TextQueue
 
 
 class Calls:

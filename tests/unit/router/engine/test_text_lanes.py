@@ -2,9 +2,9 @@
 
 import asyncio
 
-from caravan_router.core.engine import TEXT_SENDER, TextSender
-from caravan_router.core.tenant import Tenant
 from caravan_router.engine.text_lanes import SHORT_BYTES, TextLanes
+from caravan_scheduler.core.engine import TEXT_SENDER, TextSender
+from caravan_scheduler.core.tenant import Tenant
 
 LONG = 8 * SHORT_BYTES
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from caravan_router.engine.viewers import Viewers
-from caravan_router.timeline.messages import Gone, Message
+from caravan_studio.timeline.messages import Gone, Message
 
 
 def decoded(message: bytes) -> Any:

@@ -11,16 +11,16 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web_urldispatcher import UrlMappingMatchInfo
 
-from caravan_router.api.errors import NotLocalError
-from caravan_router.api.limits import Limits
-from caravan_router.auth.key import ApiKey, digest_of
+from caravan_dialects.api.errors import NotLocalError
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.core.prefixes import CachedPrefix, RunningSequence, ShardPrefixes
-from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.state import ENDING
+from caravan_scheduler.core.prefixes import CachedPrefix, RunningSequence, ShardPrefixes
+from caravan_scheduler.core.tenant import Tenant
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, CHAT_MODEL, ScriptedEngine, ids_of
 from caravan_testing.waiting import eventually

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
+from caravan_dialects.api.admin.shards import shard_of
+from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.model import Numerics
-from caravan_router.api.admin.shards import shard_of
-from caravan_router.api.limits import Limits
-from caravan_router.core.shards import ShardReport, ShardRoom, ShardStanding, ShardState
+from caravan_scheduler.core.shards import ShardReport, ShardRoom, ShardStanding, ShardState
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from caravan_router.api.anthropic.models import shown_models
-from caravan_router.api.openai.schema import Model
+from caravan_dialects.api.anthropic.models import shown_models
+from caravan_dialects.api.openai.schema import Model
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 

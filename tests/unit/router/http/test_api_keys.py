@@ -9,13 +9,13 @@ from typing import Any
 import openai
 import pytest
 
+from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_proto.messages.model import TokenizedText
-from caravan_router.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.core.engine import TEXT_SENDER, TextSender
-from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
+from caravan_scheduler.core.engine import TEXT_SENDER, TextSender
+from caravan_scheduler.core.tenant import Tenant
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import Pause, ScriptedEngine
 from caravan_testing.waiting import eventually

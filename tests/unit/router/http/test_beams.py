@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.generation import BeamSearch, EarlyStopping
+from caravan_scheduler.core.generation import BeamSearch, EarlyStopping
 from caravan_testing.http_server import serving
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 

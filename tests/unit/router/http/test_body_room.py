@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from aiohttp import ClientResponse
 
-from caravan_router.api.errors import BodiesTooLargeError, DecodedBodyTooLargeError
-from caravan_router.api.limits import Limits
+from caravan_dialects.api.errors import BodiesTooLargeError, DecodedBodyTooLargeError
+from caravan_dialects.api.limits import Limits
 from caravan_router.http.server.body_room import BodyRoom
 from caravan_testing.http_server import keys, serving
 from caravan_testing.scripted_engine import ScriptedEngine

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
-from caravan_router.core.errors import GenerationError
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.tokens import Alternative
+from caravan_scheduler.core.errors import GenerationError
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.tokens import Alternative
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from caravan_dialects.api.generation.seeds import choice_seed
 from caravan_proto.messages.results import FinishReason
-from caravan_router.api.generation.seeds import choice_seed
-from caravan_router.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, events
 from caravan_testing.scripted_engine import CHAT_MODEL, Step, word
 

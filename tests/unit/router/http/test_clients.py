@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import OverloadedError, ValidationError
 
-from caravan_router.api.limits import Limits
+from caravan_dialects.api.limits import Limits
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, ScriptedEngine, word
 from caravan_testing.waiting import DEADLINE_S

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.errors import GenerationError
+from caravan_scheduler.core.errors import GenerationError
 from caravan_testing.http_server import Service, events
 from caravan_testing.scripted_engine import CHAT_MODEL, EOS_TOKEN, Pause, word
 

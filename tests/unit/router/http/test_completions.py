@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.errors import GenerationError
-from caravan_router.core.generation import GenerationSpec
+from caravan_scheduler.core.errors import GenerationError
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service
 from caravan_testing.scripted_engine import EOS_TOKEN, Step, word
 

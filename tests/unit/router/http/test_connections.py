@@ -6,8 +6,8 @@ from itertools import chain, repeat
 
 import pytest
 
+from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.results import FinishReason
-from caravan_router.api.limits import Limits
 from caravan_testing.http_server import Service, serving
 from caravan_testing.raw_http import HOST, exchange, port_of, post, replies_in
 from caravan_testing.scripted_engine import Pause, ScriptedEngine, word

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from caravan_router.conversations.database import Database
-from caravan_router.conversations.nodes import Chain, Head
-from caravan_router.conversations.store import Store
-from caravan_router.core.generation import GenerationSpec
+from caravan_dialects.conversations.database import Database
+from caravan_dialects.conversations.nodes import Chain, Head
+from caravan_dialects.conversations.store import Store
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.server.state import STATE
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, Step, word
 from caravan_testing.waiting import eventually

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.errors import DeadlineError
-from caravan_router.core.generation import GenerationSpec
+from caravan_scheduler.core.errors import DeadlineError
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine, Step, word
 

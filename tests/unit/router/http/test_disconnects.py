@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import web
 
+from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.results import FinishReason
-from caravan_router.api.limits import Limits
 from caravan_router.http.app import build_app
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.metrics.recorder import Metrics

@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
-from caravan_router.api.limits import Limits
-from caravan_router.core.engine import ANY_SENDER, TextSender
+from caravan_dialects.api.limits import Limits
+from caravan_scheduler.core.engine import ANY_SENDER, TextSender
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import MODEL, FailingEmbedEngine, ScriptedEngine, length_vector
 from caravan_testing.waiting import eventually

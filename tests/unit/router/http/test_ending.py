@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from aiohttp import ClientConnectionError, ClientError, ClientSession, TCPConnector
 
+from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.results import FinishReason
-from caravan_router.api.limits import Limits
 from caravan_router.http.app import build_app
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.metrics.recorder import Metrics

@@ -12,12 +12,13 @@ import pytest
 from unit.router.http.rule_cases import every_dialect, openai, other_dialects, responses
 from unit.router.http.rule_cases.case import INFILL, LLAMA, MINIMAL, OLLAMA, STREAM, Case
 
+import caravan_dialects
 import caravan_router
-from caravan_router.api.errors import ValidationError
-from caravan_router.auth.key import ApiKey, digest_of
+from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
+from caravan_scheduler.core.tenant import Tenant
 from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import EOS, ScriptedEngine
 
@@ -26,7 +27,7 @@ CASES = [*every_dialect.CASES, *openai.CASES, *responses.CASES, *other_dialects.
 
 
 # Importing the application imports every dialect's rules.
-MODULES = [module for name, module in sorted(sys.modules.items()) if re.fullmatch(r"caravan_router\..*\.rules", name)]
+MODULES = [module for name, module in sorted(sys.modules.items()) if re.fullmatch(r"caravan_dialects\..*\.rules", name)]
 
 
 def test_every_rule_has_a_case() -> None:
@@ -44,9 +45,9 @@ def test_every_rule_has_a_case() -> None:
 
 def test_every_rule_stands_among_the_rules() -> None:
     """An error that is made elsewhere would need no case."""
-    root = Path(caravan_router.__file__).parent
+    roots = [Path(str(package.__file__)).parent for package in (caravan_dialects, caravan_router)]
     makes = re.compile(r"(?<![\w.])ValidationError\((?!RequestError\))")
-    found = {path for path in root.rglob("*.py") if makes.search(path.read_text())}
+    found = {path for root in roots for path in root.rglob("*.py") if makes.search(path.read_text())}
     assert found == {Path(str(module.__file__)) for module in MODULES}
 
 

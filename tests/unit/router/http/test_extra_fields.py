@@ -7,7 +7,7 @@ import pytest
 
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.results import FinishReason
-from caravan_router.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import BOS, CHAT_MODEL, EOS, EOS_TOKEN, Pause, ScriptedEngine, Step, word
 

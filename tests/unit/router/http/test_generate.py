@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from caravan_proto.messages.model import TokenizedText
-from caravan_router.core.errors import GenerationError, NoShardError
+from caravan_scheduler.core.errors import GenerationError, NoShardError
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, EOS, EOS_TOKEN, ScriptedEngine, word
 

@@ -3,7 +3,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import ClientPayloadError
 
-from caravan_router.core.errors import GenerationError
+from caravan_scheduler.core.errors import GenerationError
 from caravan_testing.http_server import Service, events
 from caravan_testing.scripted_engine import EOS_TOKEN, word
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from caravan_router.api.limits import Limits
+from caravan_dialects.api.limits import Limits
 from caravan_router.http.ops.routes import openapi_document
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine

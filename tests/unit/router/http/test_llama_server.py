@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.results import FinishReason
 from caravan_proto.messages.sampling import SAMPLERS, SamplingParams
-from caravan_router.api.limits import Limits
-from caravan_router.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import (
     BOS,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from caravan_router.api.limits import Limits
-from caravan_router.core.media import Picture, Sound
+from caravan_dialects.api.limits import Limits
 from caravan_router.http.server.state import STATE
+from caravan_scheduler.core.media import Picture, Sound
 from caravan_testing.hostile_pictures import noise, picture_file
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, MEDIA, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine, ids_of

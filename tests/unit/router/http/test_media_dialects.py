@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from caravan_router.api.limits import Limits
-from caravan_router.core.engine import ModelFacts
+from caravan_dialects.api.limits import Limits
+from caravan_scheduler.core.engine import ModelFacts
 from caravan_testing.hostile_pictures import noise, picture_file
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine

@@ -10,7 +10,7 @@ import pytest
 
 from caravan_proto.messages.constraint import ConstraintKind
 from caravan_proto.messages.results import FinishReason
-from caravan_router.core.errors import GenerationError
+from caravan_scheduler.core.errors import GenerationError
 from caravan_testing.http_server import Service, named_events, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
 

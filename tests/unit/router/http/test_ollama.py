@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from caravan_dialects.api.ollama.models import human_number
+from caravan_dialects.api.ollama.validation import bare_name
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_proto.messages.results import FinishReason
-from caravan_router.api.ollama.models import human_number
-from caravan_router.api.ollama.validation import bare_name
-from caravan_router.core.engine import ModelFacts
-from caravan_router.core.errors import GenerationError
+from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.errors import GenerationError
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, EOS, EOS_TOKEN, MODEL, ScriptedEngine, word
 

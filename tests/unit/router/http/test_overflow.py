@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from caravan_router.api.anthropic.errors import ANTHROPIC
-from caravan_router.api.generation.rules import TotalTooLongError
+from caravan_dialects.api.anthropic.errors import ANTHROPIC
+from caravan_dialects.api.generation.rules import TotalTooLongError
 from caravan_testing.http_server import Service, events, named_events, serving
 from caravan_testing.scripted_engine import FILL, SEEING_MODEL, ScriptedEngine, count_up
 from caravan_testing.seen_prompts import data_url, in_base64

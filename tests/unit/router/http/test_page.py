@@ -12,12 +12,12 @@ from aiohttp import ClientSession
 
 from caravan_router.http.app import Access
 from caravan_router.http.page.files import page
-from caravan_router.scheduling.planning.waiting_reason import WaitingReason
+from caravan_scheduler.planning.waiting_reason import WaitingReason
 from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
-FILES = resources.files("caravan_router.page")
+FILES = resources.files("caravan_studio.page")
 MOST_BYTES = 150_000
 
 

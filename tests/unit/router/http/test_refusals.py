@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from caravan_router.auth.key import ApiKey, digest_of
+from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.route import GENERATION_ERRORS
+from caravan_scheduler.core.tenant import Tenant
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, MODEL, ScriptedEngine
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from caravan_router.api.limits import Limits
-from caravan_router.core.errors import GenerationError
-from caravan_router.core.generation import GenerationSpec
+from caravan_dialects.api.limits import Limits
+from caravan_scheduler.core.errors import GenerationError
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually, in_time

@@ -12,15 +12,15 @@ import openai
 import pytest
 from aiohttp import ClientResponse
 
-from caravan_router.api.errors import AbortedError
-from caravan_router.api.generation.in_progress import RequestInProgress
-from caravan_router.api.limits import Limits
-from caravan_router.auth.key import ApiKey, digest_of
+from caravan_dialects.api.errors import AbortedError
+from caravan_dialects.api.generation.in_progress import RequestInProgress
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_router.core.errors import GenerationError
-from caravan_router.core.generation import GenerationSpec, GenerationState
-from caravan_router.core.tenant import Tenant
 from caravan_router.http.app import Access
+from caravan_scheduler.core.errors import GenerationError
+from caravan_scheduler.core.generation import GenerationSpec, GenerationState
+from caravan_scheduler.core.tenant import Tenant
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, EOS_TOKEN, Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually

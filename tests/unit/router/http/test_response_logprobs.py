@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.tokens import Alternative
+from caravan_scheduler.core.tokens import Alternative
 from caravan_testing.http_server import named_events, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, ScriptedEngine, Step, word
 from caravan_testing.word_engine import TEMPLATE, WORD_MODEL

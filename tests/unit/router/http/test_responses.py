@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from caravan_router.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, keys, named_events, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from caravan_router.core.errors import DeadlineError, QueueTimeoutError
-from caravan_router.core.generation import GenerationSpec
-from caravan_router.core.tenant import ANYONE
+from caravan_scheduler.core.errors import DeadlineError, QueueTimeoutError
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.tenant import ANYONE
 from caravan_testing.http_server import Service, events
 from caravan_testing.scripted_engine import Step, word
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.conversations.store import Store, StoreError, StoreSettings
+from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
 from caravan_testing.http_server import named_events, serving
 from caravan_testing.word_engine import WordEngine
 
@@ -65,7 +65,7 @@ async def test_requests_that_need_the_store_are_told_to_come_again(
         assert (last["type"], last["response"]["store"]) == ("response.completed", False)
         await service.reply("/v1/responses", {"input": "a", "store": False})
         await service.reply("/v1/completions", {"prompt": "a"})
-    failures = [record for record in caplog.records if record.name == "caravan_router.conversations.store"]
+    failures = [record for record in caplog.records if record.name == "caravan_dialects.conversations.store"]
     assert len(failures) == len(REQUESTS) + 2
     assert all("no such table" in record.getMessage() for record in failures)
     assert not any(record.exc_info for record in caplog.records)

@@ -14,8 +14,8 @@ import pytest
 import trustme
 from aiohttp import ClientError, ClientSession, TCPConnector
 
+from caravan_dialects.api.limits import Limits
 from caravan_proto.tls import TlsFiles
-from caravan_router.api.limits import Limits
 from caravan_router.app import run_router
 from caravan_router.config import RouterConfig
 from caravan_router.http.app import build_app
@@ -126,7 +126,7 @@ async def test_ssl_ca_certs_requires_client_certificates(authority: trustme.CA, 
 
 
 def test_a_missing_certificate_is_a_startup_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "caravan_router", "router", "--shard", "127.0.0.1:1", "--port", "0"]
+    command = [sys.executable, "-m", "caravan_serve", "router", "--shard", "127.0.0.1:1", "--port", "0"]
     missing = tmp_path / "none.pem"
     done = subprocess.run([*command, "--ssl-certfile", missing], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.api.limits import Limits
+from caravan_dialects.api.limits import Limits
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine, count_up
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.api.limits import Limits
+from caravan_dialects.api.limits import Limits
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import ScriptedEngine
 

@@ -101,7 +101,7 @@ def test_the_name_of_the_service(
 
 _STARTED = """
 import asyncio, sys
-import caravan_router.commands, caravan_router.serve.cli
+import caravan_serve.commands, caravan_serve.cli
 from caravan_router.app import run_router
 from caravan_router.config import RouterConfig
 
@@ -122,7 +122,7 @@ def test_a_router_without_traces_imports_no_opentelemetry(monkeypatch: pytest.Mo
 
 def test_the_command_without_a_working_configuration_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
-    command = [sys.executable, "-m", "caravan_router", "router", "--shard", "unix:/x", "--otlp-endpoint", URL]
+    command = [sys.executable, "-m", "caravan_serve", "router", "--shard", "unix:/x", "--otlp-endpoint", URL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert done.stderr == (

@@ -2,8 +2,8 @@
 
 from aiohttp import web
 
-from caravan_router.api.openai.conversations.schema import ConversationObject
-from caravan_router.conversations.nodes import Head
+from caravan_dialects.api.openai.conversations.schema import ConversationObject
+from caravan_dialects.conversations.nodes import Head
 from caravan_router.http.openai.conversations.access import ID
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, Parameter

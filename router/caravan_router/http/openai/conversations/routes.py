@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from caravan_router.api.errors import UnknownEntryError
-from caravan_router.api.openai.conversations.edits import appended, placed
-from caravan_router.api.openai.conversations.schema import (
+from caravan_dialects.api.errors import UnknownEntryError
+from caravan_dialects.api.openai.conversations.edits import appended, placed
+from caravan_dialects.api.openai.conversations.schema import (
     ConversationObject,
     CreateConversation,
     CreateItems,
@@ -14,14 +14,14 @@ from caravan_router.api.openai.conversations.schema import (
     StoredItem,
     UpdateConversation,
 )
-from caravan_router.api.openai.conversations.transfer import imported
-from caravan_router.api.openai.errors import OPENAI
-from caravan_router.api.openai.responses.items import read_items
-from caravan_router.api.openai.responses.pages import item_list, page_of
-from caravan_router.api.openai.responses.rules import one_of_fields_error
-from caravan_router.api.openai.responses.schema import ItemList
-from caravan_router.api.openai.responses.validation import check_metadata
-from caravan_router.conversations.nodes import Chain, Json
+from caravan_dialects.api.openai.conversations.transfer import imported
+from caravan_dialects.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.responses.items import read_items
+from caravan_dialects.api.openai.responses.pages import item_list, page_of
+from caravan_dialects.api.openai.responses.rules import one_of_fields_error
+from caravan_dialects.api.openai.responses.schema import ItemList
+from caravan_dialects.api.openai.responses.validation import check_metadata
+from caravan_dialects.conversations.nodes import Chain, Json
 from caravan_router.http.openai.conversations import access
 from caravan_router.http.openai.conversations.replies import (
     CHANGE_ERRORS,

@@ -4,14 +4,14 @@ from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
 
-from caravan_router.api.errors import UnknownEntryError
-from caravan_router.api.generation.rendered import RenderedTokens, rendered_tokens
-from caravan_router.api.generation.rules import unsupported_field_error
-from caravan_router.api.openai.chat.validation import ValidChat
-from caravan_router.api.openai.errors import OPENAI
-from caravan_router.api.openai.responses.pages import page_of
-from caravan_router.api.openai.responses.reply import AskedResponse
-from caravan_router.api.openai.responses.schema import (
+from caravan_dialects.api.errors import UnknownEntryError
+from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.openai.chat.validation import ValidChat
+from caravan_dialects.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.responses.pages import page_of
+from caravan_dialects.api.openai.responses.reply import AskedResponse
+from caravan_dialects.api.openai.responses.schema import (
     DeletedResponse,
     InputFields,
     InputTokenCount,
@@ -20,9 +20,9 @@ from caravan_router.api.openai.responses.schema import (
     ResponseObject,
     ResponseRequest,
 )
-from caravan_router.api.openai.responses.tools import offered_tools
-from caravan_router.api.openai.responses.turn import Turn, begun_turn
-from caravan_router.api.openai.responses.validation import check_request, validate_turn
+from caravan_dialects.api.openai.responses.tools import offered_tools
+from caravan_dialects.api.openai.responses.turn import Turn, begun_turn
+from caravan_dialects.api.openai.responses.validation import check_request, validate_turn
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.counting import counting_refusals, reading_texts

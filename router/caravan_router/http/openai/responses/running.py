@@ -2,6 +2,6 @@
 
 from aiohttp import web
 
-from caravan_router.api.openai.responses.running import RunningResponses
+from caravan_dialects.api.openai.responses.running import RunningResponses
 
 RUNNING = web.AppKey("running", RunningResponses)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from caravan_router.api.errors import ValidationError
-from caravan_router.api.limits import Limits
-from caravan_router.core.engine import ModelFacts
+from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.api.limits import Limits
+from caravan_scheduler.core.engine import ModelFacts
 from caravan_testing.scripted_engine import MODEL
 
 ROLES_MODEL = replace(MODEL, chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")

@@ -18,9 +18,9 @@ from unit.router.http.rule_cases.case import (
     tgi,
 )
 
-from caravan_router.api.errors import BodyMismatchError
-from caravan_router.api.generation import rules
-from caravan_router.api.limits import Limits
+from caravan_dialects.api.errors import BodyMismatchError
+from caravan_dialects.api.generation import rules
+from caravan_dialects.api.limits import Limits
 from caravan_testing.scripted_engine import MEDIA, SEEING_MODEL
 from caravan_testing.seen_prompts import data_url
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from unit.router.http.rule_cases.case import CHAT, SCORE, TEXT, VECTORS, Case, chat, nested, tool
 
-from caravan_router.api.limits import Limits
-from caravan_router.api.openai import rules as openai_rules
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai import rules as openai_rules
 from caravan_testing.scripted_engine import MODEL
 
 CASES = [

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from unit.router.http.rule_cases.case import GENERATE, INFILL, ROOT, STREAM, Case, tgi
 
+from caravan_dialects.api.admin import rules as admin_rules
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.llama_server import rules as llama_server_rules
+from caravan_dialects.api.ollama import rules as ollama_rules
+from caravan_dialects.api.tgi import rules as tgi_rules
 from caravan_proto.messages.model import FillTokens
-from caravan_router.api.admin import rules as admin_rules
-from caravan_router.api.limits import Limits
-from caravan_router.api.llama_server import rules as llama_server_rules
-from caravan_router.api.ollama import rules as ollama_rules
-from caravan_router.api.tgi import rules as tgi_rules
 from caravan_testing.scripted_engine import MODEL
 
 PREFIXES = "/admin/prefixes"

@@ -2,8 +2,8 @@
 
 from unit.router.http.rule_cases.case import RESPONSES, Case
 
-from caravan_router.api.limits import Limits
-from caravan_router.api.openai.responses import rules as responses_rules
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai.responses import rules as responses_rules
 
 CASES = [
     Case(

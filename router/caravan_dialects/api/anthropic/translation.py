@@ -1,0 +1,159 @@
+"""Translates Anthropic's requests into chat requests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from caravan_dialects.api.anthropic.schema import MessagesRequest, PromptFields, ToolChoiceParam, ToolParam
+from caravan_dialects.api.anthropic.turns import TOOL_CHANGES, blocks_of, chat_messages_of
+from caravan_dialects.api.generation.checks import check_positive
+from caravan_dialects.api.generation.parts import MediaParts
+from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.generation.schema import JsonSchemaFormat, NamedSchema
+from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
+from caravan_dialects.api.openai.chat.schema import (
+    ChatRequest,
+    ChosenFunction,
+    FunctionDefinition,
+    NamedToolChoice,
+    Tool,
+)
+from caravan_dialects.api.openai.chat.validation import ChatSource
+from caravan_dialects.api.openai.rules import missing_field_error, needs_field_error
+from caravan_dialects.chat.thought_format import thought_format_of
+from caravan_scheduler.core.engine import ModelFacts
+
+# Tools that Anthropic runs begin so; a date follows. A model has no use for what nobody runs.
+_HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+
+
+def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
+    """Translate a body of ``/v1/messages``. Raises ValidationError."""
+    check_positive("max_tokens", body.max_tokens)
+    if body.container is not None:
+        raise unsupported_field_error("container", "set it to null", body.container)
+    media = MediaParts(model.media)
+    chat = chat_request_of(
+        body,
+        model,
+        media,
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        priority=body.priority,
+        timeout=body.timeout,
+        cache_salt=body.cache_salt,
+        speculate=body.speculate,
+    )
+    configured = body.output_config is not None and body.output_config.format is not None
+    answer = "output_config.format" if configured else "output_format"
+    places = SchemaPlaces(answer=answer, parameters="input_schema")
+    return ChatSource(body=chat, clamps=True, tells_stop=True, media=media, places=places)
+
+
+def chat_request_of(body: PromptFields, model: ModelFacts, media: MediaParts, **fields: Any) -> ChatRequest:
+    """Translate what decides the prompt, with more ``fields`` of the chat request. Pictures are added to ``media``.
+
+    Raises ValidationError.
+    """
+    if body.mcp_servers:
+        raise unsupported_field_error("mcp_servers", "set it to []", body.mcp_servers)
+    if body.thread is not None:
+        raise unsupported_field_error("thread", "send all `messages`", body.thread)
+    tools = _tools(body)
+    return ChatRequest(
+        messages=chat_messages_of(body, media),
+        model=body.model,
+        tools=tools or None,
+        **_choice_fields(body.tool_choice, tools),
+        **_thinking_fields(body, model),
+        **_format_fields(body),
+        **fields,
+    )
+
+
+def skipped_tools(body: PromptFields) -> frozenset[str]:
+    """Return the types of the tools of ``body`` that Anthropic would run, and that nobody runs here."""
+    return frozenset(tool.type for tool in body.tools or () if tool.type is not None and _is_hosted(tool))
+
+
+def _is_hosted(tool: ToolParam) -> bool:
+    return (tool.type or "").startswith(_HOSTED)
+
+
+def _tools(body: PromptFields) -> list[Tool]:
+    """Return the tools that the model is offered after all changes that turns have. Raises ValidationError."""
+    given = [_tool(f"tools[{number}]", tool) for number, tool in enumerate(body.tools or ()) if not _is_hosted(tool)]
+    by_name, offered = {tool.function.name: tool for tool in given}, given
+    for field, block in blocks_of(body.messages):
+        change = block.tool
+        if change is None or block.type not in TOOL_CHANGES:
+            continue
+        definition = change.definition
+        name = change.name if definition is None else definition.name
+        offered = [tool for tool in offered if tool.function.name != name]
+        if block.type != "tool_addition":
+            continue
+        if definition is not None and not _is_hosted(definition):
+            offered.append(_tool(f"{field}.tool.definition", definition))
+        elif definition is None and name in by_name:
+            offered.append(by_name[name])
+    return offered
+
+
+def _tool(field: str, tool: ToolParam) -> Tool:
+    if tool.type not in {None, "custom"}:
+        raise unsupported_field_error(f"{field}.type", 'set it to "custom"', tool.type)
+    if not tool.name:
+        raise missing_field_error(f"{field}.name")
+    return Tool(
+        function=FunctionDefinition(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        )
+    )
+
+
+def _choice_fields(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> dict[str, Any]:
+    if choice is None:
+        return {}
+    if not tools:
+        if choice.type in {"any", "tool"}:
+            raise needs_field_error("tool_choice", "`tools` has functions", choice.type)
+        return {}
+    fields: dict[str, Any] = {"parallel_tool_calls": not choice.disable_parallel_tool_use}
+    match choice.type:
+        case "any":
+            fields["tool_choice"] = "required"
+        case "tool":
+            if not choice.name:
+                raise missing_field_error("tool_choice.name")
+            fields["tool_choice"] = NamedToolChoice(function=ChosenFunction(name=choice.name))
+        case "auto" | "none":
+            fields["tool_choice"] = choice.type
+    return fields
+
+
+def _thinking_fields(body: PromptFields, model: ModelFacts) -> dict[str, Any]:
+    """Return the fields that switch thoughts on or off. A model that does not think ignores what it is asked."""
+    thinking = body.thinking
+    if thinking is not None:
+        check_positive("thinking.budget_tokens", thinking.budget_tokens)
+    if thought_format_of((model.tool_template if body.tools else "") or model.chat_template) is None:
+        return {}
+    fields: dict[str, Any] = {}
+    if body.output_config is not None and body.output_config.effort is not None:
+        fields["reasoning_effort"] = body.output_config.effort
+    if thinking is not None:
+        switched_on = thinking.type != "disabled"
+        fields["chat_template_kwargs"] = {"enable_thinking": switched_on}
+        if switched_on and thinking.budget_tokens is not None:
+            fields["reasoning_budget_tokens"] = thinking.budget_tokens
+    return fields
+
+
+def _format_fields(body: PromptFields) -> dict[str, Any]:
+    asked = body.output_format if body.output_config is None else body.output_config.format or body.output_format
+    if asked is None:
+        return {}
+    return {"response_format": JsonSchemaFormat(json_schema=NamedSchema(schema=asked.schema))}

@@ -1,0 +1,162 @@
+"""Makes the messages of a chat of Anthropic's turns."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from caravan_dialects.api.anthropic.block_texts import joined_lines, result_text, shown_block, text_of_block
+from caravan_dialects.api.anthropic.schema import Block, MessageParam, PromptFields
+from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts
+from caravan_dialects.api.openai.chat.schema import FunctionCall, Message, ToolCall
+from caravan_dialects.api.openai.rules import missing_field_error
+
+# Claude Code begins the system prompt with this line, whose value changes with each request: it would keep the prompt
+# from being found in the cache.
+_BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
+# Between messages that become one turn, and between thoughts.
+_BREAK = "\n\n"
+# What stands before the result of a tool that has failed.
+_ERROR = "Error: "
+TOOL_CHANGES = frozenset({"tool_addition", "tool_removal"})
+_CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+
+# A field's name and its block.
+_Named = tuple[str, Block]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Messages in a row of one role, each with its blocks."""
+
+    role: str
+    messages: list[list[_Named]] = field(default_factory=list)
+
+
+def chat_messages_of(body: PromptFields, media: MediaParts) -> list[Message]:
+    """Return the messages of a chat. Pictures are added to ``media``. Raises ValidationError."""
+    messages: list[Message] = []
+    if system := _system_text(body):
+        messages.append(Message(role="system", content=system))
+    for turn in _turns(_since_compaction(body.messages)):
+        messages += _assistant(turn) if turn.role == "assistant" else _user(turn, media)
+    return messages
+
+
+def blocks_of(messages: Sequence[MessageParam]) -> Iterator[_Named]:
+    """Yield all blocks of ``messages`` with their fields' names."""
+    for number, message in enumerate(messages):
+        yield from _blocks(f"messages[{number}].content", message.content)
+
+
+def _system_text(body: PromptFields) -> str:
+    if isinstance(body.system, str):
+        texts = [body.system]
+    else:
+        texts = [text_of_block(f"system[{number}]", block) for number, block in enumerate(body.system or ())]
+    return joined_lines(_BILLING_LINE.sub("", text) for text in texts)
+
+
+def _since_compaction(messages: Sequence[MessageParam]) -> list[tuple[str, list[_Named]]]:
+    """Return the role and the blocks of each message from the last compaction on.
+
+    Its summary, which stands for all messages before, becomes a message of the user.
+    """
+    kept: list[tuple[str, list[_Named]]] = []
+    for number, message in enumerate(messages):
+        role = "assistant" if message.role == "assistant" else "user"
+        blocks: list[_Named] = []
+        for name, block in _blocks(f"messages[{number}].content", message.content):
+            if block.type in TOOL_CHANGES:
+                continue
+            if block.type != "compaction":
+                blocks.append((name, block))
+            # A compaction that has failed has no content.
+            elif isinstance(block.content, str) and block.content:
+                kept = [("user", [(name, Block(type="text", text=block.content))])]
+                blocks = []
+        if blocks or not message.content:
+            kept.append((role, blocks))
+    return kept
+
+
+def _turns(messages: Sequence[tuple[str, list[_Named]]]) -> Iterator[_Turn]:
+    """Yield the turns.
+
+    Messages in a row that are not the assistant's are one turn of the user: templates want alternating turns.
+    """
+    current: _Turn | None = None
+    for role, blocks in messages:
+        if current is None or current.role != role:
+            if current is not None:
+                yield current
+            current = _Turn(role)
+        current.messages.append(blocks)
+    if current is not None:
+        yield current
+
+
+def _blocks(name: str, content: str | list[Block]) -> list[_Named]:
+    if isinstance(content, str):
+        return [(name, Block(type="text", text=content))]
+    return [(f"{name}[{number}]", block) for number, block in enumerate(content)]
+
+
+@dataclass(slots=True)
+class _Said:
+    """What the assistant has said since the last result of a tool."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def message(self) -> Message:
+        return Message(
+            role="assistant",
+            # The text of a last message is continued: nothing may be added to its end.
+            content=NO_MEDIA.joined(self.texts),
+            reasoning_content=_BREAK.join(text for text in self.thoughts if text) or None,
+            tool_calls=self.calls or None,
+        )
+
+
+def _assistant(turn: _Turn) -> list[Message]:
+    """Return the messages of an assistant's turn: one, but for results of tools that Anthropic has run."""
+    messages: list[Message] = []
+    said = _Said()
+    blocks = [named for message in turn.messages for named in message]
+    for name, block in blocks:
+        if block.type == "thinking":
+            said.thoughts.append(block.thinking or "")
+        elif block.type in _CALLS:
+            if not block.name:
+                raise missing_field_error(f"{name}.name")
+            said.calls.append(
+                ToolCall(function=FunctionCall(name=block.name, arguments=block.input or {}), id=block.id)
+            )
+        elif block.type.endswith("_tool_result"):
+            messages += [said.message(), _result(block, result_text(name, block))]
+            said = _Said()
+        elif block.type != "redacted_thinking":
+            said.texts.append(text_of_block(name, block))
+    return messages if messages and said == _Said() else [*messages, said.message()]
+
+
+def _user(turn: _Turn, media: MediaParts) -> list[Message]:
+    """Return the results of tools, which follow the calls, and the message of a user's turn."""
+    results: list[Message] = []
+    texts: list[str] = []
+    for blocks in turn.messages:
+        parts = []
+        for name, block in blocks:
+            if block.type == "tool_result":
+                results.append(_result(block, result_text(name, block, media)))
+            else:
+                parts.append(shown_block(name, block, media))
+        if text := media.joined(parts):
+            texts.append(text)
+    return results if results and not texts else [*results, Message(role="user", content=_BREAK.join(texts))]
+
+
+def _result(block: Block, text: str) -> Message:
+    content = f"{_ERROR}{text}" if block.is_error else text
+    return Message(role="tool", content=content, tool_call_id=block.tool_use_id)

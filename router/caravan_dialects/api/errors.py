@@ -1,0 +1,549 @@
+"""Errors a client sees, and what each becomes on the wire."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from caravan_dialects.conversations.store import StoreError
+from caravan_scheduler.core.errors import (
+    ConstraintFailedError,
+    DeadlineError,
+    FaultError,
+    GenerationError,
+    HelperError,
+    IncompleteGenerationError,
+    ModelReplacedError,
+    NoShardError,
+    QueueTimeoutError,
+    TextTooLongError,
+    TooMuchMediaError,
+)
+from caravan_scheduler.core.request_metrics import Failure
+
+RETRY_AFTER_S = 1
+
+
+class ErrorFamily(Enum):
+    """The party that caused an error. OpenAI's coarse error types derive from it."""
+
+    CLIENT = "client"
+    RATE = "rate"
+    SERVER = "server"
+
+
+# Two entries of TABLE are two kinds, even if all of their fields are equal.
+@dataclass(frozen=True, slots=True, eq=False)
+class ErrorKind:
+    """The form of an error on the wire.
+
+    ``status`` and ``error_type`` are TGI's; other dialects derive theirs. ``failure``: label of the failure metric;
+    None for errors that are not counted. ``meaning`` explains the error in the documentation; "" if the first line of
+    its docstring does.
+    """
+
+    status: int
+    error_type: str
+    family: ErrorFamily
+    failure: Failure | None = None
+    retry_after_s: int | None = None
+    meaning: str = ""
+
+
+_CLIENT, _RATE, _SERVER = ErrorFamily.CLIENT, ErrorFamily.RATE, ErrorFamily.SERVER
+
+
+class RequestError(Exception):
+    """The request cannot be served. ``kind`` says what it becomes on the wire."""
+
+    kind: ClassVar[ErrorKind]
+
+
+class MalformedRequestError(RequestError):
+    """The request is not valid HTTP/1.1."""
+
+    kind = ErrorKind(400, "validation", _CLIENT)
+
+    def __init__(self, reason: str) -> None:
+        # aiohttp's parser quotes the bytes it could not read, over several lines.
+        super().__init__(f"The request is not valid HTTP/1.1: {reason.partition(chr(10))[0][:200].rstrip(': ')}")
+
+
+class MalformedBodyError(RequestError):
+    """The body is not valid JSON."""
+
+    kind = ErrorKind(400, "validation", _CLIENT)
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The request body is not valid JSON: {reason}")
+
+
+class BrokenBodyError(RequestError):
+    """The body cannot be decompressed, or ends early."""
+
+    kind = ErrorKind(400, "validation", _CLIENT)
+
+    def __init__(self) -> None:
+        super().__init__("The request body could not be decompressed or ended early")
+
+
+class MalformedFormError(RequestError):
+    """The body is not a valid form."""
+
+    kind = ErrorKind(400, "validation", _CLIENT)
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The request body is not a valid form: {reason}")
+
+
+class UnsupportedMediaError(RequestError):
+    """The content type is not JSON, or not that of a form."""
+
+    kind = ErrorKind(415, "validation", _CLIENT)
+
+    def __init__(self, content_type: str, expected: str = "application/json") -> None:
+        super().__init__(f"Expected a request with `Content-Type: {expected}`. Given: {content_type[:80]}")
+
+
+class UnsupportedCodingError(RequestError):
+    """The content coding is neither gzip nor deflate."""
+
+    kind = ErrorKind(415, "validation", _CLIENT)
+
+    def __init__(self, coding: str) -> None:
+        super().__init__(f"`Content-Encoding` must be `gzip` or `deflate`, or left out. Given: {coding[:80]}")
+
+
+class BodyTimeoutError(RequestError):
+    """The body did not arrive in time."""
+
+    kind = ErrorKind(408, "request_timeout", _CLIENT)
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"The request body did not arrive within {limit_s:g} s")
+
+
+class BodyTooLargeError(RequestError):
+    """The decompressed body is too large."""
+
+    kind = ErrorKind(413, "validation", _CLIENT)
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"The request body must have at most {limit_bytes} bytes after decompression")
+
+
+class DecodedBodyTooLargeError(RequestError):
+    """The body's values take more memory than one client may have."""
+
+    kind = ErrorKind(413, "validation", _CLIENT)
+
+    def __init__(self, needed_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"The request body and its values may take at most {limit_bytes} bytes of memory. Needed: {needed_bytes}"
+        )
+
+
+class BodiesTooLargeError(RequestError):
+    """The bodies of all open requests together take too much memory, or those of this client take too much of it."""
+
+    kind = ErrorKind(503, "overloaded", _SERVER, None, RETRY_AFTER_S)
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            "The bodies of the open requests take too much memory. "
+            f"Allowed: {limit_bytes} bytes together, of which one client may have as much as it leaves free"
+        )
+
+
+class ValidationError(RequestError):
+    """A field is unknown, missing, or breaks a rule. The message names the field, the limit and the value given.
+
+    ``field`` is "" when the error concerns the whole body.
+    """
+
+    kind = ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION)
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"Input validation error: {message}")
+        self.field = field
+
+
+class ContextLengthError(ValidationError):
+    """The prompt, or the prompt and its output, does not fit the model's context.
+
+    Agents find this error by the code and the words of their dialect, and then shorten what they send.
+    """
+
+    kind = ErrorKind(422, "validation", _CLIENT, Failure.VALIDATION)
+
+
+class BodyMismatchError(ValidationError):
+    """A field that is unknown, missing or of the wrong type."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(field, reason)
+
+
+class ChatTemplateError(RequestError):
+    """The model's chat template cannot render the messages.
+
+    The prefix is TGI's.
+    """
+
+    kind = ErrorKind(422, "template_error", _CLIENT, Failure.TEMPLATE)
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Template error: {reason}")
+
+
+class ToolError(RequestError):
+    """The tools cannot be used as asked. ``field``: the one that is wrong; empty if it is not a single one."""
+
+    kind = ErrorKind(422, "tool_error", _CLIENT, Failure.VALIDATION)
+
+    def __init__(self, reason: str, field: str = "") -> None:
+        super().__init__(f"Tool error: {reason}")
+        self.field = field
+
+
+class MissingKeyError(RequestError):
+    """The route needs an API key and none was sent."""
+
+    kind = ErrorKind(401, "invalid_api_key", _CLIENT)
+
+    def __init__(self) -> None:
+        super().__init__("An API key is needed here: send it as `Authorization: Bearer KEY`")
+
+
+class InvalidKeyError(RequestError):
+    """The API key is unknown."""
+
+    kind = ErrorKind(401, "invalid_api_key", _CLIENT)
+
+    def __init__(self) -> None:
+        super().__init__("Incorrect API key provided")
+
+
+class ForbiddenError(RequestError):
+    """The route is for operators, and the API key is not one's."""
+
+    kind = ErrorKind(403, "forbidden", _CLIENT)
+
+    def __init__(self) -> None:
+        super().__init__("This route needs the API key of an operator: one with `operator = true` in the file of keys")
+
+
+class NotLocalError(RequestError):
+    """The route is for operators, there are no API keys, and another host asks."""
+
+    kind = ErrorKind(403, "forbidden", _CLIENT)
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This router has no API keys. Therefore this route answers programs and this router's page on the router's "
+            "host only, and neither proxies nor other pages. For others, start the router with --api-keys-file and "
+            "send the key of an operator"
+        )
+
+
+class ForeignPageError(RequestError):
+    """A page of an origin that is not allowed asks."""
+
+    kind = ErrorKind(403, "forbidden", _CLIENT)
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(f"Pages of this origin may not use the API. Given: {origin[:200]}")
+
+
+class RateLimitedError(RequestError):
+    """The API key made too many requests per minute."""
+
+    kind = ErrorKind(429, "overloaded", _RATE, Failure.RATE_LIMITED, RETRY_AFTER_S)
+
+    def __init__(self, limit_per_minute: int, wait_s: float) -> None:
+        self.retry_after_s = math.ceil(wait_s)
+        super().__init__(
+            f"This API key may make {limit_per_minute} requests per minute. Try again in {self.retry_after_s} s"
+        )
+
+
+class KeyConcurrencyError(RequestError):
+    """The API key has too many generations running."""
+
+    kind = ErrorKind(429, "overloaded", _RATE, Failure.RATE_LIMITED, RETRY_AFTER_S)
+
+    def __init__(self, limit: int, given: int) -> None:
+        super().__init__(
+            f"This API key may run {limit} generations at a time. This request needs {given}, and fewer are free"
+        )
+
+
+class OverloadedError(RequestError):
+    """The model has too many generations running."""
+
+    kind = ErrorKind(429, "overloaded", _RATE, Failure.OVERLOADED, RETRY_AFTER_S)
+
+    def __init__(self) -> None:
+        super().__init__("Model is overloaded")
+
+
+class TooManyViewersError(RequestError):
+    """Too many clients watch the timeline."""
+
+    kind = ErrorKind(429, "overloaded", _RATE, Failure.OVERLOADED, RETRY_AFTER_S)
+
+    def __init__(self) -> None:
+        super().__init__("Too many clients watch the timeline")
+
+
+class NotFoundError(RequestError):
+    """There is no such route."""
+
+    kind = ErrorKind(404, "not_found", _CLIENT)
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"Not found: {path[:200]}")
+
+
+class MethodNotAllowedError(RequestError):
+    """The route does not take this method."""
+
+    kind = ErrorKind(405, "method_not_allowed", _CLIENT)
+
+    def __init__(self, method: str, allowed: str) -> None:
+        super().__init__(f"Method {method} is not allowed here. Allowed: {allowed}")
+        self.allowed = allowed
+
+
+class ExpectationError(RequestError):
+    """`Expect` is not `100-continue`."""
+
+    kind = ErrorKind(417, "validation", _CLIENT)
+
+    def __init__(self, given: str) -> None:
+        super().__init__(f"`Expect` must be `100-continue`, or left out. Given: {given[:80]}")
+
+
+class TooManyConnectionsError(RequestError):
+    """Too many connections are open."""
+
+    kind = ErrorKind(503, "overloaded", _SERVER, None, RETRY_AFTER_S)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"Too many connections are open. Allowed: {limit}")
+
+
+class AbortedError(RequestError):
+    """The request was aborted by `DELETE /v1/requests/{id}`."""
+
+    # Many clients retry a 409.
+    kind = ErrorKind(410, "aborted", _CLIENT, Failure.ABORTED)
+
+    def __init__(self) -> None:
+        super().__init__("The request was aborted by `DELETE /v1/requests/{id}`")
+
+
+class UnknownRequestError(RequestError):
+    """The API key has no request of this id in progress."""
+
+    kind = ErrorKind(404, "not_found", _CLIENT)
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"This API key has no request in progress with this id. Given: {request_id[:128]}")
+
+
+class UnknownEntryError(RequestError):
+    """The API key has no such response, conversation or item."""
+
+    kind = ErrorKind(404, "not_found", _CLIENT)
+
+    def __init__(self, kind: str, entry_id: str) -> None:
+        super().__init__(f"There is no {kind} with this id. Given: {entry_id[:128]}")
+
+
+class ConversationBusyError(RequestError):
+    """A response or a change of the conversation is under way."""
+
+    kind = ErrorKind(409, "conversation_busy", _CLIENT, None, RETRY_AFTER_S)
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This conversation is being answered or changed. Wait until that has ended, or fork the conversation"
+        )
+
+
+class HeadMovedError(RequestError):
+    """The head of the conversation is not where it was expected."""
+
+    kind = ErrorKind(409, "head_moved", _CLIENT)
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The head of the conversation has moved. Read the conversation, and repeat the change if it still fits"
+        )
+
+
+class NotStoredError(RequestError):
+    """A response was generated and could not be added to its conversation."""
+
+    kind = ErrorKind(503, "not_stored", _SERVER, None, RETRY_AFTER_S)
+
+    def __init__(self) -> None:
+        super().__init__("The response was generated but could not be stored, so it is not in the conversation")
+
+
+class NoSlotError(RequestError):
+    """`/slots`: as many generations are in progress as may be."""
+
+    kind = ErrorKind(503, "overloaded", _SERVER, None, RETRY_AFTER_S)
+
+    def __init__(self) -> None:
+        super().__init__("As many generations are in progress as may be")
+
+
+class NoLibraryError(RequestError):
+    """The server loads and unloads no models."""
+
+    kind = ErrorKind(404, "not_found", _CLIENT)
+
+    def __init__(self) -> None:
+        super().__init__("This server's models are loaded at its start: it has no library, see docs/models.md")
+
+
+class LibraryRefusalError(RequestError):
+    """The library cannot do what an operator asked for."""
+
+    kind = ErrorKind(400, "library", _CLIENT)
+
+
+class LibraryFailedError(RequestError):
+    """The library's disk or the hub fails."""
+
+    kind = ErrorKind(503, "library", _SERVER)
+
+
+class UnknownShardError(RequestError):
+    """No shard with this name is up."""
+
+    kind = ErrorKind(404, "not_found", _CLIENT)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"No shard with this name is up. Given: {name[:200]}")
+
+
+class UnknownPrefixError(RequestError):
+    """No shard that is up has a prefix with this id."""
+
+    kind = ErrorKind(404, "not_found", _CLIENT)
+
+    def __init__(self, prefix_id: str) -> None:
+        super().__init__(f"No shard that is up has a prefix with this id. Given: {prefix_id[:200]}")
+
+
+class UnknownModelError(RequestError):
+    """No model or adapter of this name is served."""
+
+    kind = ErrorKind(404, "model_not_found", _CLIENT, Failure.VALIDATION)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model does not exist. GET /v1/models lists those that do. Given: {name[:200]}")
+        self.field = "model"
+
+
+class UnhealthyError(RequestError):
+    """`/health`: no shard is up and makes progress. `/readyz`: none has been up yet."""
+
+    kind = ErrorKind(503, "healthcheck", _SERVER)
+
+    def __init__(self) -> None:
+        super().__init__("unhealthy")
+
+
+_STORE = "Responses and conversations cannot be read or written, for example because the disk is full"
+_REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
+_FAULT = "The request has met a bug of the router; its log says which"
+_MEDIA = "The pictures and sounds of all open requests together take too much memory"
+_DEAD_END = "What was generated does not match the schema or grammar, and nothing that may follow was found"
+_HELPER = "A process that renders templates, decodes files or checks constraints was killed or stopped, or got no time"
+_OTHERS: dict[type[Exception], ErrorKind] = {
+    ContextLengthError: ContextLengthError.kind,
+    TextTooLongError: ContextLengthError.kind,
+    TooMuchMediaError: ErrorKind(429, "overloaded", _RATE, Failure.VALIDATION, RETRY_AFTER_S, _MEDIA),
+    QueueTimeoutError: ErrorKind(429, "overloaded", _RATE, Failure.QUEUE_TIMEOUT, RETRY_AFTER_S),
+    HelperError: ErrorKind(503, "helper_failed", _SERVER, Failure.GENERATION, RETRY_AFTER_S, _HELPER),
+    DeadlineError: ErrorKind(504, "deadline_exceeded", _SERVER, Failure.DEADLINE),
+    StoreError: ErrorKind(503, "store_unavailable", _SERVER, None, RETRY_AFTER_S, _STORE),
+    ModelReplacedError: ErrorKind(503, "model_replaced", _SERVER, Failure.GENERATION, RETRY_AFTER_S, _REPLACED),
+    NoShardError: ErrorKind(503, "no_shard", _SERVER, Failure.GENERATION, RETRY_AFTER_S, "No shard is up"),
+    ConstraintFailedError: ErrorKind(500, "constraint_failed", _SERVER, Failure.GENERATION, None, _DEAD_END),
+    IncompleteGenerationError: ErrorKind(500, "incomplete_generation", _SERVER, Failure.INCOMPLETE),
+    GenerationError: ErrorKind(424, "generation", _SERVER, Failure.GENERATION),
+    FaultError: ErrorKind(500, "internal", _SERVER, Failure.GENERATION, None, _FAULT),
+}
+# By the class of an error; the most specific one along its bases counts.
+TABLE: dict[type[Exception], ErrorKind] = {kind: kind.kind for kind in RequestError.__subclasses__()} | _OTHERS
+INTERNAL = ErrorKind(500, "internal", _SERVER, meaning="The router failed; its log says why")
+
+
+def kind_of(error: Exception) -> ErrorKind:
+    """Return the entry of TABLE for ``error``, INTERNAL if there is none."""
+    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
+
+
+def message_of(error: Exception) -> str:
+    """Return the sentence that clients see."""
+    match error:
+        case RequestError():
+            return str(error)
+        case TextTooLongError():
+            # The words of three dialects: agents look for any of them.
+            return f"Input validation error: the prompt is too long, it exceeds the context window: {error}"
+        case StoreError():
+            return "Responses and conversations cannot be read or written now"
+        case ModelReplacedError():
+            return f"The model {error.model} was replaced by another one while the request waited: send it again"
+        case NoShardError():
+            if error.told:
+                return error.told
+            return f"No shard of the model {error.model} is up" if error.model else "No shard is up"
+        case TooMuchMediaError():
+            return f"Model is overloaded: {error}"
+        case QueueTimeoutError():
+            return f"Model is overloaded: {error}"
+        case HelperError():
+            return str(error)
+        case DeadlineError():
+            return f"Deadline exceeded: {error}"
+        case ConstraintFailedError():
+            return (
+                "The output cannot go on: after what was generated, its schema, grammar or regular expression lets "
+                "nothing follow, or takes too much to follow"
+            )
+        case IncompleteGenerationError():
+            return "Incomplete generation"
+        case GenerationError():
+            return f"Request failed during generation: {error}"
+        case _:
+            # The cause goes to the log only: it may name paths and hosts.
+            return "Internal server error"
+
+
+def headers_of(error: Exception) -> dict[str, str]:
+    """Return the response headers that belong to ``error``."""
+    match error:
+        case RateLimitedError():
+            return {"Retry-After": str(error.retry_after_s)}
+        case MissingKeyError():
+            return {"WWW-Authenticate": "Bearer"}
+        case InvalidKeyError():
+            return {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+        case MethodNotAllowedError():
+            return {"Allow": error.allowed}
+        case _:
+            retry_after_s = kind_of(error).retry_after_s
+            return {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+
+
+def ends_connection(error: Exception) -> bool:
+    """Return whether the rest of the connection's bytes cannot be read as a request, or are those of this one."""
+    return isinstance(error, MalformedRequestError | BrokenBodyError | BodyTimeoutError)

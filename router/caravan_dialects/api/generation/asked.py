@@ -1,0 +1,45 @@
+"""What a generating request asks for, in its dialect, before its model is known."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from caravan_dialects.api.dialect import Dialect
+from caravan_dialects.api.generation.answer import Answer
+from caravan_dialects.api.generation.context import Context
+from caravan_dialects.api.stream import SERVER_SENT, Framing
+from caravan_scheduler.core.engine import Fleet
+
+
+class Asked(ABC):
+    """One request of one dialect. It is made from the body; then `validate` returns the `Answer`."""
+
+    dialect: ClassVar[Dialect]
+    framing: ClassVar[Framing] = SERVER_SENT
+    # Validation errors of these types become an event after status 200 when the reply is streamed.
+    errors_as_events: ClassVar[tuple[type[Exception], ...]] = ()
+
+    # What is generated, in the terms of OpenTelemetry (`ServedRequest`).
+    operation: str = "text_completion"
+    # The field of the body that names a model or an adapter.
+    model: str | None = None
+    # Permits to hold: one for each candidate of each prompt.
+    generations: int = 1
+    streamed: bool = False
+    # Length of the prompt as written, for the headers of an error that is sent as an event.
+    characters: int = 0
+
+    def asks_for(self, header: str, fleet: Fleet) -> str:
+        """Return the name of the model or adapter that the request asks for; "" for the default.
+
+        ``header``: the name in its header, which counts if the body names none.
+        """
+        return self.model or header
+
+    @abstractmethod
+    async def validate(self, context: Context) -> Answer:
+        """Check the body. Raises RequestError, EngineError."""
+
+    def error_messages(self, error: Exception) -> Sequence[bytes]:
+        """Return the messages that end a stream with ``error``."""
+        return (self.dialect.body(error, ""),)

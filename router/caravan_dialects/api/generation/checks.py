@@ -1,0 +1,71 @@
+"""Range checks that several dialects share. They raise a ValidationError and do not check None."""
+
+import math
+from collections.abc import Sequence
+
+from caravan_dialects.api.generation.rules import (
+    candidates_error,
+    empty_stop_error,
+    not_strictly_positive_error,
+    out_of_range_error,
+    stop_too_long_error,
+    too_many_stops_error,
+)
+from caravan_dialects.api.limits import Limits
+from caravan_proto.messages.sampling import RANGES
+
+# Dividing logits by a smaller temperature overflows float32; the result is greedy anyway.
+GREEDY_TEMPERATURE = 1e-5
+# Each is looked for in every text. Nobody writes more of them by hand.
+MANY_STOPS = 64
+# Parameters of which clients learn first that they must be positive.
+_POSITIVE = frozenset({"temperature", "repetition_penalty"})
+
+
+def check_range(field: str, value: float | None, low: float, high: float) -> None:
+    """Require ``low`` <= ``value`` <= ``high``."""
+    if value is not None and not low <= value <= high:
+        raise out_of_range_error(field, low, high, value)
+
+
+def check_positive(field: str, value: float | None) -> None:
+    """Require ``value`` > 0."""
+    if value is not None and value <= 0:
+        raise not_strictly_positive_error(field, value)
+
+
+def check_sampled(name: str, value: float | None, prefix: str = "") -> None:
+    """Require a sampling parameter in the range that clients may send. ``prefix`` precedes its name in errors."""
+    allowed, field = RANGES[name], prefix + name
+    if value is not None and name in _POSITIVE and value <= 0 and value < allowed.low:
+        raise not_strictly_positive_error(field, value)
+    check_range(field, value, allowed.lowest_sent, allowed.high)
+
+
+def check_candidates(field: str, count: int, limits: Limits) -> None:
+    """Require that ``n`` or ``best_of`` is at least 1 and within the limit."""
+    if not 1 <= count <= limits.max_best_of:
+        raise candidates_error(field, limits.max_best_of, count)
+
+
+def check_stops(stops: Sequence[str], limits: Limits, most: int = MANY_STOPS) -> tuple[str, ...]:
+    """Return the stop strings. Requires that they are few, short and not empty.
+
+    ``most``: how many there may be if the operator has set no limit.
+    """
+    most = most if limits.max_stop_sequences is None else limits.max_stop_sequences
+    if len(stops) > most:
+        raise too_many_stops_error(most, len(stops))
+    for stop in stops:
+        if not stop:
+            raise empty_stop_error()
+        size = len(stop.encode())
+        if size > limits.max_stop_bytes:
+            raise stop_too_long_error(limits.max_stop_bytes, size)
+    return tuple(stops)
+
+
+def effective_temperature(temperature: float) -> float:
+    """Return ``temperature``, or 0 (greedy) if it is too small to divide by."""
+    assert math.isfinite(temperature), temperature
+    return temperature if temperature >= GREEDY_TEMPERATURE else 0.0

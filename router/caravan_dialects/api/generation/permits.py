@@ -1,0 +1,65 @@
+"""Admission of generations: the key's rate, permits of the key and of the model, and what fails before it runs."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from caravan_dialects.api.errors import (
+    KeyConcurrencyError,
+    OverloadedError,
+    RateLimitedError,
+    RequestError,
+    kind_of,
+)
+from caravan_dialects.auth.client import Client
+from caravan_dialects.auth.permits import PermitPool
+from caravan_scheduler.core.errors import EngineError
+from caravan_scheduler.core.request_metrics import Failure, RequestMetrics
+
+
+def check_rate(client: Client) -> None:
+    """Count a request against its key's rate. Raises RateLimitedError."""
+    wait_s = client.take_request(time.monotonic())
+    if wait_s:
+        raise RateLimitedError(client.key.requests_per_minute or 0, wait_s)
+
+
+@contextmanager
+def holding_permits(client: Client, of_model: PermitPool, permits: int) -> Iterator[None]:
+    """Hold ``permits`` of the key and of the model for the block. Takes all of them or none, and does not wait.
+
+    Raises KeyConcurrencyError, OverloadedError.
+    """
+    if not client.permits.can_take(permits):
+        raise KeyConcurrencyError(client.key.concurrent_requests or 0, permits)
+    if not of_model.can_take(permits):
+        raise OverloadedError
+    with client.permits.take(permits), of_model.take(permits):
+        yield
+
+
+@contextmanager
+def counting_texts(client: Client) -> Iterator[None]:
+    """Count a request that only reads texts against its key's rate, and for the block as one that runs.
+
+    Raises RateLimitedError, KeyConcurrencyError.
+    """
+    check_rate(client)
+    if not client.permits.can_take(1):
+        raise KeyConcurrencyError(client.key.concurrent_requests or 0, 1)
+    with client.permits.take(1):
+        yield
+
+
+@contextmanager
+def counting_failures(metrics: RequestMetrics, generations: int) -> Iterator[None]:
+    """Count ``generations``, which are not submitted yet, as failed if the block raises."""
+    try:
+        yield
+    except (RequestError, EngineError) as error:
+        metrics.request_failed(kind_of(error).failure or Failure.VALIDATION, generations)
+        raise
+    except asyncio.CancelledError:
+        metrics.request_failed(Failure.DROPPED, generations)
+        raise

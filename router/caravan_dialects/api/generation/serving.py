@@ -1,0 +1,162 @@
+"""Options of every generating request: tenant, priority, deadline and cache namespace."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from caravan_dialects.api.generation.checks import check_positive, check_range
+from caravan_dialects.api.generation.rules import cache_salt_error, header_error, priority_error
+from caravan_dialects.api.generation.schema import ServingFields
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
+from caravan_proto.messages.constraint import Constraint, Thought
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_scheduler.core.engine import TextSender
+from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.prompt_media import PromptMedia
+from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.tenant import Tenant
+
+PRIORITY_HEADER = "X-Priority"
+TIMEOUT_HEADER = "X-Request-Timeout"
+SPECULATE_HEADER = "X-Speculate"
+
+# Python's own readers also accept "1_0", "nan" and digits of other scripts.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """The client of a request. ``headers`` stand in for fields that it left out.
+
+    ``traceparent`` and ``request_id``: see `GenerationSpec`.
+    """
+
+    key: ApiKey
+    headers: Mapping[str, str]
+    traceparent: str = ""
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """Parts of a GenerationSpec that few requests have."""
+
+    constraint: Constraint | None = None
+    adapter: str = ""
+    prompt_logprobs: bool = False
+    prediction: tuple[int, ...] = ()
+    thought: Thought | None = None
+    media: PromptMedia | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """``timeout_s``: from submission to the last token. Prompts share computed prefixes within a ``namespace``.
+
+    ``traceparent``, ``max_draft_tokens`` and ``request_id``: see `GenerationSpec`.
+    """
+
+    priority: int
+    tenant: Tenant
+    namespace: str
+    timeout_s: float
+    traceparent: str
+    max_draft_tokens: int
+    request_id: str
+
+    def spec(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, stopping: StoppingParams, extras: Extras
+    ) -> GenerationSpec:
+        """Return a generation that is served this way."""
+        return GenerationSpec(
+            prompt=prompt,
+            media=extras.media,
+            sampling=sampling,
+            stopping=stopping,
+            priority=self.priority,
+            tenant=self.tenant,
+            namespace=self.namespace,
+            constraint=extras.constraint,
+            adapter=extras.adapter,
+            prompt_logprobs=extras.prompt_logprobs,
+            timeout_s=self.timeout_s,
+            traceparent=self.traceparent,
+            max_draft_tokens=self.max_draft_tokens,
+            prediction=extras.prediction,
+            thought=extras.thought,
+            request_id=self.request_id,
+        )
+
+
+def serving_of(fields: ServingFields, sender: Sender, limits: Limits) -> Serving:
+    """Read body fields, and headers from clients that cannot send the fields; a field wins over its header.
+
+    Raises ValidationError.
+    """
+    headers, key = sender.headers, sender.key
+    namespace = namespace_of(key.tenant, fields.cache_salt, limits)
+    return Serving(
+        priority=_priority(fields.priority, headers.get(PRIORITY_HEADER), key),
+        tenant=key.tenant,
+        namespace=namespace,
+        timeout_s=_timeout_s(fields.timeout, headers.get(TIMEOUT_HEADER)),
+        traceparent=sender.traceparent,
+        max_draft_tokens=_max_draft_tokens(fields.speculate, headers.get(SPECULATE_HEADER), limits),
+        request_id=sender.request_id,
+    )
+
+
+def text_sender_of(sender: Sender) -> TextSender:
+    """Return for whom texts are embedded. Raises ValidationError."""
+    priority = _priority(None, sender.headers.get(PRIORITY_HEADER), sender.key)
+    return TextSender(tenant=sender.key.tenant, priority=priority)
+
+
+def namespace_of(tenant: Tenant, salt: str | None, limits: Limits) -> str:
+    """Return the namespace in which requests of ``tenant`` with this ``cache_salt`` share prefixes.
+
+    Raises ValidationError.
+    """
+    if salt is not None and not 0 < len(salt.encode()) <= limits.max_cache_salt_bytes:
+        raise cache_salt_error(limits.max_cache_salt_bytes, len(salt.encode()))
+    # Names contain no NUL, so no salt turns one key's namespace into another's.
+    return f"{tenant.name}\0{salt or ''}"
+
+
+def _whole_number(field: tuple[str, int | None], header: tuple[str, str | None]) -> tuple[str, int | None]:
+    """Return the name and value of a field, or of its header if the field is None. Raises ValidationError."""
+    name, text = header
+    if text is None:
+        return field
+    if not _INTEGER.fullmatch(text):
+        raise header_error(name, "a whole number", text)
+    return (name, int(text)) if field[1] is None else field
+
+
+def _max_draft_tokens(field: int | None, header: str | None, limits: Limits) -> int:
+    name, value = _whole_number(("speculate", field), (SPECULATE_HEADER, header))
+    check_range(name, value, 0, limits.max_draft_tokens)
+    return limits.max_draft_tokens if value is None else value
+
+
+def _priority(field: int | None, header: str | None, key: ApiKey) -> int:
+    name, value = _whole_number(("priority", field), (PRIORITY_HEADER, header))
+    check_range(name, value, MIN_PRIORITY, MAX_PRIORITY)
+    if value is not None and value > key.max_priority:
+        raise priority_error(name, key.max_priority, value)
+    # A key whose maximum is below the default priority gets its maximum.
+    return min(0, key.max_priority) if value is None else value
+
+
+def _timeout_s(field: float | None, header: str | None) -> float:
+    name, value = "timeout", field
+    if header is not None:
+        if not _DECIMAL.fullmatch(header):
+            raise header_error(TIMEOUT_HEADER, "seconds as a decimal number", header)
+        if field is None:
+            name, value = TIMEOUT_HEADER, float(header)
+    check_positive(name, value)
+    return math.inf if value is None else value

@@ -1,0 +1,37 @@
+"""Ollama's error envelope: ``{"error": MESSAGE}`` with OpenAI's statuses. TGI's ``error_type`` is added."""
+
+import msgspec
+
+from caravan_dialects.api.dialect import Dialect
+from caravan_dialects.api.errors import kind_of, message_of
+from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError, TotalTooLongError
+from caravan_dialects.api.openai.errors import openai_status
+from caravan_dialects.api.tgi.errors import TGI, ErrorBody
+
+_CHAT = "prompt too long; exceeded max context length"
+_VECTORS = "the input length exceeds the context length"
+
+
+def _message(error: Exception) -> str:
+    """Return the sentence that clients see. They know those of Ollama for what does not fit the context."""
+    match error:
+        case TotalTooLongError(field=field, new_field=new_field, limit=limit, given=given, given_new=new):
+            return (
+                f"{_CHAT} by {given + new - limit} tokens: `{field}` has {given} tokens, `{new_field}` is {new}, and "
+                f"both may be at most {limit}"
+            )
+        case PromptTooLongError(field=field, limit=limit, given=given, total=None):
+            return f"{_VECTORS}: `{field}` must have at most {limit} tokens. Given: {given}"
+        case PromptTooLongError(field=field, limit=limit, given=given):
+            return f"{_CHAT} by {given - limit} tokens: `{field}` must have at most {limit} tokens. Given: {given}"
+        case PromptTooManyBytesError(field=field, limit=limit, given=given):
+            return f"{_CHAT}: `{field}` must have at most {limit} bytes. Given: {given}"
+        case _:
+            return message_of(error)
+
+
+def _body(error: Exception, _request_id: str) -> bytes:
+    return msgspec.json.encode(ErrorBody(_message(error), kind_of(error).error_type))
+
+
+OLLAMA = Dialect(name="Ollama", envelope=TGI.envelope, status=openai_status, body=_body)

@@ -1,0 +1,202 @@
+"""Translates Ollama's requests into chat requests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from caravan_dialects.api.generation.checks import check_positive, check_range
+from caravan_dialects.api.generation.context import Context
+from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts, text_for
+from caravan_dialects.api.generation.prompt import check_prompt_ids
+from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.generation.schema import Format, JsonFormat, JsonObjectFormat
+from caravan_dialects.api.ollama import schema as ollama
+from caravan_dialects.api.ollama.rules import insert_error
+from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
+from caravan_dialects.api.openai.chat.schema import ChatRequest, FunctionCall, Message, NamedToolChoice, Tool, ToolCall
+from caravan_dialects.api.openai.chat.validation import ChatSource
+from caravan_dialects.api.openai.sampling import check_sampling
+from caravan_dialects.api.openai.schema import SamplingFields
+from caravan_dialects.chat.thought_format import thought_format_of
+from caravan_proto.messages.sampling import RANGES
+
+DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
+_NEW_TOKENS = "options.num_predict"
+_ALL_THAT_FITS = frozenset({-1, -2})
+_SAMPLING = tuple({*RANGES} & {*ollama.OllamaOptions.__struct_fields__} - {"seed"})
+_HUBS = frozenset({"hf.co", "huggingface.co"})
+# Of a picture in an error.
+_SHOWN = 40
+_NO_OPTIONS = ollama.OllamaOptions()
+_PLACES = SchemaPlaces(answer="format")
+
+
+def bare_name(name: str | None) -> str:
+    """Return a model's name without what Ollama's clients add; "" for None.
+
+    That is the tag of names that have none, and the host of a hub before OWNER/REPOSITORY.
+    """
+    bare = (name or "").removesuffix(":latest")
+    host, _, rest = bare.partition("/")
+    return rest if host in _HUBS and "/" in rest else bare
+
+
+def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> ChatSource:
+    """Translate a body of ``/api/generate``. Raises ValidationError."""
+    if body.template:
+        raise unsupported_field_error("template", "set it to null", body.template)
+    media = MediaParts(context.model.media)
+    if body.images and body.suffix:
+        raise unsupported_field_error("images", "set `suffix` to null", body.images[0][:_SHOWN])
+    prompt = _pictures("images", body.images, media) + (body.prompt or "")
+    messages = [Message(role="user", content=prompt)]
+    if body.suffix and context.model.fill is None:
+        raise insert_error(context.model.name)
+    earlier = body.context or ()
+    if earlier:
+        check_prompt_ids("context", earlier, context)
+    as_it_is = not context.model.chat_template
+    if body.raw or body.suffix:
+        neutral = "set `suffix` to null" if body.suffix else "set `raw` to false"
+        for field, given in (("system", body.system), ("context", body.context)):
+            if given:
+                raise unsupported_field_error(field, neutral, given)
+    elif as_it_is:
+        # Ollama's template for a model that has none is the prompt.
+        prompt = "\n\n".join(filter(None, (body.system, prompt)))
+    elif body.system:
+        messages.insert(0, Message(role="system", content=body.system))
+    return ChatSource(
+        body=_chat_request(body, messages, context),
+        raw=prompt if body.raw or body.suffix or as_it_is else None,
+        suffix=body.suffix or "",
+        earlier=tuple(earlier),
+        names=("context + prompt" if earlier else "prompt", _NEW_TOKENS),
+        media=media,
+        places=_PLACES,
+    )
+
+
+def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSource:
+    """Translate a body of ``/api/chat``. Raises ValidationError."""
+    if body.shift:
+        raise unsupported_field_error("shift", "set it to false", body.shift)
+    media = MediaParts(context.model.media)
+    messages = [_message(f"messages[{number}]", message, media) for number, message in enumerate(body.messages or ())]
+    chat = _chat_request(body, messages, context, tools=body.tools, tool_choice=body.tool_choice)
+    return ChatSource(
+        body=chat if body.truncate is False else msgspec.structs.replace(chat, truncation="auto"),
+        names=("messages", _NEW_TOKENS),
+        max_prompt_tokens=None if body.options is None else body.options.num_ctx,
+        media=media,
+        places=_PLACES,
+    )
+
+
+def _chat_request(
+    body: ollama.OllamaFields,
+    messages: Sequence[Message],
+    context: Context,
+    tools: list[Tool] | None = None,
+    tool_choice: str | NamedToolChoice | None = None,
+) -> ChatRequest:
+    if body.think and thought_format_of(context.model.chat_template) is None:
+        raise unsupported_field_error("think", "set it to false: the model does not think", body.think)
+    options = _NO_OPTIONS if body.options is None else body.options
+    check_ranges(options, "options.")
+    num_predict = None if options.num_predict in _ALL_THAT_FITS else options.num_predict
+    return ChatRequest(
+        messages=list(messages),
+        model=bare_name(body.model),
+        max_tokens=num_predict,
+        **_sampling(options),
+        seed=None if options.seed is None or options.seed < 0 else options.seed,
+        stop=options.stop,
+        repetition_penalty=options.repeat_penalty,
+        response_format=_format(body.format),
+        **_thinking(body.think),
+        # Those of a body without the former are left out, as Ollama leaves them out.
+        logprobs=body.logprobs,
+        top_logprobs=body.top_logprobs if body.logprobs else None,
+        tools=tools,
+        tool_choice=tool_choice,
+        priority=body.priority,
+        timeout=body.timeout,
+        cache_salt=body.cache_salt,
+        speculate=body.speculate,
+    )
+
+
+def _sampling(options: ollama.OllamaOptions) -> dict[str, Any]:
+    given = {name: value for name in _SAMPLING if (value := getattr(options, name)) is not None}
+    # Mirostat decides how many tokens are likely enough, as in llama.cpp.
+    filters = {} if options.mirostat else {"top_k": DEFAULT_TOP_K, "top_p": DEFAULT_TOP_P}
+    return {"temperature": DEFAULT_TEMPERATURE, **filters, **given}
+
+
+def _thinking(think: bool | str | None) -> dict[str, Any]:
+    """Return the fields of a chat request that have the meaning of ``think``. Raises ValidationError."""
+    match think:
+        case None:
+            return {}
+        case bool():
+            return {"chat_template_kwargs": {"enable_thinking": think}}
+        case "low" | "medium" | "high" | "max":
+            return {"reasoning_effort": think}
+        case _:
+            raise unsupported_field_error("think", 'set it to true, false, "low", "medium", "high" or "max"', think)
+
+
+def check_ranges(options: ollama.OllamaOptions, where: str) -> None:
+    """Require that options are in the ranges that they have for every model. Raises ValidationError.
+
+    ``where``: what precedes their names in a message.
+    """
+    check_positive(f"{where}num_ctx", options.num_ctx)
+    if options.num_predict not in _ALL_THAT_FITS:
+        check_positive(f"{where}num_predict", options.num_predict)
+    check_range(f"{where}seed", options.seed, -(2**63), 2**63 - 1)
+    check_sampling(SamplingFields(**{name: getattr(options, name) for name in _SAMPLING}), where)
+    penalty = RANGES["repetition_penalty"]
+    check_range(f"{where}repeat_penalty", options.repeat_penalty, penalty.low, penalty.high)
+
+
+def _format(asked: str | dict[str, Any] | None) -> Format | None:
+    match asked:
+        case None | "":
+            return None
+        case "json":
+            return JsonObjectFormat()
+        case dict(schema):
+            return JsonFormat(value=schema)
+        case _:
+            raise unsupported_field_error("format", 'set it to "json" or to a JSON schema', asked)
+
+
+def _message(field: str, message: ollama.OllamaMessage, media: MediaParts) -> Message:
+    # What the model says has no pictures.
+    pictures = _pictures(f"{field}.images", message.images, NO_MEDIA if message.role == "assistant" else media)
+    calls = [
+        ToolCall(
+            id=call.id or str(number), function=FunctionCall(name=call.function.name, arguments=call.function.arguments)
+        )
+        for number, call in enumerate(message.tool_calls or ())
+    ]
+    return Message(
+        role=message.role,
+        content=pictures + (message.content or ""),
+        name=message.tool_name or (message.name if message.role == "tool" else None),
+        tool_calls=calls or None,
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.thinking,
+    )
+
+
+def _pictures(field: str, images: Sequence[str] | None, media: MediaParts) -> str:
+    """Return the marks of pictures, which are before the text, as in Ollama. Raises ValidationError."""
+    if not images:
+        return ""
+    if not media.sees:
+        return text_for(f"{field}[0]", "image")
+    return "".join(media.picture(f"{field}[{number}]", image) for number, image in enumerate(images))

@@ -1,0 +1,70 @@
+"""Reads from a chat request whether the model is to think, and for how long."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from caravan_dialects.api.generation.checks import check_range
+from caravan_dialects.api.openai.chat.schema import ChatRequest
+from caravan_dialects.api.openai.rules import no_thoughts_error
+from caravan_dialects.api.openai.sampling import one_of
+from caravan_dialects.chat.thought_format import HARMONY, ThoughtFormat
+from caravan_dialects.chat.thought_prompt import Thinking, ThoughtPlan, template_options
+
+_NO_LIMIT = -1
+_MAX_BUDGET = 2**31 - 1
+
+
+def thought_plan_of(
+    body: ChatRequest,
+    thought_format: ThoughtFormat | None,
+    given: Mapping[str, Any],
+    *,
+    constrained: bool,
+    max_tokens: int | None = None,
+) -> ThoughtPlan | None:
+    """Return how the reply to ``body`` thinks; None if the model does not think. Raises ValidationError.
+
+    ``given``: variables for the template. ``max_tokens``: the budget of a request that names none. ``constrained``: the
+    answer has to match something, so that it must be known where it begins.
+    """
+    budget = _budget(body)
+    if thought_format is None:
+        if body.reasoning_effort not in {None, "none"}:
+            raise no_thoughts_error("reasoning_effort", body.reasoning_effort)
+        if budget:
+            raise no_thoughts_error("reasoning_budget_tokens", budget)
+        return None
+    budget = max_tokens if budget is None and not _names_budget(body) else budget
+    effort = body.reasoning_effort or given.get("reasoning_effort")
+    thinking = _thinking(effort, given, budget)
+    if thinking is Thinking.FREE and constrained and thought_format is HARMONY:
+        # gpt-oss thinks whatever it is asked.
+        thinking = Thinking.ON
+    return ThoughtPlan(
+        thought_format=thought_format,
+        thinking=thinking,
+        options=template_options(thinking, effort, thought_format),
+        max_tokens=None if thinking is Thinking.OFF else budget,
+        opened=constrained or budget is not None,
+    )
+
+
+def _names_budget(body: ChatRequest) -> bool:
+    given = (body.reasoning_budget_tokens, body.thinking_budget_tokens, body.thinking_token_budget)
+    return any(budget is not None for budget in given)
+
+
+def _thinking(effort: str | None, given: Mapping[str, Any], budget: int | None) -> Thinking:
+    switches = [given.get("enable_thinking"), given.get("thinking")]
+    if effort == "none" or budget == 0 or False in switches:
+        return Thinking.OFF
+    return Thinking.ON if effort or budget or True in switches else Thinking.FREE
+
+
+def _budget(body: ChatRequest) -> int | None:
+    """Return the most tokens of a thought; None for no limit."""
+    name, alias, of_vllm = "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"
+    first = one_of(name, alias, body.reasoning_budget_tokens, body.thinking_budget_tokens)
+    budget = one_of(name, of_vllm, first, body.thinking_token_budget)
+    check_range(name, budget, _NO_LIMIT, _MAX_BUDGET)
+    return None if budget == _NO_LIMIT else budget

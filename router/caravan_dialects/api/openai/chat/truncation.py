@@ -1,0 +1,149 @@
+"""Leaves out the oldest turns of a chat that does not fit the context, whatever dialect it came in."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import msgspec
+
+from caravan_dialects.api.errors import ContextLengthError, ValidationError
+from caravan_dialects.api.generation.context import Context
+from caravan_dialects.api.generation.rules import PromptTooLongError
+from caravan_dialects.api.openai.chat.schema import LeftOut, Message
+from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat, validate_whole_chat
+from caravan_dialects.api.openai.choices import ONE_CHOICE, Choices
+from caravan_scheduler.core.errors import TextTooLongError
+
+# When turns are left out, the rest takes at most this part of the context. Then the next turns fit too, and begin like
+# this one, so that the cache is of use.
+_KEPT = 0.75
+_SYSTEM = frozenset({"system", "developer"})
+
+
+def does_not_fit(error: Exception) -> bool:
+    """Return whether `validate_whole_chat` refused a prompt because it is too long."""
+    return isinstance(error, ContextLengthError | TextTooLongError)
+
+
+def unsplit(starts: Sequence[int], calls: Iterable[tuple[int, int]]) -> list[int]:
+    """Return those of ``starts``, the places where turns begin, that part no call from its result.
+
+    ``calls`` has the places of each call and of its result.
+    """
+    # By place, how many calls more wait for their result than at the place before.
+    more: Counter[int] = Counter()
+    for call, result in calls:
+        more[call + 1] += 1
+        more[result + 1] -= 1
+    waiting = list(accumulate(more[at] for at in range(max(starts, default=-1) + 1)))
+    return [start for start in starts if not waiting[start]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a prompt and its output may take, in tokens. ``total``: the context, for both together.
+
+    ``new``: output asked for; at most half of the context is kept free for it. ``limit``: the client's own for the
+    prompt; None for none.
+    """
+
+    total: int
+    new: int | None
+    limit: int | None = None
+
+    @property
+    def prompt(self) -> int:
+        """Most tokens of a prompt that is good as it is."""
+        return min(self.total - min(self.new or 1, self.total // 2), self.limit or self.total)
+
+    @property
+    def shortened(self) -> int:
+        """Most tokens of a prompt of which turns are left out anew."""
+        return min(self.prompt, int(min(self.total, self.limit or self.total) * _KEPT))
+
+
+async def shortened(
+    attempt: Callable[[int], Awaitable[ValidChat]], last: int, room: Room, before: int = 0
+) -> tuple[int, ValidChat]:
+    """Return how many of the oldest turns are left out, and the request without them.
+
+    ``attempt`` validates the request without that number of turns, at most ``last``. If all of these must go, what is
+    left is used as it is, or raises its error. ``before`` is how many an earlier prompt left out: as long as this one
+    fits without them, it begins alike, so that the cache is of use.
+    """
+
+    async def within(turns: int, tokens: int) -> ValidChat | None:
+        try:
+            chat = await attempt(turns)
+        except (ValidationError, TextTooLongError) as error:
+            if not does_not_fit(error):
+                raise
+            return None
+        return chat if len(chat.request.prompt) <= tokens else None
+
+    first = min(before, last)
+    if (chat := await within(first, room.prompt)) is not None:
+        return first, chat
+    fewest, most = first + 1, last
+    best = None
+    while fewest <= most:
+        middle = (fewest + most) // 2
+        chat = await within(middle, room.shortened)
+        if chat is None:
+            fewest = middle + 1
+        else:
+            best, most = (middle, chat), middle - 1
+    return best or (last, await attempt(last))
+
+
+async def validate_chat(context: Context, source: ChatSource, choices: Choices = ONE_CHOICE) -> ValidChat:
+    """Check a chat; with ``truncation``, leave out its oldest turns if not all fit.
+
+    All system messages, the tools and the last turn stay. Raises what `validate_whole_chat` raises.
+    """
+    body, limit = source.body, source.max_prompt_tokens
+    if body.truncation != "auto":
+        chat = await validate_whole_chat(context, source, choices)
+        if limit is not None and len(chat.request.prompt) > limit:
+            raise PromptTooLongError(source.names[0], limit, len(chat.request.prompt), context.bounds.max_total_tokens)
+        return chat
+    starts = _starts(body.messages)
+
+    def left_out(turns: int) -> list[int]:
+        end = starts[turns] if turns else 0
+        return [at for at, message in enumerate(body.messages[:end]) if message.role not in _SYSTEM]
+
+    async def attempt(turns: int) -> ValidChat:
+        gone = set(left_out(turns))
+        kept = [message for at, message in enumerate(body.messages) if at not in gone]
+        shorter = replace(source, body=msgspec.structs.replace(body, messages=kept), clamps=True)
+        return await validate_whole_chat(context, shorter, choices)
+
+    total = context.bounds.max_total_tokens
+    room = Room(
+        total=total if limit is None else min(limit + 1, total), new=body.max_tokens or body.max_completion_tokens
+    )
+    turns, chat = await shortened(attempt, max(0, len(starts) - 1), room)
+    return replace(chat, left_out=LeftOut(turns, left_out(turns))) if turns else chat
+
+
+def _starts(messages: Sequence[Message]) -> list[int]:
+    """Return where turns begin that can be told apart: each with the first of the user's messages in a row."""
+    roles = ["", *(message.role for message in messages)]
+    starts = [at for at, (before, role) in enumerate(pairwise(roles)) if role == "user" != before]
+    return unsplit(starts, _calls(messages))
+
+
+def _calls(messages: Sequence[Message]) -> Iterable[tuple[int, int]]:
+    """Yield the places of each result and of its call, the last one if the result does not name it."""
+    by_id: dict[str, int] = {}
+    last = None
+    for at, message in enumerate(messages):
+        if message.role == "tool":
+            named = by_id.get(str(message.tool_call_id))
+            if (call := last if named is None else named) is not None:
+                yield call, at
+        elif message.tool_calls:
+            last = at
+            by_id |= {str(call.id): at for call in message.tool_calls if call.id is not None}

@@ -1,0 +1,162 @@
+"""Rules of ``/v1/completions``: OpenAI's, with vLLM's extra parameters."""
+
+from dataclasses import dataclass, replace
+
+from caravan_dialects.ahead import each
+from caravan_dialects.api.generation.checks import check_positive, check_range
+from caravan_dialects.api.generation.constraints import compiled
+from caravan_dialects.api.generation.context import Context
+from caravan_dialects.api.generation.fill import prompt_before
+from caravan_dialects.api.generation.prompt import (
+    check_new_tokens,
+    check_prompt_ids,
+    fit,
+    tokenize_plain,
+    tokenize_prompt,
+)
+from caravan_dialects.api.generation.request import ValidRequest
+from caravan_dialects.api.generation.serving import Extras
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai.aliases import UNLIMITED
+from caravan_dialects.api.openai.beams import check_beams, with_beams
+from caravan_dialects.api.openai.choices import Choices, choices_of
+from caravan_dialects.api.openai.completions.schema import CompletionRequest
+from caravan_dialects.api.openai.constraints import constraint_of
+from caravan_dialects.api.openai.prompts import PromptInput, TextPrompt, TokensPrompt, split_prompts
+from caravan_dialects.api.openai.rules import ignore_eos_error, needs_field_error, stream_options_error, suffix_error
+from caravan_dialects.api.openai.sampling import biases_of, check_choice_parameters, check_sampling, samplings_of
+from caravan_dialects.api.openai.stopping import stopping_of, text_options_of
+from caravan_dialects.text.prompt_text import PromptText, as_decoded, as_written
+
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionPlan:
+    """The generations of a request."""
+
+    prompts: list[PromptInput]
+    choices: Choices
+
+
+def completion_plan_of(body: CompletionRequest, limits: Limits) -> CompletionPlan:
+    """Count what a request generates, before permits are taken. Raises ValidationError."""
+    prompts = split_prompts("prompt", body.prompt, limits.max_client_batch_size)
+    return CompletionPlan(prompts=prompts, choices=choices_of(body, limits))
+
+
+async def validate_completion(context: Context, body: CompletionRequest, plan: CompletionPlan) -> list[ValidRequest]:
+    """Check sampling, then the prompts, then the constraint; return one entry per prompt.
+
+    Raises ValidationError, NoShardError, TextTooLongError.
+    """
+    limits, model, bounds = context.limits, context.model, context.bounds
+    serving = context.serving(body)
+    _check_fields(body, plan, context)
+    check_beams(body, plan.choices.n, model)
+    biases = biases_of(body.logit_bias, limits, model)
+    text = text_options_of(body, limits)
+    asked = constraint_of(body, limits)
+    if asked is not None and body.ignore_eos:
+        raise ignore_eos_error(asked.field)
+    # A step over a prompt always ends with a token, even if none is shown (``max_tokens`` 0).
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+    wanted = None if body.max_tokens == UNLIMITED else max_tokens
+    generations = len(plan.prompts) * plan.choices.candidates
+    check_new_tokens("max_tokens", generations, wanted or 1, bounds)
+
+    async def tokenized(prompt: PromptInput) -> tuple[tuple[int, ...], PromptText | None]:
+        if body.suffix:
+            token_ids, prompt_text = await _gap_tokens(context, prompt, body.suffix), None
+        else:
+            token_ids, prompt_text = await _tokens(context, prompt, shown=_shows_prompt(body))
+        fit(token_ids, wanted, bounds, ("prompt", "max_tokens"))
+        return token_ids, prompt_text
+
+    prompts = await each(plan.prompts, tokenized)
+    if wanted is None:
+        # All prompts get as much as the longest one leaves.
+        max_tokens = bounds.max_total_tokens - max(len(token_ids) for token_ids, _ in prompts)
+        check_new_tokens("max_tokens", generations, max_tokens, bounds)
+    stopping = stopping_of(body, max_tokens, model)
+    # Compiling comes last, since it costs most.
+    extras = Extras(constraint=await compiled(context.engine, asked), adapter=context.adapter)
+    return [
+        ValidRequest(
+            specs=with_beams(
+                [
+                    serving.spec(token_ids, sampling, stopping, _with_prompt_logprobs(extras, body, index))
+                    for index, sampling in enumerate(
+                        samplings_of(
+                            body, plan.choices.candidates, model, alternatives=_alternatives(body, plan), biases=biases
+                        )
+                    )
+                ],
+                body,
+                model,
+            ),
+            text=text,
+            characters=len(prompt.text) if isinstance(prompt, TextPrompt) else 0,
+            prompt_text=prompt_text,
+        )
+        for prompt, (token_ids, prompt_text) in zip(plan.prompts, prompts, strict=True)
+    ]
+
+
+def _check_fields(body: CompletionRequest, plan: CompletionPlan, context: Context) -> None:
+    bounds = context.bounds
+    if body.suffix:
+        if context.model.fill is None:
+            raise suffix_error(body.suffix)
+        for field, asked in (("echo", body.echo), ("prompt_logprobs", body.prompt_logprobs is not None)):
+            if asked:
+                raise needs_field_error(field, "`suffix` is empty", getattr(body, field))
+    if body.stream_options is not None and not body.stream:
+        raise stream_options_error()
+    check_sampling(body)
+    check_choice_parameters(body.choice_parameters, plan.choices.candidates)
+    check_range("logprobs", body.logprobs, 0, bounds.max_top_n_tokens)
+    check_range("prompt_logprobs", body.prompt_logprobs, 0, bounds.max_top_n_tokens)
+    if body.prompt_logprobs is not None and body.stream:
+        raise needs_field_error("prompt_logprobs", "`stream` is not true", body.prompt_logprobs)
+    if body.max_tokens != UNLIMITED and not (body.echo and body.max_tokens == 0):
+        check_positive("max_tokens", body.max_tokens)
+
+
+def _shows_prompt(body: CompletionRequest) -> bool:
+    return bool(body.echo) or body.prompt_logprobs is not None
+
+
+def _with_prompt_logprobs(extras: Extras, body: CompletionRequest, candidate: int) -> Extras:
+    """Ask for prompt logprobs once per prompt; a stream asks for each candidate, so that none waits for another."""
+    wanted = body.prompt_logprobs is not None or (bool(body.echo) and body.logprobs is not None)
+    return replace(extras, prompt_logprobs=wanted and (candidate == 0 or bool(body.stream)))
+
+
+def _alternatives(body: CompletionRequest, plan: CompletionPlan) -> int | None:
+    """Return how many alternatives each token has; None for no logprobs at all.
+
+    Prompt and new tokens have the same number; the reply shows what was asked for. Ranking needs logprobs too.
+    """
+    asked = [count for count in (body.logprobs, body.prompt_logprobs) if count is not None]
+    return max(asked, default=0 if plan.choices.ranked else None)
+
+
+async def _gap_tokens(context: Context, prompt: PromptInput, suffix: str) -> tuple[int, ...]:
+    """Return the prompt for the text between ``prompt`` and ``suffix``."""
+    if isinstance(prompt, TokensPrompt):
+        check_prompt_ids("prompt", prompt.token_ids, context)
+        before = prompt.token_ids
+    else:
+        before = await tokenize_plain(context.engine, "prompt", prompt.text, context.bounds)
+    return await prompt_before(context, before, suffix)
+
+
+async def _tokens(context: Context, prompt: PromptInput, *, shown: bool) -> tuple[tuple[int, ...], PromptText | None]:
+    match prompt:
+        case TextPrompt(text):
+            tokenized = await tokenize_prompt(context.engine, "prompt", text, context.bounds)
+            return tokenized.token_ids, as_written(text, tokenized) if shown else None
+        case TokensPrompt(token_ids):
+            check_prompt_ids("prompt", token_ids, context)
+            return token_ids, as_decoded(await context.engine.queries.detokenize(token_ids)) if shown else None

@@ -1,0 +1,113 @@
+"""Changes of the items of a conversation. Each returns a new list, and keeps the items that stay."""
+
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from caravan_dialects.api.generation.checks import check_range
+from caravan_dialects.api.openai.conversations.schema import Delete, Edit, Insert, Replace, Rewind, Shift
+from caravan_dialects.api.openai.responses.item_messages import count_system, turns_of
+from caravan_dialects.api.openai.responses.items import check_size, read_items
+from caravan_dialects.api.openai.responses.rules import one_of_fields_error, unknown_item_error
+from caravan_dialects.conversations.ids import new_id
+from caravan_dialects.conversations.nodes import Chain, Json, Node, Position
+
+# Returns the items after a change. Raises ValidationError.
+Change = Callable[[Sequence[Json]], Sequence[Json]]
+
+
+def index_of(field: str, items: Sequence[Json], item_id: str) -> int:
+    """Return the place of an item. Raises ValidationError, which names ``field``."""
+    found = next((at for at, item in enumerate(items) if item["id"] == item_id), None)
+    if found is None:
+        raise unknown_item_error(field, item_id)
+    return found
+
+
+def appended(new: Sequence[Json]) -> Change:
+    return lambda items: [*items, *read_items("items", new, {item["id"]: item for item in items})]
+
+
+def rewound(asked: Rewind) -> Change:
+    def change(items: Sequence[Json]) -> Sequence[Json]:
+        if (asked.to is None) == (asked.turns is None):
+            raise one_of_fields_error("to", "turns")
+        if asked.to is not None:
+            return items[: index_of("to", items, asked.to) + 1]
+        starts = turns_of(items)
+        check_range("turns", asked.turns, 0, len(starts))
+        return items[: starts[-asked.turns]] if asked.turns else items
+
+    return change
+
+
+def shifted(asked: Shift) -> Change:
+    def change(items: Sequence[Json]) -> Sequence[Json]:
+        kept = count_system(items) + asked.keep
+        check_range("keep", asked.keep, 0, len(items) - count_system(items))
+        check_range("drop", asked.drop, 0, len(items) - kept)
+        return [*items[:kept], *items[kept + asked.drop :]]
+
+    return change
+
+
+def edited(asked: Edit) -> Change:
+    def change(items: Sequence[Json]) -> Sequence[Json]:
+        draft = _Draft(items)
+        for number, operation in enumerate(asked.operations):
+            field = f"operations[{number}]"
+            match operation:
+                case Insert(after=after):
+                    at = 0 if after is None else draft.index_of(f"{field}.after", after) + 1
+                    draft.replace(at, at, read_items(f"{field}.items", operation.items, draft.by_id))
+                case Replace(item=item):
+                    at = draft.index_of(f"{field}.item", item)
+                    draft.replace(at, at + 1, read_items(f"{field}.items", operation.items, draft.by_id))
+                case Delete(item=item):
+                    at = draft.index_of(f"{field}.item", item)
+                    draft.replace(at, at + 1, ())
+                case _:
+                    assert_never(operation)
+        return draft.items
+
+    return change
+
+
+class _Draft:
+    """The items of a conversation during an edit. An operation takes little time, also on many items."""
+
+    def __init__(self, items: Sequence[Json]) -> None:
+        self.items = list(items)
+        self._ids = [item["id"] for item in items]
+        self.by_id = dict(zip(self._ids, items, strict=True))
+
+    def index_of(self, field: str, item_id: str) -> int:
+        """Return the place of an item. Raises ValidationError, which names ``field``."""
+        if item_id not in self.by_id:
+            raise unknown_item_error(field, item_id)
+        return self._ids.index(item_id)
+
+    def replace(self, start: int, stop: int, new: Sequence[Json]) -> None:
+        """Replace the items from ``start`` up to ``stop`` by ``new`` ones."""
+        for item_id in self._ids[start:stop]:
+            del self.by_id[item_id]
+        self.items[start:stop] = new
+        self._ids[start:stop] = [item["id"] for item in new]
+        self.by_id |= {item["id"]: item for item in new}
+
+
+def placed(chain: Chain, items: Sequence[Json]) -> tuple[Position, Node | None]:
+    """Return the position at which a chain has ``items``, and the node to add for it; None if it has them already.
+
+    What ``chain`` has before the first difference is shared with it. Raises ValidationError.
+    """
+    before = chain.items
+    same = next((at for at, (old, new) in enumerate(zip(before, items, strict=False)) if old != new), None)
+    if same is None:
+        same = min(len(before), len(items))
+    parent = chain.after(same)
+    if same == len(items):
+        return parent, None
+    added, size = (items[same:], chain.size) if same == len(before) else (items, 0)
+    check_size("items", added, size)
+    node = Node(id=new_id("node"), parent=parent, items=tuple(items[same:]))
+    return Position(node=node.id, items=len(node.items)), node

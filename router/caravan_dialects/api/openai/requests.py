@@ -1,0 +1,76 @@
+"""Describes the requests of an API key that are in progress, in OpenAI's form of lists."""
+
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from caravan_dialects.api.generation.in_progress import RequestInProgress
+from caravan_scheduler.core.generation import GenerationState
+
+# A request has the first of these states that any of its generations has.
+_ORDER = (GenerationState.RUNNING, GenerationState.PREFILLING, GenerationState.SWAPPED, GenerationState.QUEUED)
+
+
+class GenerationStatus(msgspec.Struct, frozen=True):
+    """One candidate of one prompt."""
+
+    state: GenerationState
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in progress.
+
+    ``id``: its ``X-Request-Id``. ``arrived``: Unix time in seconds. ``state``: the most advanced state of its
+    generations. Each prompt counts once in ``prompt_tokens``. ``model`` (or adapter), ``priority`` (the highest of all
+    prompts) and ``prompt_tokens`` are null, and ``generations`` is empty, until the body has been validated.
+    """
+
+    id: str
+    object: str
+    route: str
+    model: str | None
+    arrived: float
+    state: GenerationState
+    priority: int | None
+    prompt_tokens: int | None
+    generated_tokens: int
+    generations: list[GenerationStatus]
+
+
+class RequestList(msgspec.Struct, frozen=True):
+    """Requests in the order of their arrival."""
+
+    object: str
+    data: list[RequestStatus]
+
+
+def request_list(entries: Iterable[RequestInProgress]) -> RequestList:
+    """Describe requests."""
+    return RequestList("list", [_status(entry) for entry in entries])
+
+
+def _status(entry: RequestInProgress) -> RequestStatus:
+    specs = [spec for valid in entry.valid for spec in valid.specs]
+    generations = [GenerationStatus(run.state, len(run.spec.prompt), run.tokens) for run in entry.runs]
+    return RequestStatus(
+        id=entry.request_id,
+        object="request",
+        route=entry.route,
+        model=None if entry.model is None else specs[0].adapter or entry.model.engine.model.name,
+        arrived=round(time.time() - (time.monotonic() - entry.arrived), 3),
+        state=_most_advanced({generation.state for generation in generations}),
+        priority=max((spec.priority for spec in specs), default=None),
+        prompt_tokens=sum(len(valid.prompt) for valid in entry.valid) if specs else None,
+        generated_tokens=sum(generation.generated_tokens for generation in generations),
+        generations=generations,
+    )
+
+
+def _most_advanced(states: set[GenerationState]) -> GenerationState:
+    """Return the state of a request whose generations have ``states``: queued until it has any."""
+    if states == {GenerationState.ENDED}:
+        return GenerationState.ENDED
+    return next((state for state in _ORDER if state in states), GenerationState.QUEUED)

@@ -1,0 +1,206 @@
+"""Replies of ``/v1/responses``, whole and streamed."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from caravan_dialects.api.errors import ContextLengthError, NotStoredError
+from caravan_dialects.api.generation.answer import Answer
+from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.context import Context
+from caravan_dialects.api.generation.run import Run
+from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
+from caravan_dialects.api.openai.chat.validation import ValidChat
+from caravan_dialects.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.events import token_ids_of
+from caravan_dialects.api.openai.prompt_details import media_tokens
+from caravan_dialects.api.openai.responses.draft import Draft
+from caravan_dialects.api.openai.responses.logprobs import MessageTokens
+from caravan_dialects.api.openai.responses.other_items import plain_items
+from caravan_dialects.api.openai.responses.running import RunningResponse
+from caravan_dialects.api.openai.responses.schema import (
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseObject,
+    ResponseRequest,
+    ResponseUsage,
+)
+from caravan_dialects.api.openai.responses.tools import ITEMS_WITH_TOOLS, offered_tools
+from caravan_dialects.api.openai.responses.turn import Turn
+from caravan_dialects.api.openai.responses.validation import generates, validate_turn, wants_logprobs
+from caravan_dialects.api.stream import NAMED_EVENTS, Events
+from caravan_dialects.conversations.nodes import ExactTokens, Node
+from caravan_dialects.text.assembler import Piece
+from caravan_scheduler.core.errors import TextTooLongError
+
+_log = logging.getLogger(__name__)
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class AskedResponse(Asked):
+    """One turn. ``running``: its response, for others to see."""
+
+    dialect = OPENAI
+    framing = NAMED_EVENTS
+    operation = "chat"
+    # Agents look for this error in a stream.
+    errors_as_events = (ContextLengthError, TextTooLongError)
+
+    def __init__(self, body: ResponseRequest, turn: Turn) -> None:
+        """Raises ValidationError."""
+        self._body = body
+        self._turn = turn
+        self._offered = offered_tools(body.tools or (), turn.all_items)
+        self._draft = Draft(body, turn, self._offered)
+        self.model = body.model
+        self.streamed = bool(body.stream)
+        conversation = "" if turn.head is None else turn.head.id
+        self.running = RunningResponse(id=self._draft.head.id, owner=turn.owner, conversation=conversation)
+
+    @property
+    def skipped_tools(self) -> frozenset[str]:
+        """Types of tools that the model is not offered."""
+        return self._offered.skipped
+
+    @property
+    def skipped_items(self) -> frozenset[str]:
+        """Types of items of which the model is shown nothing."""
+        kinds = (item["type"] for item in self._turn.items if not plain_items(item))
+        return frozenset(kinds) - ITEMS_WITH_TOOLS
+
+    async def validate(self, context: Context) -> "ResponseAnswer":
+        valid = await validate_turn(context, self._body, self._turn, self._offered)
+        self._draft.head.model = context.adapter or context.model.name
+        self._draft.head.truncated = valid.truncated
+        wanted = Wanted(
+            output=generates(self._body),
+            logprobs=wants_logprobs(self._body),
+            fingerprint=context.model.fingerprint,
+        )
+        answer = ResponseAnswer(self._turn, self._draft, self.running, valid.chat, wanted)
+        self.running.begin(answer)
+        return answer
+
+    def error_messages(self, error: Exception) -> Sequence[bytes]:
+        self._draft.fail(error)
+        return self._draft.take_unsent()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """``output``: it is generated, and not only the prompt computed. ``logprobs``: messages have them.
+
+    ``fingerprint``: of the model.
+    """
+
+    output: bool
+    logprobs: bool
+    fingerprint: str
+
+
+class ResponseAnswer(Answer):
+    """Answers one turn with messages, thoughts and calls, and stores it."""
+
+    def __init__(self, turn: Turn, draft: Draft, running: RunningResponse, chat: ValidChat, wanted: Wanted) -> None:
+        super().__init__((chat.request,))
+        self._turn = turn
+        self._draft = draft
+        self._running = running
+        self._chat = chat
+        self._wanted = wanted
+        self._token_ids: list[int] = []
+        self._message_tokens = MessageTokens()
+
+    def response(self) -> ResponseObject:
+        return self._draft.response()
+
+    def node(self) -> Node:
+        items = (*self._turn.items, *self._draft.items.items)
+        tokens = (*self._chat.request.prompt, *self._token_ids)
+        return Node(
+            id=self._draft.head.id,
+            parent=self._turn.chain.position,
+            items=items,
+            inputs=len(self._turn.items),
+            response=_ENCODER.encode(self.response()),
+            tokens=ExactTokens(fingerprint=self._wanted.fingerprint, token_ids=tokens),
+        )
+
+    async def whole(self, runs: Sequence[Run]) -> bytes:
+        [run] = runs
+        output = self._chat.output(run)
+        await self._running.unless_cancelled(read_outputs([output], [self._take]))
+        await self._finish(output)
+        return _ENCODER.encode(self._draft.head)
+
+    async def send(self, events: Events, index: int, run: Run) -> None:
+        draft, output = self._draft, self._chat.output(run)
+        draft.begin()
+        await events.send(*draft.take_unsent())
+        await self._running.unless_cancelled(self._read(output, events))
+        await self._finish(output)
+        kind = "response.completed" if draft.head.status == "completed" else "response.incomplete"
+        draft.emit(kind, response=draft.head)
+        await events.send(*draft.take_unsent())
+
+    async def _read(self, output: ChatOutput, events: Events) -> None:
+        async for ready in output.run:
+            for pieces in ready:
+                self._take(pieces, output.push(pieces))
+            await events.send(*self._draft.take_unsent())
+
+    def _take(self, pieces: Sequence[Piece], parts: Sequence[Part]) -> None:
+        # A step over a prompt ends with a token, which is dropped if none is wanted.
+        if self._wanted.output:
+            self._token_ids += token_ids_of(pieces)
+            logprobs = self._message_tokens.of(pieces, parts) if self._wanted.logprobs else ()
+            self._draft.items.take(parts, logprobs)
+
+    async def _finish(self, output: ChatOutput) -> None:
+        """Complete the response and store it, before its client hears of its end and continues it."""
+        response, items = self._draft.head, self._draft.items
+        self._take((), output.end())
+        response.status = "completed"
+        if self._running.cancelled:
+            response.status = "cancelled"
+        elif output.finish == "length" and self._wanted.output:
+            response.status = "incomplete"
+            reason = "max_output_tokens" if output.run.cut is None else "deadline_exceeded"
+            response.incomplete_details = IncompleteDetails(reason)
+        if self._wanted.output:
+            items.end("completed" if response.status == "completed" else "incomplete")
+        response.output = items.items
+        response.completed_at = int(time.time())
+        response.usage = self._usage(output)
+        if response.store:
+            await self._store(response)
+        self._running.ended.set()
+
+    async def _store(self, response: ResponseObject) -> None:
+        """Raises HeadMovedError, and NotStoredError in a conversation, which must not lose a turn silently."""
+        try:
+            await self._turn.commit(self.node())
+        except NotStoredError:
+            if self._turn.head is not None:
+                raise
+            # It was computed, so its client gets it, and reads that it cannot be continued.
+            response.store = False
+            _log.warning("a response was not stored and is answered with `store` false")
+
+    def _usage(self, output: ChatOutput) -> ResponseUsage:
+        prompt, generated = len(self._chat.request.prompt), output.run.tokens if self._wanted.output else 0
+        pictures, sounds = media_tokens(output.run.spec)
+        return ResponseUsage(
+            input_tokens=prompt,
+            input_tokens_details=InputTokensDetails(
+                output.run.cached_tokens, image_tokens=pictures, audio_tokens=sounds
+            ),
+            output_tokens=generated,
+            output_tokens_details=OutputTokensDetails(output.thought_tokens if self._wanted.output else 0),
+            total_tokens=prompt + generated,
+        )

@@ -1,0 +1,45 @@
+"""Rules of responses and conversations, one function each."""
+
+from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.api.generation.rules import shown
+
+
+def item_type_error(field: str, given: object) -> ValidationError:
+    return ValidationError(field, f"`{field}` must be the type of an item, a text. Given: {shown(given)}")
+
+
+def ambiguous_tool_error(name: str) -> ValidationError:
+    field = "tool_choice.namespace"
+    return ValidationError(field, f"`{field}` must be set: several namespaces have a tool {shown(name)}")
+
+
+def too_many_items_error(field: str, limit: int, given: int) -> ValidationError:
+    message = f"`{field}` must have at most {limit} items, including those of earlier turns. Given: {given}"
+    return ValidationError(field, message)
+
+
+def items_size_error(field: str, limit: int) -> ValidationError:
+    return ValidationError(field, f"`{field}` must have at most {limit} bytes, including the items of earlier turns")
+
+
+def unknown_item_error(field: str, given: object) -> ValidationError:
+    """An item is named that the conversation does not have."""
+    return ValidationError(field, f"`{field}` names no item of the conversation. Given: {shown(given)}")
+
+
+def repeated_item_error(field: str, given: str) -> ValidationError:
+    return ValidationError(field, f"`{field}` must be unique, and another item has it. Given: {shown(given)}")
+
+
+def one_of_fields_error(first: str, second: str) -> ValidationError:
+    return ValidationError(second, f"either `{first}` or `{second}` must be set, not both")
+
+
+def two_contexts_error() -> ValidationError:
+    return ValidationError("previous_response_id", "`previous_response_id` and `conversation` cannot be used together")
+
+
+def metadata_error() -> ValidationError:
+    """OpenAI's rule."""
+    message = "`metadata` must have at most 16 keys. A key may have 64 characters, its text 512"
+    return ValidationError("metadata", message)

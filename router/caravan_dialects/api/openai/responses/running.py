@@ -1,0 +1,115 @@
+"""The responses that are under way: others may read, cancel and fork them, and no two extend one conversation."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from caravan_dialects.api.errors import ConversationBusyError
+from caravan_dialects.api.openai.responses.schema import ResponseObject
+from caravan_dialects.conversations.nodes import Node
+
+
+class Progress(Protocol):
+    """A response as far as it has come."""
+
+    def response(self) -> ResponseObject:
+        """Return the response as clients see it."""
+        ...
+
+    def node(self) -> Node:
+        """Return the node that the response would be if it ended now."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunningResponse:
+    """A response under way.
+
+    ``owner``: name of its API key. ``conversation``: id of the one it extends, or "". ``ended``: set when it has all
+    that it gets, and is stored.
+    """
+
+    id: str
+    owner: str
+    conversation: str
+    cancelled: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _progress: Progress | None = None
+    _scope: asyncio.Timeout | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether its request is valid, so that there is something to see."""
+        return self._progress is not None
+
+    @property
+    def progress(self) -> Progress:
+        """The response as far as it has come, once it has started."""
+        assert self._progress is not None, "the response has not started"
+        return self._progress
+
+    def begin(self, progress: Progress) -> None:
+        """Note that the request is valid."""
+        self._progress = progress
+
+    def cancel(self) -> None:
+        """End the work of `unless_cancelled`, also if it has not begun yet."""
+        self.cancelled = True
+        if self._scope is not None:
+            self._scope.reschedule(0.0)
+
+    async def unless_cancelled(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await ``work`` up to its end, or until the response is cancelled."""
+        if self.cancelled:
+            work.close()
+            return
+        self._scope = scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                await work
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            self._scope = None
+
+
+class RunningResponses:
+    """All responses under way, by id and by the conversation that they extend."""
+
+    def __init__(self) -> None:
+        self._responses: dict[str, RunningResponse] = {}
+        self._busy: set[tuple[str, str]] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any response or change of a conversation is under way."""
+        return bool(self._responses or self._busy)
+
+    @contextmanager
+    def extending(self, owner: str, conversation: str) -> Iterator[None]:
+        """Keep others from extending or changing a conversation. Raises ConversationBusyError."""
+        if (owner, conversation) in self._busy:
+            raise ConversationBusyError
+        self._busy.add((owner, conversation))
+        try:
+            yield
+        finally:
+            self._busy.discard((owner, conversation))
+
+    @contextmanager
+    def listing(self, response: RunningResponse) -> Iterator[None]:
+        """List the response until the end of the block."""
+        self._responses[response.id] = response
+        try:
+            yield
+        finally:
+            del self._responses[response.id]
+            response.ended.set()
+
+    def find(self, owner: str, response_id: str) -> RunningResponse | None:
+        """Return the owner's response of this id that is under way; None if there is none."""
+        found = self._responses.get(response_id)
+        return found if found is not None and found.started and found.owner == owner else None

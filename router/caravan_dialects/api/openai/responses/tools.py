@@ -1,0 +1,225 @@
+"""The tools of a response: functions, custom tools as functions of one text, both in namespaces, a search for more.
+
+Others are left out: nobody here runs them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.openai.chat.messages import MAX_DEPTH, check_depth
+from caravan_dialects.api.openai.chat.schema import FunctionDefinition, Tool
+from caravan_dialects.api.openai.chat.tools import FUNCTION_NAME
+from caravan_dialects.api.openai.responses.tool_names import ToolName, model_name, model_names
+from caravan_dialects.api.openai.rules import function_name_error, missing_field_error
+from caravan_dialects.conversations.nodes import Json
+
+_ONE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+_SEARCH = ToolName("tool_search")
+_FUNCTION_FIELDS = {"description": None, "parameters": None, "strict": False}
+
+ITEMS_WITH_TOOLS = frozenset({"additional_tools", "tool_search_output"})
+"""Items whose tools are offered from then on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedTools:
+    """``tools``: for the model, by names that are unique. ``called``: what the client calls each of these.
+
+    ``names``: the same the other way round. ``custom``: the model's names of custom tools. ``searches``: whether the
+    model may ask the client for more tools, by calling `_SEARCH`. ``skipped``: types left out. ``places``: the field
+    of the body that each tool is in, by the model's names.
+    """
+
+    tools: Sequence[Tool]
+    called: Mapping[str, ToolName]
+    names: Mapping[ToolName, str]
+    custom: frozenset[str]
+    searches: bool
+    skipped: frozenset[str]
+    places: Mapping[str, str]
+
+    def client_name(self, name: str) -> ToolName:
+        """Return what the client calls the tool that the model calls ``name``."""
+        return self.called.get(name) or ToolName(name)
+
+    def is_search(self, name: str) -> bool:
+        """Return whether the model calls the client's search for tools by ``name``."""
+        return self.searches and self.called.get(name) == _SEARCH
+
+    def model_name(self, tool: ToolName) -> str:
+        """Return what the model calls a tool that was called, also if it is offered no longer."""
+        return self.names.get(tool) or (tool.name if tool.namespace is None else model_name(tool))
+
+
+def offered_tools(given: Sequence[Mapping[str, Any]], items: Iterable[Json] = ()) -> OfferedTools:
+    """Return the tools of a request, and those that ``items`` add. Raises ValidationError.
+
+    What is wrong with a tool of an item is not refused but left out: the item may be one of many turns ago.
+    """
+    found = _Found()
+    for number, tool in enumerate(given):
+        found.add(f"tools[{number}]", tool)
+    for item in items:
+        if item["type"] in ITEMS_WITH_TOOLS:
+            found.add_later(item)
+    return found.offered()
+
+
+class _Found:
+    """The tools so far. ``skipped``: types left out."""
+
+    def __init__(self) -> None:
+        self._tools: dict[ToolName, Tool] = {}
+        self._places: dict[ToolName, str] = {}
+        self._custom: set[ToolName] = set()
+        self._searches = False
+        self._skipped: set[str] = set()
+
+    def offered(self) -> OfferedTools:
+        names = model_names(self._tools)
+        tools = [_renamed(tool, names[called]) for called, tool in self._tools.items()]
+        return OfferedTools(
+            tools=tools,
+            called={name: called for called, name in names.items()},
+            names=names,
+            custom=frozenset(names[called] for called in self._custom),
+            searches=self._searches,
+            skipped=frozenset(self._skipped),
+            places={names[called]: place for called, place in self._places.items()},
+        )
+
+    def add_later(self, item: Json) -> None:
+        tools = item.get("tools")
+        for number, tool in enumerate(tools if isinstance(tools, list) else ()):
+            try:
+                self.add(f"tools[{number}]", tool, again=True)
+            except ValidationError:
+                self._skipped.add("tool that is not valid")
+
+    def add(self, field: str, tool: Any, *, again: bool = False) -> None:
+        """Add what a client sends. ``again``: a tool that is there already is no error."""
+        match tool:
+            case {"type": "namespace"}:
+                # Its tools may be as deep as others.
+                check_depth(field, tool, MAX_DEPTH + 3)
+                self._add_namespace(field, tool, again=again)
+            case {"type": "function" | "custom"}:
+                # Its fields may be as deep as in chat.
+                check_depth(field, tool, MAX_DEPTH + 1)
+                if isinstance(name := tool.get("name"), str) and not FUNCTION_NAME.fullmatch(name):
+                    raise function_name_error(f"{field}.name", name)
+                self._add_tool(field, tool, None, again=again)
+            case {"type": "tool_search", "execution": "client"} if _SEARCH not in self._tools:
+                check_depth(field, tool, MAX_DEPTH + 1)
+                self._places[_SEARCH] = field
+                self._tools[_SEARCH] = _function(field, {"parameters": _QUERY, **tool, "name": _SEARCH.name}, "")
+                self._searches = True
+            case {"type": str(kind)}:
+                check_depth(field, tool, MAX_DEPTH + 1)
+                self._skipped.add(kind)
+            case _:
+                raise missing_field_error(f"{field}.type")
+
+    def _add_namespace(self, field: str, group: Mapping[str, Any], *, again: bool) -> None:
+        name, tools, about = group.get("name"), group.get("tools"), group.get("description")
+        if not isinstance(name, str):
+            raise missing_field_error(f"{field}.name")
+        if not isinstance(tools, list):
+            raise missing_field_error(f"{field}.tools")
+        first = True
+        for number, tool in enumerate(tools):
+            place = f"{field}.tools[{number}]"
+            match tool:
+                case {"type": "function" | "custom"}:
+                    # Each word costs tokens, so that only one tool tells about all.
+                    shown = f"All tools of {name}: {about}" if first and isinstance(about, str) and about else ""
+                    self._add_tool(place, tool, name, about=shown, again=again)
+                    first = False
+                case {"type": str(kind)}:
+                    self._skipped.add(kind)
+                case _:
+                    raise missing_field_error(f"{place}.type")
+
+    def _add_tool(
+        self, field: str, tool: Mapping[str, Any], namespace: str | None, *, about: str = "", again: bool
+    ) -> None:
+        """``about``: added to the description."""
+        if not isinstance(name := tool.get("name"), str):
+            raise missing_field_error(f"{field}.name")
+        called = ToolName(name, namespace)
+        if called in self._tools:
+            if not again:
+                raise function_name_error(f"{field}.name", name)
+            return
+        self._places[called] = field
+        self._tools[called] = _custom(tool, about) if tool["type"] == "custom" else _function(field, tool, about)
+        if tool["type"] == "custom":
+            self._custom.add(called)
+
+
+def _function(field: str, tool: Mapping[str, Any], about: str) -> Tool:
+    parameters, description = tool.get("parameters"), tool.get("description")
+    if not isinstance(parameters, dict | None):
+        raise unsupported_field_error(f"{field}.parameters", "send a JSON schema", parameters)
+    if not isinstance(description, str | None):
+        raise unsupported_field_error(f"{field}.description", "send a text", description)
+    strict = tool.get("strict") is True
+    if about:
+        description = f"{description}\n\n{about}" if description else about
+    return Tool(
+        function=FunctionDefinition(name=tool["name"], description=description, parameters=parameters, strict=strict)
+    )
+
+
+def _custom(tool: Mapping[str, Any], about: str) -> Tool:
+    parts = [tool.get("description") or ""]
+    match tool.get("format"):
+        case {"type": "grammar", "definition": str(definition)}:
+            # A grammar inside a JSON string cannot be enforced.
+            parts.append(f"The input must match this grammar:\n{definition}")
+        case _:
+            pass
+    description = "\n\n".join(str(part) for part in (*parts, about) if part)
+    return Tool(function=FunctionDefinition(name=tool["name"], description=description, parameters=_ONE_TEXT))
+
+
+def _renamed(tool: Tool, name: str) -> Tool:
+    return Tool(function=msgspec.structs.replace(tool.function, name=name))
+
+
+def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[Json]:
+    """Return the tools of a request as a response shows them: functions have all their fields."""
+    return [{**_FUNCTION_FIELDS, **tool} if tool.get("type") == "function" else {**tool} for tool in tools]
+
+
+def custom_arguments(given: str) -> str:
+    """Return the arguments with which the model calls a custom tool."""
+    return msgspec.json.encode({"input": given}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """Return the input of a custom tool; the arguments themselves if they are no JSON of this form."""
+    try:
+        return msgspec.json.decode(arguments, type=_CustomArguments).input
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+
+
+def search_arguments(arguments: str) -> Json:
+    """Return the arguments of a search for tools; what the model wrote as its query if a client could not send them."""
+    try:
+        given = msgspec.json.decode(arguments, type=Json)
+        check_depth("arguments", given, MAX_DEPTH - 1)
+    except (msgspec.DecodeError, RecursionError, ValidationError):
+        return {"query": arguments}
+    return given
+
+
+class _CustomArguments(msgspec.Struct, frozen=True):
+    input: str

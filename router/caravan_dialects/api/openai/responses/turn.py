@@ -1,0 +1,86 @@
+"""Turns: the items of a request, and the stored response or conversation that they continue."""
+
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from caravan_dialects.api.errors import HeadMovedError, NotStoredError, UnknownEntryError
+from caravan_dialects.api.openai.responses.items import check_size, read_items
+from caravan_dialects.api.openai.responses.rules import two_contexts_error
+from caravan_dialects.api.openai.responses.running import RunningResponses
+from caravan_dialects.api.openai.responses.schema import ConversationName, InputFields
+from caravan_dialects.conversations.nodes import Chain, Head, Json, Node, Position, Transaction
+from caravan_dialects.conversations.store import Store, StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The ``items`` of a request, and the ``chain`` that they continue. ``head``: the conversation that they extend.
+
+    ``held``: what keeps others from changing the conversation, and the store from removing the chain.
+    """
+
+    store: Store
+    owner: str
+    chain: Chain
+    head: Head | None
+    items: tuple[Json, ...]
+    held: ExitStack
+
+    @property
+    def all_items(self) -> list[Json]:
+        """The items that the turn continues, and its own."""
+        return [*self.chain.items, *self.items]
+
+    async def commit(self, node: Node) -> None:
+        """Store the turn as ``node`` and let others continue it. Raises HeadMovedError, NotStoredError."""
+        head = self.head
+        moved = None
+        if head is not None:
+            position = Position(node=node.id, items=len(node.items))
+            moved = Head(id=head.id, created=head.created, position=position, metadata=head.metadata)
+        transaction = Transaction(node=node, head=moved, expected=None if head is None else head.position)
+        try:
+            committed = await self.store.commit(self.owner, transaction)
+        except StoreError as error:
+            raise NotStoredError from error
+        if not committed:
+            raise HeadMovedError
+        self.held.close()
+
+
+def conversation_id(body: InputFields) -> str | None:
+    """Return the id of the conversation that a request names."""
+    return body.conversation.id if isinstance(body.conversation, ConversationName) else body.conversation
+
+
+@asynccontextmanager
+async def begun_turn(
+    store: Store, running: RunningResponses, owner: str, body: InputFields, *, extends: bool
+) -> AsyncIterator[Turn]:
+    """Read what ``body`` continues. ``extends``: the block extends the conversation, if the body names one.
+
+    ``owner``: name of the API key that sent it.
+
+    Raises UnknownEntryError, ConversationBusyError, ValidationError, StoreError.
+    """
+    previous, conversation = body.previous_response_id, conversation_id(body)
+    chain, head = Chain(), None
+    with ExitStack() as held:
+        if previous is not None and conversation is not None:
+            raise two_contexts_error()
+        if previous is not None:
+            held.enter_context(store.pinning(previous))
+            if (found := await store.chain(owner, previous)) is None:
+                raise UnknownEntryError("response", previous)
+            chain = found
+        if conversation is not None:
+            if extends:
+                held.enter_context(running.extending(owner, conversation))
+            held.enter_context(store.pinning(conversation))
+            if (named := await store.conversation(owner, conversation)) is None:
+                raise UnknownEntryError("conversation", conversation)
+            head, chain = named
+        items = read_items("input", body.input or "", {item["id"]: item for item in chain.items})
+        check_size("input", items, chain.size)
+        yield Turn(store=store, owner=owner, chain=chain, head=head, items=items, held=held)

@@ -1,0 +1,362 @@
+"""Keeps nodes and heads in SQLite. Calls block, and all of them come from one thread."""
+
+import logging
+import sqlite3
+from collections.abc import Container, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from caravan_dialects.conversations.kept_media import referenced, with_files, without_files
+from caravan_dialects.conversations.kept_tokens import packed, unpacked
+from caravan_dialects.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
+from caravan_dialects.conversations.reserve import Reserve
+from caravan_dialects.conversations.tables import ADD_FILE, ADD_NODE, CHAIN, NAME_FILE, READ_FILE, VERSIONS
+from caravan_scheduler.core.common_length import common_length
+
+# Bytes that a row takes beside its contents, roughly.
+_ROW_BYTES = 400
+# Expired entries are looked for, and an entry that is used again is written, once in this many seconds.
+_SWEEP_S = 1.0
+_TOUCH_S = 30.0
+# Another router may write to the file for a moment, when it takes over from this one.
+_BUSY_S = 10.0
+# Pages of SQLite's log until they are moved into the file.
+_LOG_PAGES, _PAGE_BYTES = 128, 4096
+
+_ITEMS = msgspec.json.Decoder(tuple[Json, ...])
+_METADATA = msgspec.json.Decoder(dict[str, str])
+_encode = msgspec.json.encode
+
+log = logging.getLogger(__name__)
+
+
+class StateFileError(Exception):
+    """The file cannot be used as a store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """``max_bytes``: size of all entries together. ``life_s``: from the last use of an entry to its end."""
+
+    max_bytes: int
+    life_s: float
+
+
+class Database:
+    """The tables, in ``file`` or without one in memory. ``pinned``: ids of nodes and heads that must stay.
+
+    ``now`` is Unix time in seconds in all methods. An entry goes when it expires, or when room is needed: then the
+    owner of most bytes loses its least recently used entries first. A node stays while it has children or heads.
+    """
+
+    def __init__(self, file: Path | None, bounds: Bounds, pinned: Container[str] = ()) -> None:
+        """Raises StateFileError."""
+        self._bounds = bounds
+        self._pinned = pinned
+        self._swept = 0.0
+        try:
+            if file is not None:
+                # SQLite gives its other files the same mode.
+                file.touch(mode=0o600)
+            name = ":memory:" if file is None else file
+            self._connection = sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None)
+            self._prepare()
+            self._reserve = Reserve(file)
+        except (sqlite3.Error, OSError) as error:
+            raise StateFileError(str(error)) from error
+
+    def _prepare(self) -> None:
+        run = self._connection.execute
+        run("PRAGMA journal_mode = WAL")
+        # The log is short, so that little room is needed to move what it has into the file of a full disk.
+        run(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+        run(f"PRAGMA journal_size_limit = {_LOG_PAGES * _PAGE_BYTES}")
+        # Nothing stays in the file of what was deleted.
+        run("PRAGMA secure_delete = ON")
+        # A lost transaction is a lost turn; the file stays whole.
+        run("PRAGMA synchronous = NORMAL")
+        with self._connection:
+            run("BEGIN IMMEDIATE")
+            ((version,),) = run("PRAGMA user_version")
+            if version < len(VERSIONS):
+                for statement in chain.from_iterable(VERSIONS[version:]):
+                    run(statement)
+                run(f"PRAGMA user_version = {len(VERSIONS)}")
+        if version > len(VERSIONS):
+            raise StateFileError(f"its version is {version}, not {len(VERSIONS)}")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def node(self, owner: str, node_id: str, now: float) -> Chain | None:
+        """Return the chain that ends with a response; None if the owner has no response of this id."""
+        self._sweep(now)
+        row = self._connection.execute(
+            "SELECT used, count FROM nodes WHERE id = ? AND owner = ? AND named", (node_id, owner)
+        ).fetchone()
+        if row is None:
+            return None
+        self._touch("nodes", node_id, row[0], now)
+        return self._chain(owner, Position(node=node_id, items=row[1]))
+
+    def response(self, owner: str, node_id: str, now: float) -> bytes | None:
+        """Return the JSON of a response, and read nothing else of its chain; None if the owner has none of this id."""
+        self._sweep(now)
+        row = self._connection.execute(
+            "SELECT used, response FROM nodes WHERE id = ? AND owner = ? AND named", (node_id, owner)
+        ).fetchone()
+        if row is None:
+            return None
+        used, response = row
+        self._touch("nodes", node_id, used, now)
+        return bytes(response)
+
+    def conversation(self, owner: str, head_id: str, now: float) -> tuple[Head, Chain] | None:
+        """Return a head and its chain; None if the owner has no head of this id."""
+        head = self.head(owner, head_id, now)
+        return None if head is None else (head, self._chain(owner, head.position))
+
+    def head(self, owner: str, head_id: str, now: float) -> Head | None:
+        """Return a head, and read nothing of its chain; None if the owner has no head of this id."""
+        self._sweep(now)
+        row = self._connection.execute(
+            "SELECT used, node, items, metadata, created FROM heads WHERE id = ? AND owner = ?", (head_id, owner)
+        ).fetchone()
+        if row is None:
+            return None
+        used, node, items, metadata, created = row
+        self._touch("heads", head_id, used, now)
+        position = Position(node=node or "", items=items)
+        return Head(id=head_id, created=created, position=position, metadata=_METADATA.decode(metadata))
+
+    def commit(self, owner: str, transaction: Transaction, now: float) -> bool:
+        """Write all of ``transaction``, or nothing: then return False, because the head or the parent is not there."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            # The node comes first: the head may point at it.
+            if not (self._add_node(owner, transaction.node, now) and self._write_head(owner, transaction, now)):
+                self._connection.rollback()
+                return False
+            self._remove_abandoned()
+        with _tolerating():
+            self._make_room()
+        return True
+
+    def delete_node(self, owner: str, node_id: str) -> bool:
+        """Forget a response; return False if there is none. Its items stay while others continue it."""
+        return self._forget("UPDATE nodes SET named = 0 WHERE id = ? AND owner = ? AND named", (node_id, owner))
+
+    def delete_head(self, owner: str, head_id: str) -> bool:
+        """Forget a conversation; return False if there is none. Its responses stay."""
+        return self._forget("DELETE FROM heads WHERE id = ? AND owner = ?", (head_id, owner))
+
+    def _forget(self, statement: str, entry: tuple[str, str]) -> bool:
+        """Make an entry unknown to clients, and remove what nobody can name then; return False if there is none."""
+        try:
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                found = self._connection.execute(statement, entry)
+                self._remove_abandoned()
+        except sqlite3.Error as error:
+            log.info("an entry is deleted with the room that is kept for this: %s", error)
+            with self._reserve.released():
+                # A few pages. What clients cannot name any more is removed in small steps, as far as there is room.
+                found = self._connection.execute(statement, entry)
+                with _tolerating():
+                    self._make_log_short()
+                    while one := self._abandoned()[:1]:
+                        self._connection.execute("DELETE FROM nodes WHERE id = ?", one)
+                        self._make_log_short()
+        return found.rowcount > 0
+
+    def _make_log_short(self) -> None:
+        """Give the room of SQLite's log back to the disk, if all of it fits the file: a part would only take room."""
+        if self._reserve.free_bytes() >= self._reserve.log_bytes():
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def used_bytes(self) -> dict[str, int]:
+        """Return the bytes that each owner holds."""
+        return dict(self._connection.execute("SELECT owner, bytes FROM usage WHERE bytes > 0"))
+
+    def _chain(self, owner: str, position: Position) -> Chain:
+        if position == START:
+            return Chain()
+        rows = self._rows(owner, position)
+        size, nodes = 0, []
+        files: dict[bytes, str] = {}
+        for node_id, parent, parent_items, upto, data, inputs, response, *_ in rows:
+            items = _ITEMS.decode(data)
+            size += len(data) if upto == len(items) else len(_encode(items[:upto]))
+            items = items[:upto]
+            for digest in referenced(items):
+                if digest not in files:
+                    ((files[digest],),) = self._connection.execute(READ_FILE, (owner, digest))
+                size += len(files[digest])
+            before = Position(node=parent or "", items=parent_items)
+            nodes.append(
+                Node(id=node_id, parent=before, items=with_files(items, files), inputs=inputs, response=response)
+            )
+        return Chain(position=position, nodes=nodes, size=size, tokens=_tokens_of(rows))
+
+    def _rows(self, owner: str, position: Position) -> list[tuple[Any, ...]]:
+        """Return the rows of `CHAIN`, the first node first."""
+        place = {"node": position.node, "items": position.items, "owner": owner}
+        return self._connection.execute(CHAIN, place).fetchall()
+
+    def _add_node(self, owner: str, node: Node | None, now: float) -> bool:
+        if node is None:
+            return True
+        if not self._has(owner, node.parent):
+            return False
+        fingerprint, shared, added = "", 0, b""
+        if node.tokens is not None:
+            fingerprint = node.tokens.fingerprint
+            before = _tokens_of(self._rows(owner, node.parent))
+            if before is not None and before.fingerprint == fingerprint:
+                shared = common_length(before.token_ids, node.tokens.token_ids)
+            added = packed(node.tokens.token_ids[shared:])
+        slim, files = without_files(node.items)
+        items = _encode(slim)
+        row = {
+            "id": node.id,
+            "owner": owner,
+            "parent": node.parent.node or None,
+            "parent_items": node.parent.items,
+            "items": items,
+            "count": len(node.items),
+            "inputs": node.inputs,
+            "response": node.response,
+            "fingerprint": fingerprint,
+            "shared": shared,
+            "tokens": added,
+            "named": bool(node.response),
+            "size": len(items) + len(node.response) + len(added) + _ROW_BYTES,
+            "used": now,
+        }
+        self._connection.execute(ADD_NODE, row)
+        for digest, content in files.items():
+            self._connection.execute(ADD_FILE, (owner, digest, content, len(content) + _ROW_BYTES))
+            self._connection.execute(NAME_FILE, (node.id, owner, digest))
+        return True
+
+    def _write_head(self, owner: str, transaction: Transaction, now: float) -> bool:
+        head, expected = transaction.head, transaction.expected
+        if head is None:
+            return True
+        if not self._has(owner, head.position):
+            return False
+        metadata = _encode(head.metadata)
+        size = len(metadata) + _ROW_BYTES
+        node, items = head.position.node or None, head.position.items
+        if expected is None:
+            self._connection.execute(
+                "INSERT INTO heads VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (head.id, owner, node, items, metadata, head.created, size, now),
+            )
+            return True
+        moved = self._connection.execute(
+            "UPDATE heads SET node = ?, items = ?, metadata = ?, size = ?, used = ? "
+            "WHERE id = ? AND owner = ? AND node IS ? AND items = ?",
+            (node, items, metadata, size, now, head.id, owner, expected.node or None, expected.items),
+        )
+        return moved.rowcount > 0
+
+    def _has(self, owner: str, position: Position) -> bool:
+        if position == START:
+            return True
+        row = self._connection.execute(
+            "SELECT count FROM nodes WHERE id = ? AND owner = ?", (position.node, owner)
+        ).fetchone()
+        return row is not None and 0 < position.items <= row[0]
+
+    def _touch(self, table: str, entry: str, used: float, now: float) -> None:
+        if now - used < min(_TOUCH_S, self._bounds.life_s / 2):
+            return
+        with _tolerating():
+            self._connection.execute(f"UPDATE {table} SET used = ? WHERE id = ?", (now, entry))  # noqa: S608
+
+    def _sweep(self, now: float) -> None:
+        """Remove what has expired."""
+        if 0 <= now - self._swept < min(_SWEEP_S, self._bounds.life_s / 4):
+            return
+        self._swept = now
+        oldest = now - self._bounds.life_s
+        heads, nodes = "used < ?", "refs = 0 AND used < ?"
+        with _tolerating():
+            self._reserve.fill()
+            while expired := self._oldest("heads", heads, oldest) + self._oldest("nodes", nodes, oldest):
+                self._remove(expired)
+
+    def _make_room(self) -> None:
+        """Remove entries until all together fit, from the owner of most bytes first."""
+        run = self._connection.execute
+        while True:
+            ((total,),) = run("SELECT total(bytes) FROM usage")
+            if total <= self._bounds.max_bytes:
+                return
+            ((owner,),) = run("SELECT owner FROM usage ORDER BY bytes DESC LIMIT 1")
+            oldest = self._oldest("heads", "owner = ?", owner) + self._oldest("nodes", "refs = 0 AND owner = ?", owner)
+            if not oldest:
+                # Only entries in use are left.
+                return
+            # A few at a time: each of them may free nodes that are older than the next one.
+            self._remove(sorted(oldest)[: max(1, len(oldest) // 16)])
+
+    def _oldest(self, table: str, condition: str, value: str | float) -> list[tuple[float, str, str]]:
+        """Return the time of use, the table and the id of some entries, the least recently used first."""
+        query = f"SELECT used, id FROM {table} WHERE {condition} ORDER BY used LIMIT 256"  # noqa: S608
+        rows = self._connection.execute(query, (value,))
+        return [(used, table, entry) for used, entry in rows if entry not in self._pinned]
+
+    def _remove(self, entries: Sequence[tuple[float, str, str]]) -> None:
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            for _, table, entry in entries:
+                condition = "id = ?" if table == "heads" else "id = ? AND refs = 0"
+                self._connection.execute(f"DELETE FROM {table} WHERE {condition}", (entry,))  # noqa: S608
+            self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Remove nodes that no client can name and nothing continues, and their ancestors of which that is true."""
+        while ids := self._abandoned():
+            self._connection.executemany("DELETE FROM nodes WHERE id = ?", [(node,) for node in ids])
+
+    def _abandoned(self) -> list[str]:
+        with closing(self._connection.execute("SELECT id FROM nodes WHERE refs = 0 AND named = 0 LIMIT 256")) as found:
+            return [node for (node,) in found if node not in self._pinned]
+
+
+@contextmanager
+def _tolerating() -> Iterator[None]:
+    """Log an error of a block that only tidies up: a file that cannot be written can still be read."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        log.warning("entries cannot be removed, or marked as used: %s", error)
+
+
+def _tokens_of(rows: Sequence[tuple[Any, ...]]) -> ExactTokens | None:
+    """Return the tokens of the last node of a chain that has some, from the rows of `CHAIN`."""
+    parts: list[Sequence[int]] = []
+    # The tokens of a node that its successors share; None for all.
+    wanted = None
+    fingerprint = ""
+    for *_, name, shared, added in reversed(rows):
+        if not name:
+            continue
+        own = unpacked(added)
+        if wanted is None:
+            fingerprint, wanted = name, shared + len(own)
+        parts.append(own[: max(0, wanted - shared)])
+        wanted = min(wanted, shared)
+        if not wanted:
+            break
+    if not fingerprint:
+        return None
+    return ExactTokens(fingerprint=fingerprint, token_ids=tuple(chain.from_iterable(reversed(parts))))

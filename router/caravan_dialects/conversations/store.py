@@ -1,0 +1,111 @@
+"""The store of conversations, for asyncio: SQLite runs in a thread of its own."""
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from caravan_dialects.conversations.database import Bounds, Database
+from caravan_dialects.conversations.nodes import Chain, Head, Transaction
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class StoreError(Exception):
+    """The store cannot be read or written, for example because its disk is full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """``file``: where conversations outlive the router; None keeps them in memory."""
+
+    file: Path | None = None
+    max_bytes: int = 256 << 20
+    life_s: float = 3600.0
+
+
+class Store:
+    """Responses and conversations by owner, the name of an API key. Another owner's entries are not there.
+
+    The methods that read or write an entry raise StoreError.
+    """
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._settings = settings
+        self._pins: Counter[str] = Counter()
+        self._thread = ThreadPoolExecutor(1, "conversations")
+        self._database: Database | None = None
+
+    async def open(self) -> None:
+        """Open the file. Otherwise the first call does it. Raises StateFileError."""
+        await self._call(lambda _: None)
+
+    async def close(self) -> None:
+        """Finish the calls that run, and close the file."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._thread.submit(self._database.close).result()
+        self._thread.shutdown()
+
+    @contextmanager
+    def pinning(self, entry: str) -> Iterator[None]:
+        """Keep the response or conversation of this id, if there is one, to the end of the block."""
+        self._pins[entry] += 1
+        try:
+            yield
+        finally:
+            self._pins[entry] -= 1
+            if not self._pins[entry]:
+                del self._pins[entry]
+
+    async def chain(self, owner: str, response_id: str) -> Chain | None:
+        """Return the chain that ends with a response; None if the owner has none of this id."""
+        return await self._call(lambda database: database.node(owner, response_id, time.time()))
+
+    async def response(self, owner: str, response_id: str) -> bytes | None:
+        """Return the JSON of a response; None if the owner has none of this id. Takes the same time at any length."""
+        return await self._call(lambda database: database.response(owner, response_id, time.time()))
+
+    async def conversation(self, owner: str, conversation_id: str) -> tuple[Head, Chain] | None:
+        """Return a conversation and its chain; None if the owner has none of this id."""
+        return await self._call(lambda database: database.conversation(owner, conversation_id, time.time()))
+
+    async def head(self, owner: str, conversation_id: str) -> Head | None:
+        """Return a conversation; None if the owner has none of this id. Takes the same time at any length."""
+        return await self._call(lambda database: database.head(owner, conversation_id, time.time()))
+
+    async def commit(self, owner: str, transaction: Transaction) -> bool:
+        """Write all of ``transaction``; return False and write nothing if its head has moved or its parent is gone."""
+        return await self._call(lambda database: database.commit(owner, transaction, time.time()))
+
+    async def delete_response(self, owner: str, response_id: str) -> bool:
+        """Forget a response; return whether there was one. Responses that continue it stay."""
+        return await self._call(lambda database: database.delete_node(owner, response_id))
+
+    async def delete_conversation(self, owner: str, conversation_id: str) -> bool:
+        """Forget a conversation; return whether there was one. Its responses stay."""
+        return await self._call(lambda database: database.delete_head(owner, conversation_id))
+
+    async def _call(self, work: Callable[[Database], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._opened()))
+        except sqlite3.Error as error:
+            log.error("responses and conversations cannot be read or written: %s", error)
+            raise StoreError from error
+
+    def _opened(self) -> Database:
+        if self._database is None:
+            bounds = Bounds(max_bytes=self._settings.max_bytes, life_s=self._settings.life_s)
+            self._database = Database(self._settings.file, bounds, self._pins)
+        return self._database

@@ -1,0 +1,100 @@
+"""The description of a generation, and its stages."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from caravan_proto.messages.constraint import Constraint, Thought
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_scheduler.core.prompt_media import PromptMedia
+from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.tenant import ANYONE, Tenant
+
+
+class EarlyStopping(Enum):
+    """When a beam search ends, in the terms of Hugging Face's ``early_stopping``."""
+
+    # The search ends as soon as there are as many ended beams as it is wide.
+    YES = True
+    # It ends when no running beam can become better than the worst of the ended ones, judged by its present length.
+    NO = False
+    # The same, judged by the greatest possible length if ``length_penalty`` favours long outputs.
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearch:
+    """The place of a generation in a beam search, whose ``width`` generations are submitted one after another.
+
+    Generation ``index`` gets the output whose score has this rank. The score is the sum of the tokens' logprobs divided
+    by their number to the power of ``length_penalty``. ``eos_token_ids``: tokens that end an output, beside its stop
+    tokens.
+    """
+
+    width: int
+    index: int
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = EarlyStopping.NO
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSpec:
+    """One sequence to generate.
+
+    ``prompt``: one or more token ids, and numbers of cells of its ``media``. ``priority``: higher ones start first, and
+    may take the cells of lower ones. ``namespace``: specs with the same namespace and ``adapter`` share prefixes; a
+    common prefix of specs that are submitted together is computed once. ``constraint`` has passed
+    `Queries.compile_constraint`. ``adapter``: one of `ModelFacts.adapters`, or empty for the model itself.
+    ``prompt_logprobs``: whether to return the logprobs of the prompt; such specs share prefixes with each other, if
+    they ask for as many alternatives. ``timeout_s``: from submission to the last token. ``traceparent``: of the
+    request's span, for the log of its shards; empty if it is not traced. ``max_draft_tokens``: most draft tokens in one
+    step. ``prediction``: tokens that the output may have, for drafts. ``beams``: see `BeamSearch`; nothing is sampled
+    then, and all tokens come at the end. ``thought``: what the output begins with; the constraint applies behind it.
+    ``request_id``: that of its HTTP request, for operators.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    stopping: StoppingParams
+    media: PromptMedia | None = None
+    priority: int = 0
+    tenant: Tenant = ANYONE
+    namespace: str = ""
+    constraint: Constraint | None = None
+    adapter: str = ""
+    prompt_logprobs: bool = False
+    timeout_s: float = math.inf
+    traceparent: str = ""
+    max_draft_tokens: int = 0
+    prediction: tuple[int, ...] = ()
+    beams: BeamSearch | None = None
+    thought: Thought | None = None
+    request_id: str = ""
+
+    @property
+    def max_length(self) -> int:
+        """Number of tokens, prompt and output together, at which the sequence ends."""
+        return len(self.prompt) + self.stopping.max_new_tokens
+
+
+class GenerationState(Enum):
+    """The stage of a generation: it waits (``queued``), maybe until its pictures and sounds are encoded
+    (``encoding``), its prompt is computed (``prefilling``), it gets tokens (``running``), it gave its place to others
+    and continues later from what was saved (``swapped``), or it has all its tokens (``ended``).
+    """
+
+    QUEUED = "queued"
+    ENCODING = "encoding"
+    PREFILLING = "prefilling"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a generation is, and how many of its first tokens are computed on its shard; 0 while it is on none."""
+
+    state: GenerationState
+    computed: int = 0

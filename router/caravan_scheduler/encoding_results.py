@@ -1,0 +1,87 @@
+"""What becomes of requests when media are encoded, cannot be, or are not where they were."""
+
+from collections.abc import Collection, Iterable
+
+from caravan_proto.messages.commands import Evaluate, Prefill
+from caravan_scheduler.actions import FailureReason
+from caravan_scheduler.events import Encoded, EncodeOutcome
+from caravan_scheduler.failures import Failures
+from caravan_scheduler.sequence import Sequence
+from caravan_scheduler.shard.command import InFlight
+from caravan_scheduler.shard.ledger import ShardLedger
+from caravan_scheduler.state import SchedulerState
+
+
+class EncodingResults:
+    """Applies them to ``state``; what cannot go on ends by ``failures``."""
+
+    def __init__(self, state: SchedulerState, failures: Failures) -> None:
+        self._state = state
+        self._failures = failures
+
+    def apply(self, event: Encoded) -> None:
+        """Note that a medium is encoded, or is not; the requests that wait for it are asked for again."""
+        ended = self._state.encodings.end(event.encode_id)
+        if ended is None:
+            return  # the shard was lost
+        encoding, requests = ended
+        if event.outcome is EncodeOutcome.DONE:
+            shard = self._state.shards[encoding.shard]
+            shard.media.note(encoding.media_id, encoding.cells, event.seconds)
+        else:
+            self._count(requests, is_final=event.outcome is EncodeOutcome.REFUSED)
+        self._state.waiting.mark_due()
+        self._state.note_change(encoding.shard, may_start=True)
+
+    def lose(self, shard: ShardLedger) -> None:
+        """Forget what ``shard`` encodes, which is gone: maybe because of that, unless it drained."""
+        self._state.encodings.lose(shard.name, is_blamed=not shard.drain.has_begun)
+        self._state.waiting.mark_due()
+        self.end_deadly(list(self._state.waiting))
+
+    def end_deadly(self, sequences: Iterable[Sequence]) -> None:
+        """End those of ``sequences`` that have a medium during whose encoding shards were lost again and again."""
+        deadly = self._state.encodings.deadly(self._state.config.max_fatal_losses)
+        for sequence in sequences if deadly else ():
+            media = sequence.spec.media
+            if media is not None and not deadly.isdisjoint(media.contents):
+                self._failures.fail(sequence, FailureReason.MEDIA)
+
+    def note_missing(self, shard: ShardLedger, command: InFlight, media_ids: Collection[bytes]) -> None:
+        """Let requests wait again whose chunks in ``command`` had these media, which ``shard`` has not encoded.
+
+        A stay that had begun ends: what it has computed is kept for the next.
+        """
+        shard.media.forget(media_ids)
+        for sequence_id in _with_any_of(command, media_ids):
+            resident = command.residents[sequence_id]
+            sequence = resident.sequence
+            if resident.is_live:
+                has_advanced = resident.computed > sequence.reached
+                if sequence.group is None:
+                    shard.cancel(resident, at_rest=True)
+                self._state.wait_again(sequence)
+                if has_advanced:
+                    continue
+            self._count([sequence.request_id])
+
+    def _count(self, requests: Collection[int], *, is_final: bool = False) -> None:
+        """Count an attempt of ``requests`` that failed, and end those that have had too many."""
+        for sequence in self._waiting(requests):
+            sequence.note_lost_media()
+            if is_final or sequence.losses > self._state.config.max_losses:
+                self._failures.fail(sequence, FailureReason.MEDIA)
+
+    def _waiting(self, requests: Collection[int]) -> list[Sequence]:
+        """Return the sequences of ``requests`` that have not ended, of a beam search its leader."""
+        found = (self._state.sequences.get(request_id) for request_id in requests)
+        return [one if one.group is None else one.group.leader for one in found if one is not None]
+
+
+def _with_any_of(command: InFlight, media_ids: Collection[bytes]) -> list[int]:
+    """Return the sequences whose chunk or row in ``command`` has any of these media."""
+    match command.command:
+        case Prefill(chunks=parts) | Evaluate(rows=parts):
+            return [part.sequence_id for part in parts if any(span.media_id in media_ids for span in part.media)]
+        case _:
+            return []

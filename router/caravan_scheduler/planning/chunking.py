@@ -1,0 +1,136 @@
+"""How many prompt tokens the next step computes, and when decodes wait for them."""
+
+import math
+from dataclasses import dataclass
+
+from caravan_scheduler.config import JoinReason, PrefillMode, SchedulerConfig
+from caravan_scheduler.shard.attention_cost import FAST_CHUNK_TOKENS
+from caravan_scheduler.shard.costs import ShardCosts
+
+# A step with fewer prompt tokens is mostly overhead.
+MIN_CHUNK_TOKENS = 16
+# A chunk of a size that was not measured lately gets this part of the time less: decodes would wait for a wrong guess.
+_DOUBT = 0.2
+# A chunk takes the rest of its prompt with it if the step then takes at most so many times as long as it may beside
+# decodes. Where it takes longer than that anyway, so many times as long as without the rest.
+_MOST_MERGED = 1.2
+# Decodes that have waited for more than this part of their target go before all prompts.
+_LATE_SHARE = 0.25
+# With a waiting_served_ratio of 0, prompts get all the time that there is.
+_LEAST_RATIO = 1e-3
+# Chunks grow by amounts that suit the tiles of the kernels.
+_TILE_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Riders:
+    """``count`` decodes that ride with a step, and alone take ``seconds``.
+
+    ``claim``: whether any of them claims the target, see `Claims`.
+    """
+
+    count: int
+    seconds: float
+    claim: bool
+
+
+def step_seconds(config: SchedulerConfig, *, prompts: int, riders: Riders) -> float:
+    """Return how long the next step may take beside ``riders``.
+
+    That is the target of the decodes, and more where prompts lose more by it than decodes gain:
+
+    - as prompts outnumber the decodes. A crowd's time to first token weighs more than the gaps of a few, and larger
+      chunks serve it faster. TGI's waiting_served_ratio does the same by stopping the decodes; this does it by degrees.
+    - where all decodes came with the prompts. Only the order of the queue put them first, and all end sooner if the
+      last of them starts sooner.
+    - where decodes fill most of the target. Prompts get the share of the time that is theirs by heads, and those that
+      wait behind the first weigh 1 / ``waiting_served_ratio`` each: where that many wait, TGI would stop all decodes.
+    """
+    if not riders.count:
+        return config.idle_step_s
+    if not riders.claim:
+        return max(config.target_itl_s, config.idle_step_s)
+    weight = min(prompts, 1) + max(0, prompts - 1) / max(config.waiting_served_ratio, _LEAST_RATIO)
+    fair_s = max(config.target_itl_s * prompts / riders.count, riders.seconds * (1 + weight / riders.count))
+    return max(config.target_itl_s, min(config.idle_step_s, fair_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step that may take ``seconds`` beside ``riders`` decodes.
+
+    ``is_late``: whether these have waited so long already that it carries nothing else.
+    """
+
+    seconds: float
+    riders: int
+    is_late: bool = False
+
+
+def step_after(config: SchedulerConfig, seconds: float, *, riders: Riders, waited_s: float) -> Step:
+    """Return a step of ``seconds`` for ``riders`` that have waited for ``waited_s`` since their last token.
+
+    A change of the layout, or copies between two steps, are part of their gap.
+    """
+    if not riders.claim or waited_s <= 0:
+        return Step(seconds=seconds, riders=riders.count)
+    is_late = waited_s > _LATE_SHARE * config.target_itl_s
+    return Step(seconds=max(0.0, seconds - waited_s), riders=riders.count, is_late=is_late)
+
+
+def chunk_budget(
+    config: SchedulerConfig, costs: ShardCosts, step: Step, *, context: int, remaining: int | None = None
+) -> int:
+    """Return the prompt tokens for ``step`` of a prompt with ``remaining`` to compute, behind ``context`` tokens.
+
+    They are at least MIN_CHUNK_TOKENS, unless decodes go before all prompts. Where the attention of small chunks is
+    slow, the step takes longer than it may, by no larger a factor than the prompt gets faster and than fast attention
+    saves; and no small chunk is left over.
+    """
+    riders = step.riders
+    if riders and (step.is_late or config.mode is PrefillMode.PAUSE):
+        return 0
+    tokens = costs.tokens_within(step.seconds, riders=riders, context=context, remaining=remaining)
+    if riders and (doubt := costs.doubt(tokens, riders=riders)):
+        seconds = step.seconds * (1 - _DOUBT * doubt)
+        tokens = costs.tokens_within(seconds, riders=riders, context=context, remaining=remaining)
+    tokens = max(tokens // _TILE_TOKENS * _TILE_TOKENS, MIN_CHUNK_TOKENS)
+    may_be_fast = remaining is None or remaining >= FAST_CHUNK_TOKENS
+    if riders and may_be_fast and costs.knows_small_chunks and tokens < FAST_CHUNK_TOKENS <= costs.most_tokens(riders):
+        small_s = costs.seconds(tokens, riders=riders, context=context)
+        fast_s = costs.seconds(FAST_CHUNK_TOKENS, riders=riders, context=context)
+        pays = tokens * fast_s**2 <= FAST_CHUNK_TOKENS * small_s**2
+        if pays and fast_s <= small_s * costs.fast_attention_gain(riders=riders, context=context):
+            tokens = FAST_CHUNK_TOKENS
+    if remaining is not None and tokens >= FAST_CHUNK_TOKENS:
+        tokens = _merged(costs, step, tokens, context, remaining)
+    return min(tokens, config.max_batch_prefill_tokens)
+
+
+def _merged(costs: ShardCosts, step: Step, tokens: int, context: int, remaining: int) -> int:
+    """Return a size near ``tokens`` that leaves no small chunk of ``remaining``, unless decodes lose too much by it."""
+    merged = _without_rest(tokens, remaining)
+    if not step.riders or merged <= tokens:
+        return merged
+    own_s, merged_s = (costs.seconds(size, riders=step.riders, context=context) for size in (tokens, merged))
+    most_s = _MOST_MERGED * step.seconds
+    return merged if merged_s <= (most_s if own_s <= most_s else _MOST_MERGED * own_s) else tokens
+
+
+def _without_rest(tokens: int, remaining: int) -> int:
+    """Return a size near ``tokens`` that leaves no small chunk of ``remaining`` for the end."""
+    if tokens >= 2 * FAST_CHUNK_TOKENS:
+        return remaining if tokens < remaining < tokens + FAST_CHUNK_TOKENS else tokens
+    chunks = math.ceil(remaining / tokens)
+    if chunks > 1 and remaining // chunks < FAST_CHUNK_TOKENS:
+        chunks -= 1
+    return max(tokens, math.ceil(remaining / chunks))
+
+
+def join_reason(config: SchedulerConfig, *, waiting: int, running: int, steps_since_prefill: int) -> JoinReason | None:
+    """Return why a prefill of waiting requests may pause (or join) the running decodes now; None if it may not."""
+    if config.mode is PrefillMode.MIXED:
+        return JoinReason.CHUNKING
+    if steps_since_prefill >= config.max_waiting_tokens:
+        return JoinReason.WAIT_EXCEEDED
+    return JoinReason.BACKPRESSURE if waiting >= config.waiting_served_ratio * running else None

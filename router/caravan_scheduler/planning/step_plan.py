@@ -1,0 +1,376 @@
+"""The next command of one shard while it is being planned."""
+
+from dataclasses import dataclass
+
+from caravan_proto.messages.commands import (
+    Chunk,
+    Command,
+    Decode,
+    Evaluate,
+    FilterBatch,
+    Load,
+    LoadEntry,
+    Prefill,
+    PrefixCopy,
+    Row,
+    RowOutputs,
+)
+from caravan_scheduler.beams import BeamGroup
+from caravan_scheduler.config import JoinReason, PrefillMode, SchedulerConfig
+from caravan_scheduler.fault import on_behalf
+from caravan_scheduler.output_lengths import OutputLengths
+from caravan_scheduler.parameters import parameters_of
+from caravan_scheduler.planning.chunking import Riders, join_reason, step_after, step_seconds
+from caravan_scheduler.planning.drafting import draft_plan
+from caravan_scheduler.planning.forecast import CellForecast
+from caravan_scheduler.planning.layout import steps_left
+from caravan_scheduler.planning.step_budget import StepBudget, to_border
+from caravan_scheduler.prefix_tree import NO_MATCH, Match
+from caravan_scheduler.sequence import Sequence
+from caravan_scheduler.shard.ledger import ShardLedger
+from caravan_scheduler.shard.prefix_reuse import has_cells_for_load, has_id_for, worth_copying
+from caravan_scheduler.shard.resident import Resident, Status
+from caravan_scheduler.shard.saved_runs import SavedPrefix
+from caravan_scheduler.waiting.queue import effective_priority
+
+# Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
+_CLEARED_STEPS = 16
+# The most steps of a Decode, however short they are.
+_MOST_STEPS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInput:
+    """What a step's plan depends on beside its shard.
+
+    ``waiting``: how many requests wait. ``adapter``: that of the first of them, None if no request may start.
+    """
+
+    config: SchedulerConfig
+    lengths: OutputLengths
+    now: float
+    waiting: int
+    adapter: str | None
+
+
+class StepPlan:
+    """Collects what the next step of ``shard`` carries, within its token budget; `send` makes the command of it.
+
+    Prompts that have started come first; the rest of the budget admits waiting requests. Saved prefixes are loaded by a
+    command of their own, ahead of the step. All sequences of a step have one ``adapter``.
+    """
+
+    def __init__(self, shard: ShardLedger, given: PlanInput) -> None:
+        self.shard = shard
+        self._given = given
+        wanted = shard.stays.adapters
+        self._has_rivals = len(wanted) > 1
+        if given.adapter is not None:
+            wanted.add(given.adapter)
+        self.adapter = shard.commands.turn.next(wanted)
+        self._forecast: CellForecast | None = None
+        self._chunks: list[tuple[Resident, int]] = []
+        self._loaded: list[tuple[Resident, Match, SavedPrefix]] = []
+        has_rivals = wanted != {self.adapter}
+        # Beam searches whose rows may be in the step, the one that starts with it, and the beams that branch off.
+        self._groups = [group for group in shard.stays.beam_groups if group.leader.spec.adapter == self.adapter]
+        self._new_group: BeamGroup[Sequence] | None = None
+        self.branched: list[Resident] = []
+        self._decoding = shard.stays.decoding
+        prefilling = shard.stays.prefilling
+        if has_rivals:
+            self._decoding = [resident for resident in self._decoding if resident.adapter == self.adapter]
+            prefilling = [resident for resident in prefilling if resident.adapter == self.adapter]
+        self._riders = self._decoding
+        self._joins_others = False
+        self._join_reason = join_reason(
+            given.config,
+            waiting=given.waiting,
+            running=len(self._riders),
+            steps_since_prefill=shard.commands.steps_since_prefill,
+        )
+        if given.config.mode is PrefillMode.PAUSE and (prefilling or self._join_reason):
+            self._riders = []  # decodes wait
+        prompts = len(prefilling) + max(0, min(given.waiting, shard.stays.free_sequences))
+        count = len(self._riders)
+        claim = shard.claims.any_of(self._riders, prompts)
+        riders = Riders(count=count, seconds=shard.costs.decode_s(count), claim=claim)
+        seconds = step_seconds(given.config, prompts=prompts, riders=riders)
+        waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s
+        step = step_after(given.config, seconds, riders=riders, waited_s=waited_s)
+        self._budget = StepBudget(shard, given.config, step)
+        for resident in prefilling:
+            self._add_chunk(resident)
+
+    @on_behalf(1)
+    def _add_chunk(self, resident: Resident) -> None:
+        if tokens := self._budget.take(resident):
+            self._chunks.append((resident, tokens))
+            if self._budget.is_alone:
+                self._riders = []
+
+    # Admission
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it carries nothing though the shard has residents: they have other adapters."""
+        has_work = self._chunks or self._decoding or self._loaded or self._groups
+        return not has_work and bool(self.shard.stays.residents)
+
+    @property
+    def _is_turn_of_beams(self) -> bool:
+        """Whether the step is one of beam searches, whoever waits."""
+        return self._new_group is not None or (bool(self._groups) and not self.shard.commands.evaluated_last)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any request could start in this step with a chunk of its prompt."""
+        if self._join_reason is None or not self._budget.has_tokens or self._loaded or self._is_turn_of_beams:
+            return False
+        return has_id_for(self.shard, NO_MATCH)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no request can start in this step, nor be loaded before it."""
+        return not self.is_open and (
+            self._has_newcomers or self._is_turn_of_beams or not has_id_for(self.shard, NO_MATCH)
+        )
+
+    def can_admit(self, sequence: Sequence, match: Match) -> bool:
+        """Whether ``sequence`` could start in this very step from the prefix that ``match`` found."""
+        if not self.is_open or sequence.spec.adapter != self.adapter:
+            return False
+        if sequence.needs_prompt_logprobs and not self._budget.has_prompt_logprobs:
+            return False
+        if sequence.group is not None and self._has_newcomers:
+            return False
+        if not self._budget.can_begin(sequence, worth_copying(self.shard, match).length):
+            return False
+        return self._has_room(sequence, match)
+
+    def can_load(self, sequence: Sequence, match: Match) -> bool:
+        """Whether what is saved of ``sequence`` could be loaded now behind the cells that ``match`` found.
+
+        No newcomer of this step has to wait for that.
+        """
+        if self._has_newcomers or self._is_turn_of_beams or not has_id_for(self.shard, match):
+            return False
+        return has_cells_for_load(self.shard, sequence, match) and self._has_room(sequence, match)
+
+    @property
+    def _has_newcomers(self) -> bool:
+        return any(resident.status is Status.STARTING for resident, _ in self._chunks)
+
+    def _has_room(self, sequence: Sequence, match: Match) -> bool:
+        if sequence.group is not None and self.shard.stays.free_sequences < sequence.group.width:
+            return False
+        if not self.shard.capacity.could_hold_now(sequence):
+            return False
+        if self._forecast is None:
+            self._forecast = CellForecast(self.shard, self._given.lengths, self._given.config.watermark)
+        return self._forecast.has_room(sequence, match.live_length)
+
+    def admit(self, sequence: Sequence, match: Match) -> Resident:
+        """Start ``sequence``, for which `can_admit` is true, with a chunk of its prompt."""
+        self._joins_others = self._joins_others or bool(self.shard.stays.decoding)
+        self._forecast = None
+        resident = self.shard.place(sequence, match, self._priority(sequence))
+        if sequence.group is not None:
+            self._new_group = sequence.group
+        else:
+            self._add_chunk(resident)
+        return resident
+
+    def _priority(self, sequence: Sequence) -> int:
+        return effective_priority(sequence.request, self._given.now, self._given.config.aging_s)
+
+    def load(self, sequence: Sequence, match: Match, prefix: SavedPrefix) -> Resident:
+        """Start ``sequence``, for which `can_load` is true, from what was saved."""
+        self._forecast = None
+        resident = self.shard.load(sequence, match, prefix, self._priority(sequence))
+        self._loaded.append((resident, match, prefix))
+        return resident
+
+    # The command
+
+    @property
+    def join_reason(self) -> JoinReason | None:
+        """Why requests start beside others that run; None if none do."""
+        return self._join_reason if self._joins_others else None
+
+    def send(self, command_id: int) -> Command | None:
+        """Return the command, which the ledger counts as sent; None if the shard should continue as it is."""
+        shard = self.shard
+        if self._loaded:
+            return self._load(command_id)
+        if self._is_turn_of_beams or (self._groups and not (self._chunks or self._decoding)):
+            return self._evaluate(command_id)
+        if self._chunks:
+            return self._prefill(command_id)
+        if shard.commands.in_flight and not shard.header.is_urgent:
+            return None  # a Decode is running and nothing is to change
+        if self._decoding:
+            return self._decode(command_id)
+        if shard.header.is_needed:
+            return self._filter(command_id)
+        return None
+
+    def _load(self, command_id: int) -> Load:
+        shard = self.shard
+        entries = tuple(
+            LoadEntry(
+                sequence_id=resident.sequence_id,
+                token_ids=tokens,
+                media=media,
+                slices=prefix.behind(match.length),
+                adapter=resident.adapter,
+                copy=PrefixCopy(match.sources[0], match.length) if match.sources else None,
+            )
+            for resident, match, prefix in self._loaded
+            for tokens, media in (resident.sequence.sent(match.length, prefix.length),)
+        )
+        command = Load(shard=shard.name, command_id=command_id, header=shard.header.message, entries=entries)
+        shard.send(command, [resident for resident, _, _ in self._loaded])
+        return command
+
+    def _prefill(self, command_id: int) -> Prefill:
+        shard = self.shard
+        shard.make_free(len(self._riders))
+        command = Prefill(
+            shard=shard.name,
+            command_id=command_id,
+            header=shard.header.message,
+            chunks=tuple(_chunk(resident, tokens) for resident, tokens in self._chunks),
+            ride=tuple(resident.sequence_id for resident in self._riders),
+        )
+        shard.send(command, [*(resident for resident, _ in self._chunks), *self._riders])
+        return command
+
+    def _decode(self, command_id: int) -> Decode:
+        shard, residents = self.shard, self._decoding
+        steps = self._run_ahead_steps
+        if self._has_rivals:
+            steps = min(steps, shard.commands.turn.steps_left(self.adapter))
+        shard.make_free(len(residents) * min(steps, _CLEARED_STEPS))
+        steps = min(steps, steps_left(shard, residents))
+        if shard.layout.shares_cells:
+            steps = max(1, min(steps, shard.cells.free // len(residents)))
+        if shard.stays.beam_groups or self._budget.is_late:
+            steps = 1  # then it is the turn of the beams, or of prompts
+        steps, drafts = draft_plan(shard, residents, steps)
+        command = Decode(
+            shard=shard.name,
+            command_id=command_id,
+            header=shard.header.message,
+            sequence_ids=tuple(resident.sequence_id for resident in residents),
+            max_steps=steps,
+            max_draft_tokens=drafts,
+        )
+        shard.send(command, residents)
+        return command
+
+    @property
+    def _run_ahead_steps(self) -> int:
+        """How many steps a Decode may have. Between two of them the shard is idle while messages travel."""
+        config = self._given.config
+        step_s = self.shard.costs.decode_s(len(self._decoding))
+        within = min(_MOST_STEPS, int(config.run_ahead_s / step_s)) if step_s else 0
+        return max(config.run_ahead_steps, within)
+
+    def _evaluate(self, command_id: int) -> Evaluate:
+        """Let beams branch off from those that are computed, and compute what is missing of all."""
+        shard = self.shard
+        groups = self._groups if self._new_group is None else [self._new_group]
+        if self._new_group is None:
+            for group in groups:
+                self._branch_off(group)
+        shard.make_free(0)
+        pending = [
+            resident
+            for group in groups
+            for resident in shard.stays.beam_groups[group].values()
+            if resident.computed < resident.target
+        ]
+        left = max(min(len(pending), shard.capacity.limits.max_batch_tokens), self._budget.whole)
+        rows: list[tuple[Resident, int]] = []
+        used = 0
+        # New beams come first, since this command must start them. Each of the others gets at least a token.
+        for resident in sorted(pending, key=lambda one: (one.is_running, one.target - one.computed)):
+            others = len(pending) - len(rows) - 1
+            tokens = min(resident.target - resident.computed, left - others)
+            tokens = to_border(resident, tokens, shard.capacity.limits.max_batch_tokens - used - others)
+            if tokens > 0:
+                rows.append((resident, tokens))
+                left -= tokens
+                used += tokens
+        command = Evaluate(
+            shard=shard.name,
+            command_id=command_id,
+            header=shard.header.message,
+            rows=tuple(_row(resident, tokens) for resident, tokens in rows),
+        )
+        shard.send(command, [resident for resident, _ in rows])
+        return command
+
+    def _branch_off(self, group: BeamGroup[Sequence]) -> None:
+        for index, (parent, length) in list(group.branches.items()):
+            source = self.shard.stays.beam_groups[group].get(parent)
+            if source is not None and source.is_running and source.computed >= length:
+                self.branched.append(self._branch(group.members[index], source, length))
+                group.note_placed(group.members[index])
+
+    @on_behalf(1)
+    def _branch(self, beam: Sequence, source: Resident, length: int) -> Resident:
+        """Start ``beam`` from the first ``length`` tokens of ``source``."""
+        can_copy = length > 0 and (length == source.computed or not self.shard.layout.whole_only)
+        match = Match(length, length, (source.sequence_id,)) if can_copy else NO_MATCH
+        return self.shard.place(beam, match, source.priority)
+
+    def _filter(self, command_id: int) -> FilterBatch:
+        shard = self.shard
+        command = FilterBatch(
+            shard=shard.name, command_id=command_id, header=shard.header.message, keep=tuple(sorted(shard.stays.parked))
+        )
+        shard.send(command, [])
+        return command
+
+
+@on_behalf(0)
+def _row(resident: Resident, tokens: int) -> Row:
+    sequence, start = resident.sequence, resident.computed
+    end = start + tokens
+    is_first = not resident.is_running
+    assert sequence.group is not None
+    top_n_tokens = sequence.group.top_n_tokens if end == resident.target else 0
+    sent, media = sequence.sent(start, end)
+    return Row(
+        sequence_id=resident.sequence_id,
+        start=start,
+        token_ids=sent,
+        media=media,
+        adapter=resident.adapter,
+        outputs=RowOutputs.LAST if top_n_tokens else RowOutputs.NONE,
+        top_n_tokens=top_n_tokens,
+        copy=_copy(resident) if is_first else None,
+    )
+
+
+def _copy(resident: Resident) -> PrefixCopy | None:
+    return None if resident.source_id is None else PrefixCopy(resident.source_id, resident.cached)
+
+
+@on_behalf(0)
+def _chunk(resident: Resident, tokens: int) -> Chunk:
+    sequence, start = resident.sequence, resident.computed
+    end = start + tokens
+    is_first = not resident.is_running
+    sent, media = sequence.sent(start, end)
+    return Chunk(
+        sequence_id=resident.sequence_id,
+        start=start,
+        token_ids=sent,
+        media=media,
+        last=end == resident.target,
+        setup=parameters_of(sequence) if is_first else None,
+        copy=_copy(resident) if is_first else None,
+    )

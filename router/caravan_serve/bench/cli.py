@@ -1,0 +1,139 @@
+"""The command line of ``caravan bench``."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from caravan_serve.bench.cpu_time import NoSuchProcessError
+from caravan_serve.bench.dialects import Api
+from caravan_serve.bench.report import print_report, write_json
+from caravan_serve.bench.request import Asked, DrawnTokens
+from caravan_serve.bench.runner import BenchConfig, WarmUpError, run_bench
+from caravan_serve.bench.workloads import Shape, Workload
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark. Return 0 if any request completed, 1 if none did; exit with 2 for a wrong command line."""
+    parser = _parser()
+    config, json_path = _config(parser, parser.parse_args(argv))
+    console = Console(stderr=False)
+    try:
+        report = asyncio.run(run_bench(config, console))
+    except (WarmUpError, NoSuchProcessError) as error:
+        console.print(f"[red]caravan bench: {escape(str(error))}[/red]", soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print_report(console, report)
+    if json_path is not None:
+        write_json(json_path, report)
+        console.print(f"written to {json_path}", highlight=False)
+    return 0 if report.completed else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="caravan bench", description="Measure a server that speaks OpenAI's API or TGI's streams."
+    )
+    add = parser.add_argument
+    add("--url", required=True, help="base address, for example http://127.0.0.1:3000")
+    add(
+        "--api",
+        type=Api,
+        choices=tuple(Api),
+        default=Api.COMPLETIONS,
+        help="completions: /v1/completions; generate: /generate_stream; embeddings: /v1/embeddings, of the prompts of"
+        " the workload plain. Outputs have exactly --tokens tokens. TGI's own API cannot demand that; the report counts"
+        " shorter outputs",
+    )
+    add("--model", default="default", help="model name sent to /v1/completions")
+    add("--api-key", help="sent as a bearer token")
+    add("--workload", type=Workload, choices=tuple(Workload), default=Workload.PLAIN, help="which prompts to send")
+    add("--concurrency", type=_positive, default=8, help="closed loop: requests running at once (default 8)")
+    add("--rate", type=_above_0, help="open loop: mean arrivals per second (Poisson), instead of the closed loop")
+    add("--requests", type=_positive, help="requests per phase (default: the workload's)")
+    add("--words", type=_positive, help="words per prompt (default: the workload's)")
+    add("--tokens", type=_positive, help="output tokens per choice (default: the workload's)")
+    add("--n", type=_positive, default=8, help="choices per prompt in the workload n (default 8)")
+    add("--between", type=_positive, default=50, help="other prompts before prefixes return (default 50)")
+    add("--temperature", type=_above_0, help="draw tokens at this temperature (default: greedy)")
+    add("--top-k", type=_positive, help="needs --temperature (default: the server's)")
+    add("--top-p", type=_above_0, help="needs --temperature (default: the server's)")
+    add("--min-p", type=_above_0, help="needs --temperature and --api completions (default: the server's)")
+    add("--whole", action="store_true", help="ask for whole replies instead of streams; needs --api completions")
+    add("--logprobs", type=_positive, metavar="N", help="ask for N likely tokens with each; needs --api completions")
+    add("--json-schema", metavar="SCHEMA", help="what outputs must keep, for servers that take json_schema there")
+    add("--seed", type=int, default=0, help="seed of prompts and arrival times (default 0)")
+    add("--warmup", type=int, default=1, help="short requests before anything is measured (default 1)")
+    add("--timeout", type=float, default=600.0, help="seconds until a request counts as failed (default 600)")
+    add("--pid", type=_positive, action="append", default=[], help="server process whose CPU time to count; repeatable")
+    add("--pid-children", action="store_true", help="count the CPU time of all children of --pid too")
+    add("--json", type=Path, metavar="FILE", help="also write the report to FILE")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        message = f"must be at least 1, not {value}"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
+def _above_0(text: str) -> float:
+    value = float(text)
+    if value <= 0:
+        message = f"must be above 0, not {value:g}"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
+def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[BenchConfig, Path | None]:
+    if not args.url.startswith(("http://", "https://")):
+        parser.error(f"--url must start with http:// or https://, not {args.url!r}")
+    if args.temperature is None and (args.top_k, args.top_p, args.min_p) != (None, None, None):
+        parser.error("--top-k, --top-p and --min-p need --temperature")
+    if args.api is Api.EMBEDDINGS and (args.workload is not Workload.PLAIN or args.temperature is not None):
+        parser.error("--api embeddings needs the workload plain, and draws no tokens")
+    if args.api is not Api.COMPLETIONS and (
+        args.whole or (args.min_p, args.logprobs, args.json_schema) != (None, None, None)
+    ):
+        parser.error("--whole, --min-p, --logprobs and --json-schema need --api completions")
+    if args.whole and args.workload is Workload.STALL:
+        parser.error("the workload stall measures streams, and so has no --whole")
+    if args.api is Api.GENERATE and args.workload is Workload.N:
+        parser.error("the workload n needs --api completions: /generate_stream streams one choice alone")
+    if args.pid and sys.platform != "linux":
+        parser.error("--pid reads /proc, which only Linux has")
+    shape = Shape(
+        words=args.words,
+        tokens=args.tokens,
+        requests=args.requests,
+        concurrency=args.concurrency,
+        n=args.n,
+        between=args.between,
+        seed=args.seed,
+    )
+    drawn = None
+    if args.temperature is not None:
+        drawn = DrawnTokens(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p)
+    config = BenchConfig(
+        url=args.url,
+        api=args.api,
+        model=args.model,
+        api_key=args.api_key,
+        workload=args.workload,
+        shape=shape,
+        rate=args.rate,
+        asked=Asked(drawn=drawn, whole=args.whole, logprobs=args.logprobs, schema=args.json_schema),
+        warmup=args.warmup,
+        timeout_s=args.timeout,
+        pids=tuple(args.pid),
+        pid_children=args.pid_children,
+    )
+    return config, args.json

@@ -1,0 +1,45 @@
+"""Lists and objects that are written as tags within tags."""
+
+import json
+from typing import Any
+
+import pytest
+
+from caravan_dialects.chat.nested_arguments import nested_json
+from caravan_dialects.chat.tool_format import KEY, Tags
+
+TAGS = Tags(key_opening="<", key_closing=">", value_closing=f"</{KEY}>")
+STRINGS = {"type": "array", "items": {"type": "string"}}
+LOOSE: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "expected"),
+    [
+        ("<deep><item>1</item><item>2</item></deep>", LOOSE, {"deep": [1, 2]}),
+        (" <item>a b</item>\n<item></item> ", STRINGS, ["a b", ""]),
+        ("<item>01</item>", STRINGS, ["01"]),
+        ("<item><a>1</a></item><item><a>2</a></item>", LOOSE, [{"a": 1}, {"a": 2}]),
+        ("<item>1</item>", {"type": "object", "properties": {"item": {"type": "string"}}}, {"item": "1"}),
+        ("<a><a>1</a></a><b>x</b>", LOOSE, {"a": {"a": 1}, "b": "x"}),
+        ("<a>{&quot;</a>", {"properties": {"a": {"type": "string"}}}, {"a": "{&quot;"}),
+        ('<a">1</a">', LOOSE, {'a"': 1}),
+    ],
+)
+def test_tags_are_keys_and_items_make_lists(text: str, schema: dict[str, Any], expected: Any) -> None:
+    found = nested_json(text, TAGS, schema, schema)
+    assert found is not None
+    assert json.loads(found) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "[1, 2]", "<a>1", "<a>1</b>", "<a>1</a>x", "<a", "1<a>2</a>"])
+def test_what_is_not_made_of_tags_is_left(text: str) -> None:
+    assert nested_json(text, TAGS, LOOSE, None) is None
+
+
+def test_what_is_too_deep_is_a_text() -> None:
+    text = "<a>" * 40 + "1" + "</a>" * 40
+    found = json.loads(nested_json(text, TAGS, LOOSE, None) or "")
+    for _ in range(32):
+        found = found["a"]
+    assert found == "<a>" * 8 + "1" + "</a>" * 8

@@ -1,0 +1,297 @@
+"""Nodes, heads, owners, bounds and crashes of the store."""
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from caravan_dialects.conversations.database import Bounds, Database, StateFileError
+from caravan_dialects.conversations.nodes import START, ExactTokens, Head, Node, Position, Transaction
+from caravan_dialects.conversations.reserve import RESERVED_BYTES
+
+NOW = 1_000_000.0
+LARGE = Bounds(max_bytes=1 << 30, life_s=3600)
+
+
+def turn(name: str, parent: Position = START, tokens: Sequence[int] = (), fingerprint: str = "f") -> Node:
+    """Return a response of two items."""
+    exact = ExactTokens(fingerprint=fingerprint, token_ids=tuple(tokens)) if tokens else None
+    items = ({"id": f"{name}-in"}, {"id": f"{name}-out"})
+    return Node(id=name, parent=parent, items=items, inputs=1, response=b"{}", tokens=exact)
+
+
+def at(node: str, items: int = 2) -> Position:
+    return Position(node=node, items=items)
+
+
+def head(name: str, position: Position = START) -> Head:
+    return Head(id=name, created=NOW, position=position)
+
+
+def memory(bounds: Bounds = LARGE, pinned: Sequence[str] = ()) -> Database:
+    return Database(None, bounds, pinned)
+
+
+def ids(database: Database, owner: str, node: str) -> list[str] | None:
+    chain = database.node(owner, node, NOW)
+    return None if chain is None else [item["id"] for item in chain.items]
+
+
+def test_a_chain_has_the_items_and_the_tokens_of_all_its_nodes() -> None:
+    database = memory()
+    assert database.commit("a", Transaction(node=turn("r1", tokens=(1, 2, 3))), NOW)
+    assert database.commit("a", Transaction(node=turn("r2", at("r1"), (1, 2, 3, 4, 5))), NOW)
+    # Its prompt differs from that of its parent after two tokens.
+    assert database.commit("a", Transaction(node=turn("r3", at("r2"), (1, 2, 9, 9))), NOW)
+    # Another file of the model has tokens of its own.
+    assert database.commit("a", Transaction(node=turn("r4", at("r3"), (1, 2), "g")), NOW)
+    for name, tokens in (("r1", (1, 2, 3)), ("r2", (1, 2, 3, 4, 5)), ("r3", (1, 2, 9, 9)), ("r4", (1, 2))):
+        chain = database.node("a", name, NOW)
+        assert chain is not None
+        assert chain.tokens is not None
+        assert chain.tokens.token_ids == tokens
+        assert chain.position == at(name)
+    assert ids(database, "a", "r2") == ["r1-in", "r1-out", "r2-in", "r2-out"]
+
+
+def test_a_child_may_continue_any_item_of_its_parent() -> None:
+    database = memory()
+    database.commit("a", Transaction(node=turn("r1")), NOW)
+    assert database.commit("a", Transaction(node=turn("r2", at("r1", 1))), NOW)
+    assert ids(database, "a", "r2") == ["r1-in", "r2-in", "r2-out"]
+    chain = database.node("a", "r2", NOW)
+    assert chain is not None
+    assert chain.size == len('[{"id":"r1-in"}]' + '[{"id":"r2-in"},{"id":"r2-out"}]')
+    for missing in (at("r1", 3), at("r9"), at("r1", 0)):
+        assert not database.commit("a", Transaction(node=turn("r3", missing)), NOW)
+    assert ids(database, "a", "r3") is None
+
+
+def test_an_owner_sees_and_changes_only_its_own() -> None:
+    database = memory()
+    database.commit("a", Transaction(node=turn("r1"), head=head("c1", at("r1"))), NOW)
+    assert database.node("b", "r1", NOW) is None
+    assert database.head("b", "c1", NOW) is None
+    assert not database.commit("b", Transaction(node=turn("r2", at("r1"))), NOW)
+    assert not database.commit("b", Transaction(head=head("c2", at("r1"))), NOW)
+    assert not database.commit("b", Transaction(head=head("c1"), expected=at("r1")), NOW)
+    assert not database.delete_node("b", "r1")
+    assert not database.delete_head("b", "c1")
+    assert ids(database, "a", "r1") == ["r1-in", "r1-out"]
+    assert list(database.used_bytes()) == ["a"]
+
+
+def test_a_head_moves_only_from_where_it_is_expected() -> None:
+    database = memory()
+    database.commit("a", Transaction(node=turn("r1"), head=head("c", at("r1"))), NOW)
+    assert database.commit(
+        "a", Transaction(node=turn("r2", at("r1")), head=head("c", at("r2")), expected=at("r1")), NOW
+    )
+    lost = Transaction(node=turn("r3", at("r1")), head=head("c", at("r3")), expected=at("r1"))
+    assert not database.commit("a", lost, NOW)
+    assert ids(database, "a", "r3") is None, "nothing of a change that lost is written"
+    found = database.head("a", "c", NOW)
+    assert found is not None
+    assert found.position == at("r2")
+
+
+def test_a_deleted_response_stays_while_others_continue_it() -> None:
+    database = memory()
+    database.commit("a", Transaction(node=turn("r1")), NOW)
+    database.commit("a", Transaction(node=turn("r2", at("r1"))), NOW)
+    assert database.delete_node("a", "r1")
+    assert not database.delete_node("a", "r1")
+    assert ids(database, "a", "r1") is None
+    assert ids(database, "a", "r2") == ["r1-in", "r1-out", "r2-in", "r2-out"]
+    assert database.delete_node("a", "r2")
+    assert database.used_bytes() == {}
+
+
+def test_items_of_a_conversation_go_with_the_last_head_that_has_them() -> None:
+    database = memory()
+    added = Node(id="n", items=({"id": "i"},))
+    database.commit("a", Transaction(node=added, head=head("c1", at("n", 1))), NOW)
+    database.commit("a", Transaction(head=head("c2", at("n", 1))), NOW)
+    assert ids(database, "a", "n") is None, "it is no response"
+    assert database.commit("a", Transaction(head=head("c1"), expected=at("n", 1)), NOW)
+    found = database.conversation("a", "c2", NOW)
+    assert found is not None
+    assert [item["id"] for item in found[1].items] == ["i"]
+    assert database.delete_head("a", "c2")
+    assert database.delete_head("a", "c1")
+    assert database.used_bytes() == {}
+
+
+def test_entries_expire_after_their_last_use() -> None:
+    database = memory(Bounds(max_bytes=1 << 30, life_s=100))
+    database.commit("a", Transaction(node=turn("r1"), head=head("c", at("r1"))), NOW)
+    database.commit("a", Transaction(node=turn("r2")), NOW)
+    assert database.head("a", "c", NOW + 90) is not None
+    assert database.node("a", "r2", NOW + 110) is None
+    assert database.head("a", "c", NOW + 180) is not None, "it was used at 90 s"
+    assert database.head("a", "c", NOW + 300) is None
+    assert database.used_bytes() == {}
+
+
+def test_ten_thousand_conversations_stay_within_the_bound() -> None:
+    limit = 1 << 20
+    database = memory(Bounds(max_bytes=limit, life_s=3600))
+    for number in range(10_000):
+        node = Node(id=f"n{number}", items=({"text": "x" * 200},))
+        assert database.commit(
+            "a", Transaction(node=node, head=head(f"c{number}", at(node.id, 1))), NOW + number * 1e-6
+        )
+    assert limit / 2 < sum(database.used_bytes().values()) <= limit
+    assert database.head("a", "c0", NOW) is None
+    assert database.head("a", "c9999", NOW) is not None
+
+
+def test_who_holds_most_makes_room() -> None:
+    database = memory(Bounds(max_bytes=200_000, life_s=3600))
+    database.commit("small", Transaction(node=turn("old")), NOW)
+    for number in range(1000):
+        database.commit("large", Transaction(node=turn(f"r{number}")), NOW + 1 + number * 1e-6)
+    assert ids(database, "small", "old") == ["old-in", "old-out"]
+
+
+def test_nodes_in_use_or_with_children_are_never_removed() -> None:
+    pinned = ["r1"]
+    database = memory(Bounds(max_bytes=20_000, life_s=100), pinned)
+    database.commit("a", Transaction(node=turn("r0")), NOW)
+    database.commit("a", Transaction(node=turn("r1", at("r0"))), NOW)
+    for number in range(100):
+        database.commit("a", Transaction(node=turn(f"x{number}")), NOW + 1)
+    assert ids(database, "a", "r1") == ["r0-in", "r0-out", "r1-in", "r1-out"]
+    assert database.node("a", "r1", NOW + 1000) is not None
+    pinned.clear()
+    assert database.node("a", "r1", NOW + 3000) is None
+
+
+def test_a_file_is_read_again_and_is_for_its_owner_only(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    database = Database(file, LARGE)
+    database.commit("a", Transaction(node=turn("r1", tokens=(7, 8)), head=head("c", at("r1"))), NOW)
+    database.close()
+    assert file.stat().st_mode & 0o077 == 0
+    again = Database(file, LARGE)
+    found = again.conversation("a", "c", NOW)
+    assert found is not None
+    assert found[1].tokens == ExactTokens(fingerprint="f", token_ids=(7, 8))
+    again.close()
+
+
+def test_two_routers_may_have_the_file_open(tmp_path: Path) -> None:
+    first, second = Database(tmp_path / "state", LARGE), Database(tmp_path / "state", LARGE)
+    first.commit("a", Transaction(node=turn("r1"), head=head("c", at("r1"))), NOW)
+    move = Transaction(node=turn("r2", at("r1")), head=head("c", at("r2")), expected=at("r1"))
+    assert second.commit("a", move, NOW)
+    assert not first.commit("a", Transaction(head=head("c"), expected=at("r1")), NOW)
+    first.close()
+    second.close()
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database " * 100)
+    with pytest.raises(StateFileError, match="not a database"):
+        Database(tmp_path / "text", LARGE)
+    with pytest.raises(StateFileError):
+        Database(tmp_path / "missing" / "state", LARGE)
+
+
+def test_what_cannot_be_written_can_still_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Reading marks entries as used and removes expired ones. Neither is possible on a full disk."""
+    file = tmp_path / "state"
+    database = Database(file, Bounds(max_bytes=1 << 30, life_s=100))
+    database.commit("a", Transaction(node=turn("old")), NOW - 50)
+    database.commit("a", Transaction(node=turn("r1"), head=head("c", at("r1"))), NOW)
+    with closing(sqlite3.connect(file)) as other:
+        for table, change in product(("heads", "nodes"), ("UPDATE", "DELETE")):
+            full = "BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+            other.execute(f"CREATE TRIGGER full_{table}_{change} BEFORE {change} ON {table} {full}")
+    assert database.node("a", "r1", NOW + 60) is not None
+    assert database.head("a", "c", NOW + 60) is not None
+    found = database.node("a", "old", NOW + 60)
+    assert found is not None, "it has expired and could not be removed"
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["entries cannot be removed, or marked as used: the disk is full"] * 4
+    database.close()
+
+
+def test_entries_are_forgotten_on_a_full_disk(tmp_path: Path) -> None:
+    """Nothing can be written to the disk as long as the room that is kept for forgetting is taken."""
+    reserve = tmp_path / "state-reserve"
+    database = Database(tmp_path / "state", LARGE)
+    database.commit("a", Transaction(node=turn("r1"), head=head("c", at("r1"))), NOW)
+    database.commit("a", Transaction(node=turn("r2", at("r1"))), NOW)
+    run = database._connection.execute
+    database._connection.create_function("is_full", 0, lambda: reserve.stat().st_size >= RESERVED_BYTES)
+    for table, change in product(("heads", "nodes"), ("INSERT", "UPDATE", "DELETE")):
+        full = "WHEN is_full() BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
+        run(f"CREATE TEMP TRIGGER full_{table}_{change} BEFORE {change} ON {table} {full}")
+    with pytest.raises(sqlite3.Error, match="the disk is full"):
+        database.commit("a", Transaction(node=turn("r3")), NOW)
+    assert not database.delete_node("b", "r2")
+    assert not database.delete_head("a", "unknown")
+    assert database.delete_node("a", "r2")
+    assert database.delete_head("a", "c")
+    assert database.node("a", "r1", NOW) is not None
+    assert database.delete_node("a", "r1")
+    assert run("SELECT count(*) FROM nodes").fetchall() == [(0,)]
+    assert reserve.stat().st_size == RESERVED_BYTES
+    assert reserve.stat().st_mode & 0o777 == 0o600
+    database.close()
+
+
+# Forks a writer, kills it, and checks that every turn that it reported is whole; a hundred times on one file.
+CRASHES = """
+import os, random, signal, sys, time
+from pathlib import Path
+from caravan_dialects.conversations.database import Bounds, Database
+from caravan_dialects.conversations.nodes import START, Transaction, Head, Node, Position
+
+file, bounds, draw = Path(sys.argv[1]), Bounds(max_bytes=1 << 30, life_s=1e9), random.Random(1)
+
+def write(report, number):
+    database = Database(file, bounds)
+    position, turns = START, 0
+    assert database.commit("a", Transaction(head=Head(id=f"c{number}", created=1.0)), 1.0)
+    while True:
+        node = Node(id=f"{number}-{turns}", parent=position, items=({"text": "x" * 3000},), response=b"{}")
+        moved = Head(id=f"c{number}", created=1.0, position=Position(node=node.id, items=1))
+        assert database.commit("a", Transaction(node=node, head=moved, expected=position), 1.0)
+        position, turns = moved.position, turns + 1
+        os.write(report, b".")
+
+for number in range(100):
+    reading, report = os.pipe()
+    child = os.fork()
+    if child == 0:
+        write(report, number)
+    os.close(report)
+    os.read(reading, 1)
+    time.sleep(draw.random() / 200)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    reported = 1
+    while data := os.read(reading, 4096):
+        reported += len(data)
+    os.close(reading)
+    database = Database(file, bounds)
+    head, chain = database.conversation("a", f"c{number}", 1.0)
+    assert reported <= len(chain.items) <= reported + 1, (reported, len(chain.items))
+    assert len(chain.nodes) == len(chain.items)
+    if number % 10 == 9:
+        assert database._connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    database.close()
+"""
+
+
+def test_a_kill_in_the_middle_of_writes_loses_at_most_that_turn(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CRASHES, str(tmp_path / "state")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr

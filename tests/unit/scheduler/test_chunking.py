@@ -1,0 +1,180 @@
+"""How many prompt tokens a step computes, and how long it may take."""
+
+from typing import Any
+
+import pytest
+
+from caravan_scheduler.config import PrefillMode, SchedulerConfig
+from caravan_scheduler.planning.chunking import (
+    MIN_CHUNK_TOKENS,
+    Riders,
+    Step,
+    chunk_budget,
+    step_after,
+    step_seconds,
+)
+from caravan_scheduler.shard.attention_cost import FAST_CHUNK_TOKENS
+from caravan_scheduler.shard.costs import ShardCosts
+
+
+def costs(*, fast_pair_s: float = 1e-5) -> ShardCosts:
+    """Return costs of 30 ms for decodes and 4 ms for a token, and 10 us for each of its context in small chunks."""
+    made = ShardCosts()
+    made.observe_decodes(4, 0.03)
+    for tokens, pair_s in ((128, fast_pair_s), (40, 1e-5)):
+        for context in range(0, 2000, tokens):
+            seconds = 0.03 + tokens * (0.004 + pair_s * context)
+            made.observe_chunks(tokens, context, riders=4, seconds=seconds)
+    return made
+
+
+def budget(
+    known: ShardCosts,
+    seconds: float,
+    *,
+    riders: int = 4,
+    context: int = 0,
+    remaining: int | None = None,
+    **config: Any,
+) -> int:
+    step = Step(seconds=seconds, riders=riders)
+    return chunk_budget(SchedulerConfig(**config), known, step, context=context, remaining=remaining)
+
+
+def test_the_budget_is_whole_tiles_and_never_zero() -> None:
+    assert budget(costs(), 0.0) == MIN_CHUNK_TOKENS
+    assert budget(costs(), 0.22) == 40
+    assert budget(costs(), 0.22, context=500) == MIN_CHUNK_TOKENS
+    assert budget(costs(), 100.0, max_batch_prefill_tokens=100) == 100
+    assert budget(ShardCosts(), 0.22, riders=0) >= MIN_CHUNK_TOKENS
+
+
+def test_a_size_that_was_not_measured_gets_less_time_beside_decodes() -> None:
+    """What a chunk costs beside four streams may differ from what chunks alone have cost."""
+    guessed = ShardCosts()
+    guessed.observe_decodes(4, 0.03)
+    guessed.observe_chunks(256, 0, riders=0, seconds=256 * 0.004)
+    assert budget(guessed, 0.23) == 32, "40 would fit"
+    assert budget(guessed, 0.2, riders=0) == 48
+    for _ in range(8):
+        guessed.observe_chunks(40, 0, riders=4, seconds=0.03 + 40 * 0.004)
+    assert budget(guessed, 0.23) == 48
+
+
+def test_decodes_pause_where_they_should() -> None:
+    assert budget(costs(), 0.22, mode=PrefillMode.PAUSE) == 0
+    assert budget(costs(), 0.22, riders=0, mode=PrefillMode.PAUSE) > 0
+
+
+def test_a_chunk_is_large_enough_for_fast_attention_where_that_speeds_the_prompt_up_most() -> None:
+    tiled = costs(fast_pair_s=1e-6)
+    assert budget(tiled, 0.22) < FAST_CHUNK_TOKENS, "without context small chunks are nearly as fast, and smoother"
+    assert budget(tiled, 0.22, context=1500) == FAST_CHUNK_TOKENS
+    assert budget(costs(), 0.22, context=1500) == MIN_CHUNK_TOKENS, "the larger chunk is as slow"
+
+
+def test_a_step_is_not_stretched_for_what_larger_chunks_save_apart_from_attention() -> None:
+    """A pass that reads the weights for 20 tokens takes nearly as long as one for 70, with any attention."""
+    heavy = ShardCosts()
+    heavy.observe_decodes(4, 0.1)
+    for tokens in (16, 72):
+        for context in range(0, 2000, tokens):
+            heavy.observe_chunks(tokens, context, riders=4, seconds=0.15 + 0.003 * tokens)
+    assert heavy.seconds(FAST_CHUNK_TOKENS, riders=4, context=0) < 2 * heavy.seconds(16, riders=4, context=0)
+    assert budget(heavy, 0.22) < FAST_CHUNK_TOKENS
+    assert budget(heavy, 0.22, context=1500) < FAST_CHUNK_TOKENS
+
+
+def test_no_small_chunk_is_left_over_where_small_chunks_are_slow() -> None:
+    tiled = costs(fast_pair_s=1e-6)
+    assert budget(tiled, 0.22, context=1500, remaining=72 * 3 + 20) == 79
+    assert budget(tiled, 0.22, context=1500, remaining=84) == 84
+    assert budget(tiled, 0.22, context=1500, remaining=100) == 72, "the step would take half as long again"
+    assert budget(tiled, 0.22, context=1500, remaining=40) == MIN_CHUNK_TOKENS, "too few for a large chunk"
+
+
+def seconds(config: SchedulerConfig, *, prompts: int, riders: int, decode_s: float, claim: bool = True) -> float:
+    return step_seconds(config, prompts=prompts, riders=Riders(count=riders, seconds=decode_s, claim=claim))
+
+
+def test_a_step_is_stretched_as_prompts_outnumber_its_decodes() -> None:
+    config = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0)
+    assert seconds(config, prompts=1, riders=4, decode_s=0.03) == 0.2
+    assert seconds(config, prompts=4, riders=4, decode_s=0.03) == 0.2
+    assert seconds(config, prompts=6, riders=4, decode_s=0.03) == pytest.approx(0.3)
+    assert seconds(config, prompts=7, riders=1, decode_s=0.03) == 1.0, "bounded as a step without decodes is"
+    assert seconds(config, prompts=7, riders=0, decode_s=0.0) == 1.0
+
+
+def test_where_decodes_fill_the_target_prompts_get_their_share_of_the_time() -> None:
+    config = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0)
+    assert seconds(config, prompts=1, riders=1, decode_s=0.18) == pytest.approx(0.36)
+    assert seconds(config, prompts=1, riders=9, decode_s=0.18) == pytest.approx(0.2), "many streams: the target"
+    assert seconds(config, prompts=1, riders=1, decode_s=0.7) == 1.0
+    slow = SchedulerConfig(target_itl_s=2.0, idle_step_s=1.0)
+    assert seconds(slow, prompts=8, riders=1, decode_s=0.1) == 2.0, "never less than the target"
+
+
+def test_where_decodes_fill_the_target_prompts_behind_the_first_weigh_as_many_decodes_as_tgi_stops_for_them() -> None:
+    config = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0, waiting_served_ratio=0.25)
+    assert seconds(config, prompts=6, riders=21, decode_s=0.15) == pytest.approx(0.15 * (1 + (1 + 5 * 4) / 21))
+    assert seconds(config, prompts=4, riders=4, decode_s=0.04) == 0.2, "decodes take little of the target"
+    never = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0, waiting_served_ratio=0.0)
+    assert seconds(never, prompts=2, riders=30, decode_s=0.15) == 1.0
+    assert seconds(never, prompts=0, riders=30, decode_s=0.15) == 0.2
+
+
+def test_a_step_beside_decodes_that_all_came_with_its_prompts_takes_as_long_as_one_without() -> None:
+    config = SchedulerConfig(target_itl_s=0.2, idle_step_s=1.0)
+    assert seconds(config, prompts=1, riders=7, decode_s=0.04, claim=False) == 1.0
+    slow = SchedulerConfig(target_itl_s=2.0, idle_step_s=1.0)
+    assert seconds(slow, prompts=1, riders=7, decode_s=0.04, claim=False) == 2.0, "never less than the target"
+
+
+def test_small_chunks_are_taken_for_slow_behind_a_context_until_one_was_measured() -> None:
+    """Chunks of 128 tokens tell nothing about those of 64, of which llama.cpp may compute the tokens one by one."""
+    known = ShardCosts()
+    known.observe_decodes(4, 0.03)
+    for context in range(0, 1000, 128):
+        known.observe_chunks(128, context, riders=4, seconds=0.03 + 128 * (0.002 + 1e-6 * context))
+    assert not known.knows_small_chunks
+    assert budget(known, 0.15) == 40
+    assert budget(known, 0.15, context=1000) == MIN_CHUNK_TOKENS
+    for _ in range(2):
+        known.observe_chunks(16, 1000, riders=4, seconds=0.03 + 16 * (0.002 + 1e-6 * 1000))
+    assert known.knows_small_chunks
+    assert budget(known, 0.15, context=1000) > MIN_CHUNK_TOKENS
+
+
+def test_a_small_chunk_behind_a_context_tells_at_once_that_small_chunks_are_slow() -> None:
+    known = ShardCosts()
+    known.observe_decodes(4, 0.03)
+    for context in range(0, 1000, 128):
+        known.observe_chunks(128, context, riders=4, seconds=0.03 + 128 * (0.002 + 1e-6 * context))
+    known.observe_chunks(16, 1000, riders=4, seconds=0.03 + 16 * (0.002 + 1e-5 * 1000))
+    assert known.seconds(40, riders=4, context=1000) == pytest.approx(0.03 + 40 * 0.012, rel=0.2)
+    assert budget(known, 0.22, context=1000) == FAST_CHUNK_TOKENS
+
+
+def test_a_chunk_takes_no_rest_with_it_that_decodes_would_wait_long_for() -> None:
+    """80 tokens take 0.2 s."""
+    known = ShardCosts()
+    known.observe_decodes(4, 0.03)
+    for tokens in (128, 96, 72, 40):
+        for _ in range(8):
+            known.observe_chunks(tokens, 0, riders=4, seconds=0.03 + tokens * 0.0021)
+    assert budget(known, 0.22, remaining=80 + 48) == 80
+    assert budget(known, 0.22, remaining=80 + 16) == 96
+    assert budget(known, 0.22, riders=0, remaining=100 + 30) == 130, "nobody waits"
+
+
+def test_what_decodes_have_waited_for_is_taken_off_the_step() -> None:
+    config = SchedulerConfig(target_itl_s=0.2)
+    riders = Riders(count=4, seconds=0.03, claim=True)
+    assert step_after(config, 0.2, riders=riders, waited_s=0.0) == Step(seconds=0.2, riders=4)
+    assert step_after(config, 0.2, riders=riders, waited_s=0.04).seconds == pytest.approx(0.16)
+    late = step_after(config, 0.2, riders=riders, waited_s=0.06)
+    assert late.is_late
+    assert chunk_budget(config, costs(), late, context=0) == 0
+    burst = Riders(count=4, seconds=0.03, claim=False)
+    assert step_after(config, 1.0, riders=burst, waited_s=0.5) == Step(seconds=1.0, riders=4)

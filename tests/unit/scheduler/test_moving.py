@@ -1,0 +1,200 @@
+"""Sequences and saved prefixes move from shard to shard."""
+
+from typing import Any
+
+from caravan_proto.messages.commands import Load, Prefill
+from caravan_proto.messages.limits import LayoutLimits, Saving
+from caravan_scheduler.actions import Drained, Fetch, Preempt, Preemption, Resume
+from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.events import RunsFound, ShardLimits
+from caravan_testing.simulation import Simulation
+
+PROMPT = tuple(range(100, 160))
+
+
+def limits(*, cells: int = 400, max_sequences: int = 4, memory: int = 1_000, fingerprint: str = "same") -> ShardLimits:
+    layout = LayoutLimits(cells=cells, cells_per_sequence=cells, saving=Saving.ANY)
+    return ShardLimits(
+        layout=layout,
+        max_sequences=max_sequences,
+        max_batch_tokens=64,
+        memory_bytes=memory,
+        run_fingerprint=fingerprint,
+    )
+
+
+def simulation(**shards: ShardLimits) -> Simulation:
+    sim = Simulation(SchedulerConfig())
+    for name, found in shards.items():
+        sim.join(name, found)
+    return sim
+
+
+def made(sim: Simulation, kind: type[Any]) -> list[Any]:
+    return [action for action in sim.actions if isinstance(action, kind)]
+
+
+def start_on(sim: Simulation, name: str, count: int = 1) -> list[int]:
+    """Start requests on the only shard so far, ``name``, and let each have some tokens."""
+    requests = [sim.submit((key, *PROMPT), 30, ignore_eos=True) for key in range(count)]
+    while any(len(sim.received[key]) < 3 for key in requests):
+        sim.advance(name)
+    return requests
+
+
+def moving() -> tuple[Simulation, int]:
+    """Return a request whose cells are on their way from ``a``, which drains, to ``b``."""
+    sim = simulation(a=limits())
+    (request,) = start_on(sim, "a")
+    sim.join("b", limits())
+    sim.drain("a")
+    while not sim.transfers:
+        sim.advance("a")
+    return sim, request
+
+
+def test_sequences_of_a_draining_shard_continue_elsewhere_from_their_cells() -> None:
+    sim = simulation(a=limits())
+    requests = start_on(sim, "a", 2)
+    sim.join("b", limits())
+    sim.drain("a")
+    sim.run()
+    assert sim.finished == set(requests)
+    assert [action.how for action in made(sim, Preempt)] == [Preemption.SWAP] * 2
+    assert {(fetch.source, fetch.target) for fetch in made(sim, Fetch)} == {("a", "b")}
+    assert [action.computed_again for action in made(sim, Resume)] == [0, 0]
+    assert made(sim, Drained) == [Drained("a")]
+    assert "a" not in sim.shards
+    sim.check_at_rest()
+
+
+def test_what_cannot_be_fetched_is_computed_again() -> None:
+    for other in (limits(fingerprint="another"), limits(fingerprint=""), limits(memory=0)):
+        sim = simulation(a=limits())
+        (request,) = start_on(sim, "a")
+        sim.join("b", other)
+        sim.drain("a")
+        sim.run()
+        assert sim.finished == {request}
+        assert [action.how for action in made(sim, Preempt)] == [Preemption.RECOMPUTE]
+        assert not made(sim, Fetch)
+        (resumed,) = made(sim, Resume)
+        assert resumed.computed_again > len(PROMPT)
+        assert made(sim, Drained) == [Drained("a")]
+        sim.check_at_rest()
+
+
+def test_a_request_whose_transfer_fails_is_computed_again() -> None:
+    sim, request = moving()
+    sim.finish_transfer(next(iter(sim.transfers)), fails=True)
+    sim.run()
+    assert sim.finished == {request}
+    assert len([fetch for fetch in made(sim, Fetch) if fetch.target == "b"]) == 2  # again, for what is kept
+    sim.check_at_rest()
+
+
+def test_a_shard_lost_in_a_transfer_costs_a_computation() -> None:
+    for lost in ("a", "b"):
+        sim, request = moving()
+        sim.lose(lost)
+        assert not sim.transfers
+        sim.join("c", limits())
+        sim.run()
+        assert sim.finished == {request}
+        sim.check_at_rest()
+
+
+def test_sequences_stay_while_no_other_shard_has_room_but_not_forever() -> None:
+    sim = simulation(a=limits())
+    (first,) = start_on(sim, "a")
+    sim.join("b", limits(max_sequences=1))
+    blocker = sim.submit(tuple(range(30)), 200, ignore_eos=True)
+    while not sim.received[blocker]:
+        sim.advance("b")
+    sim.drain("a")
+    before = len(sim.received[first])
+    for _ in range(5):
+        sim.advance("a")
+    assert not made(sim, Preempt)
+    assert len(sim.received[first]) > before
+    sim.tick(6.0)
+    while not made(sim, Preempt):
+        sim.advance("a")
+    sim.run()
+    assert sim.finished == {first, blocker}
+    sim.check_at_rest()
+
+
+def test_the_last_shard_ends_what_it_has() -> None:
+    sim = simulation(a=limits())
+    requests = start_on(sim, "a", 2)
+    sim.drain("a")
+    sim.run()
+    assert sim.finished == set(requests)
+    assert not made(sim, Preempt)
+    assert made(sim, Drained) == [Drained("a")]
+
+
+def test_prefixes_of_ended_sequences_move_to_a_shard_with_room() -> None:
+    sim = simulation(a=limits())
+    start_on(sim, "a")
+    sim.run()
+    sim.join("b", limits())
+    sim.drain("a")
+    sim.run()
+    assert "a" not in sim.shards
+    assert [run.saved.start for run in sim.shards["b"].runs.values()] == [0]
+    again = sim.submit((0, *PROMPT, 7, 8, 9), 5, ignore_eos=True)
+    sim.run()
+    assert len(made(sim, Load)) == 1
+    assert again in sim.finished
+    sim.check_at_rest()
+
+
+def test_a_prefix_that_another_shard_has_saved_is_fetched_where_that_is_faster() -> None:
+    sim = simulation(a=limits(max_sequences=1))
+    start_on(sim, "a")
+    sim.run()
+    sim.tick(1.0)
+    sim.run()
+    assert sim.shards["a"].runs
+    blocker = sim.submit(tuple(range(20)), 200, ignore_eos=True)
+    while not sim.received[blocker]:
+        sim.advance("a")
+    sim.join("b", limits())
+    request = sim.submit((0, *PROMPT, 7, 8, 9), 5, ignore_eos=True)
+    while request not in sim.finished:
+        for transfer_id in list(sim.transfers):
+            sim.finish_transfer(transfer_id)
+        sim.advance("b")
+    assert len(made(sim, Fetch)) == 1
+    (load,) = made(sim, Load)
+    assert load.shard == "b"
+    computed = [chunk for step in made(sim, Prefill) if step.shard == "b" for chunk in step.chunks]
+    assert sum(len(chunk.token_ids) for chunk in computed) < 20
+    sim.run()
+    sim.check_at_rest()
+
+
+def test_a_flush_drops_what_arrives_later() -> None:
+    sim, request = moving()
+    sim.flush("b")
+    sim.run()
+    assert sim.finished == {request}
+    sim.check_at_rest()
+    assert set(sim.shards["b"].runs) == set(sim.scheduler.shards["b"].runs.keys)
+
+
+def test_cells_move_once_both_shards_know_that_their_files_are_the_same() -> None:
+    for second in ("same", "another"):
+        sim = simulation(a=limits(fingerprint=""))
+        (request,) = start_on(sim, "a")
+        sim.join("b", limits(fingerprint=""))
+        sim.handle(RunsFound("a", "same"))
+        sim.handle(RunsFound("b", second))
+        sim.handle(RunsFound("gone", "same"))
+        sim.drain("a")
+        sim.run()
+        assert bool(made(sim, Fetch)) == (second == "same")
+        assert [resumed.computed_again > len(PROMPT) for resumed in made(sim, Resume)] == [second != "same"]
+        assert len(sim.received[request]) == 30

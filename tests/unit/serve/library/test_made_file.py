@@ -1,0 +1,55 @@
+"""The file of the models that were made of others."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from caravan_scheduler.core.library import LibraryError, MadeModel
+from caravan_serve.library.catalogue import CatalogueError
+from caravan_serve.library.made_file import MadeFile
+
+
+def made(name: str, **recipe: object) -> MadeModel:
+    return MadeModel(name, "owner/base:Q4_0", recipe, 5.0)
+
+
+def test_what_is_made_is_there_for_the_next_server(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet"
+    assert MadeFile(folder).read() == {}
+    assert MadeFile(folder).put(made("a", system="x")) == {"a": made("a", system="x")}
+    MadeFile(folder).put(made("b"))
+    MadeFile(folder).put(made("a", system="y"))
+    assert MadeFile(folder).read() == {"a": made("a", system="y"), "b": made("b")}
+    assert MadeFile(folder).remove("a") == {"b": made("b")}
+    assert MadeFile(folder).remove("a") == {"b": made("b")}
+    # Nothing is left of how it was written.
+    assert {path.name for path in folder.iterdir()} == {"caravan-models.json", "caravan-models.lock"}
+
+
+def test_changes_of_several_servers_are_all_kept(tmp_path: Path) -> None:
+    names = [f"m{number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda name: MadeFile(tmp_path).put(made(name)), names))
+    assert set(MadeFile(tmp_path).read()) == set(names)
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        "no list",
+        [{"name": "../a", "base": "b", "recipe": {}, "made_s": 0}],
+        [{"name": "a", "base": "b", "recipe": {"parameters": {"warmth": 1}}, "made_s": 0}],
+        [{"name": "a", "base": "b", "recipe": {}}],
+    ],
+)
+def test_a_file_that_says_something_else_is_left_as_it_is(tmp_path: Path, models: object) -> None:
+    path = tmp_path / "caravan-models.json"
+    path.write_text(json.dumps({"models": models}))
+    with pytest.raises(CatalogueError, match=str(path)):
+        MadeFile(tmp_path).read()
+    with pytest.raises(LibraryError) as refused:
+        MadeFile(tmp_path).put(made("c"))
+    assert str(tmp_path) not in str(refused.value)
+    assert json.loads(path.read_text()) == {"models": models}
