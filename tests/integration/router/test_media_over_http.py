@@ -88,7 +88,14 @@ def part(spelled: bool, text: str = SPELLED) -> dict[str, Any]:
 
 
 def item(*parts: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "user", "content": list(parts)}
+    """Make a message. Neighbouring texts become one part: between two there would be a line break."""
+    content: list[dict[str, Any]] = []
+    for one in parts:
+        if content and "text" in content[-1] and "text" in one:
+            content[-1] = one | {"text": content[-1]["text"] + one["text"]}
+        else:
+            content.append(one)
+    return {"role": "user", "content": content}
 
 
 def input_part(spelled: bool, text: str = SPELLED) -> dict[str, Any]:
