@@ -67,27 +67,25 @@ def test_openai_python_sends_pictures_in_chats(seeing: Seeing) -> None:
     with OpenAI(base_url=f"{seeing.served.url}/v1", api_key="none") as client:
         extra = client.models.list().data[0].model_extra or {}
         assert extra["architecture"]["input_modalities"] == ["text", "image"]
-        parts: list[Any] = [
-            {"type": "image_url", "image_url": {"url": seeing.url, "detail": "high"}},
-            {"type": "text", "text": WORDS},
-        ]
-        for part in parts:
-            content: Any = [{"type": "text", "text": "See:"}, part, {"type": "text", "text": " Well?"}]
+        picture: Any = {"type": "image_url", "image_url": {"url": seeing.url, "detail": "high"}}
+        # Between two parts of text there would be a line break.
+        text = f"See:{WORDS} Well?"
+        for content in ([{"type": "text", "text": "See:"}, picture, {"type": "text", "text": " Well?"}], text):
             messages: Any = [{"role": "user", "content": content}]
             reply = client.chat.completions.create(model="any", messages=messages, max_tokens=TOKENS, temperature=0)
             assert reply.usage is not None
             said.append((reply.choices[0].message.content, reply.usage.prompt_tokens))
         assert said[0] == said[1]
-        parts[0]["image_url"]["url"] = "https://example.com/a.png"
+        picture["image_url"]["url"] = "https://example.com/a.png"
         with pytest.raises(BadRequestError, match="nothing is fetched"):
-            client.chat.completions.create(model="any", messages=[{"role": "user", "content": parts[:1]}])
+            client.chat.completions.create(model="any", messages=[{"role": "user", "content": [picture]}])
 
 
 def test_openai_python_sends_pictures_in_responses_and_conversations(seeing: Seeing) -> None:
     said = []
     with OpenAI(base_url=f"{seeing.served.url}/v1", api_key="none") as client:
-        for part in ({"type": "input_image", "image_url": seeing.url}, {"type": "input_text", "text": WORDS}):
-            content: Any = [{"type": "input_text", "text": "See:"}, part]
+        picture = {"type": "input_image", "image_url": seeing.url}
+        for content in ([{"type": "input_text", "text": "See:"}, picture], f"See:{WORDS}"):
             turn: Any = [{"role": "user", "content": content}]
             common: Any = {"model": "any", "max_output_tokens": TOKENS, "temperature": 0}
             first = client.responses.create(input=turn, **common)
@@ -100,8 +98,9 @@ def test_openai_python_sends_pictures_in_responses_and_conversations(seeing: See
 def test_huggingface_hub_sends_pictures(seeing: Seeing) -> None:
     client = InferenceClient(seeing.served.url)
     said = []
-    for part in ({"type": "image_url", "image_url": {"url": seeing.url}}, {"type": "text", "text": WORDS}):
-        messages: Any = [{"role": "user", "content": [{"type": "text", "text": "See:"}, part]}]
+    picture = {"type": "image_url", "image_url": {"url": seeing.url}}
+    for content in ([{"type": "text", "text": "See:"}, picture], f"See:{WORDS}"):
+        messages: Any = [{"role": "user", "content": content}]
         said.append(client.chat_completion(messages, max_tokens=TOKENS, temperature=0).choices[0].message.content)
     assert said[0] == said[1]
     shown = client.text_generation(f"See:![]({seeing.url}) and", max_new_tokens=TOKENS)

@@ -51,7 +51,7 @@ def reference(logits: Floats, parameters: SamplingParams, position: int, chain: 
     temperature = np.float32(parameters.temperature)
     if parameters.xtc_probability <= uniform(parameters.seed, position, Purpose.XTC):
         parameters = replace(parameters, xtc_probability=0.0)
-    if parameters.filters and np.isnan(logits).any():
+    if np.isnan(logits).any():
         return int(logits.argmax())
     peak = logits.max()
     ids = np.arange(len(logits))

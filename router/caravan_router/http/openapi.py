@@ -12,7 +12,7 @@ from caravan_dialects.api.generation.models import MODEL_HEADER
 from caravan_dialects.api.generation.serving import PRIORITY_HEADER, SPECULATE_HEADER, TIMEOUT_HEADER
 from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_proto.messages.sampling import RANGES
-from caravan_router.http.routes import ROUTES
+from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.form import FORM
 from caravan_router.http.server.route import EVENTS, Parameter, Route
 
@@ -128,7 +128,9 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         parameters.append(_parameter(_MODEL_HEADER))
     if parameters:
         operation["parameters"] = parameters
-    envelope = by_type[id(route.dialect.envelope)]
+    # A header chooses the dialect of some routes.
+    others = [dialect for (path, _), dialect in DIALECTS_OF_ROUTES.by_header.items() if path == route.path]
+    envelopes = [by_type[id(dialect.envelope)] for dialect in (route.dialect, *others)]
     good: dict[str, Any] = {"description": "Good"}
     if route.replies:
         by_content: dict[str, list[dict[str, Any]]] = {}
@@ -136,13 +138,13 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
             by_content.setdefault(content_type, []).append(by_type[id(kind)])
         good["content"] = {
             # An error after a stream has started is an event, too.
-            content_type: {"schema": _event([*schemas, envelope]) if content_type == EVENTS else _any_of(schemas)}
+            content_type: {"schema": _event([*schemas, *envelopes]) if content_type == EVENTS else _any_of(schemas)}
             for content_type, schemas in by_content.items()
         }
     operation["responses"] = {"200": good} | {
         str(status): {
             "description": _DESCRIPTIONS[status],
-            "content": {"application/json": {"schema": envelope}},
+            "content": {"application/json": {"schema": _any_of(envelopes)}},
         }
         for status in sorted({*route.errors, 500, *_access_errors(route)})
     }

@@ -20,8 +20,9 @@ def of_anthropic(url: str, picture: Path, words: str) -> Said:
     data = base64.b64encode(picture.read_bytes()).decode()
     source = {"type": "base64", "media_type": "image/png", "data": data}
     said = []
-    for block in ({"type": "image", "source": source}, {"type": "text", "text": words}):
-        content = [{"type": "text", "text": "See:"}, block]
+    picture_block = {"type": "image", "source": source}
+    # Between two blocks of text there would be a line break.
+    for content in ([{"type": "text", "text": "See:"}, picture_block], f"See:{words}"):
         for result in (content, [{"type": "tool_result", "tool_use_id": "t", "content": content}]):
             messages = [
                 {"role": "user", "content": "Look"},

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import threading
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -111,12 +110,12 @@ def test_a_closed_model_says_so() -> None:
 
 
 class _Bug(Exception):
-    """What the engine ends by."""
+    """What the scheduler meets."""
 
 
 @pytest.fixture
-def engine_fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Return what makes the engines of the models that the test has opened fail with their next event."""
+def scheduler_fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Return what lets the schedulers of the models that the test has opened fail with each event, or work again."""
     opened: list[object] = []
     make, handle = Scheduler.__init__, Scheduler.handle
 
@@ -131,64 +130,37 @@ def engine_fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         return handle(scheduler, *given)
 
     monkeypatch.setattr(Scheduler, "__init__", note)
-    return lambda: monkeypatch.setattr(Scheduler, "handle", fail)
+    return lambda fails: monkeypatch.setattr(Scheduler, "handle", fail if fails else handle)
 
 
-def _refuses(url: str) -> bool:
-    try:
-        urllib.request.urlopen(f"{url}/v1/models", timeout=DEADLINE_S).close()
-    except OSError:
-        return True
-    return False
-
-
-def test_an_engine_that_fails_ends_all_calls_and_refuses_later_ones(engine_fails: Callable[[], None]) -> None:
-    before = threading.active_count()
+def test_a_scheduler_that_fails_ends_the_calls_under_way_and_no_later_one(
+    scheduler_fails: Callable[[bool], None],
+) -> None:
     endless = SamplingParams(max_tokens=8000, ignore_eos=True)
-    ended: list[caravan.ClosedError] = []
-    with LLM("toy.gguf", backend="fake", ctx_size=20_000, parallel=4) as llm, llm.serve(port=0) as server:
-
-        def generate() -> None:
-            try:
-                llm.generate("endless", endless)
-            except caravan.ClosedError as error:
-                ended.append(error)
-
-        thread = threading.Thread(target=generate)
+    with LLM("toy.gguf", backend="fake", ctx_size=20_000, parallel=4) as llm:
+        expected = llm.generate("after", _GREEDY)[0].outputs[0].token_ids
         parts = llm.stream("other", endless)
         next(parts)
-        thread.start()
-        engine_fails()
-        thread.join()
-        late = llm.stream("late", endless)
-        for call in (lambda: list(parts), lambda: llm.generate("p"), lambda: next(late), lambda: llm.tokenize("p")):
-            with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant") as raised:
-                call()
-            ended.append(raised.value)
-        assert {type(error.__cause__) for error in ended} == {_Bug}
-        wait_until(lambda: _refuses(server.url), "the server has ended")
-    assert len(ended) == 5
-    wait_until(threading.active_count, "its threads have ended", lambda count: count <= before)
+        scheduler_fails(True)
+        with pytest.raises(caravan.GenerationError, match="the request has met a bug of the router"):
+            list(parts)
+        scheduler_fails(False)
+        assert llm.generate("after", _GREEDY)[0].outputs[0].token_ids == expected
 
 
-def test_a_model_whose_engine_fails_at_once_is_not_opened(engine_fails: Callable[[], None]) -> None:
-    engine_fails()
-    with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant"):
-        LLM("toy.gguf", backend="fake")
-
-
-async def test_an_engine_that_fails_ends_asynchronous_calls(engine_fails: Callable[[], None]) -> None:
+async def test_a_scheduler_that_fails_ends_asynchronous_calls(scheduler_fails: Callable[[bool], None]) -> None:
     endless = SamplingParams(max_tokens=8000, ignore_eos=True)
     async with AsyncLLM("toy.gguf", backend="fake", ctx_size=20_000) as llm:
-        parts = llm.stream("other", endless)
-        await anext(parts)
-        call = asyncio.create_task(llm.generate("endless", endless))
-        engine_fails()
-        with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant"):
-            await call
-        with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant"):
-            async for _part in parts:
-                pass
+        running = [llm.stream(name, endless) for name in ("one", "other")]
+        for parts in running:
+            await anext(parts)
+        scheduler_fails(True)
+        for parts in running:
+            with pytest.raises(caravan.GenerationError, match="the request has met a bug of the router"):
+                async for _part in parts:
+                    pass
+        scheduler_fails(False)
+        assert (await llm.generate("after", _GREEDY))[0].finished
 
 
 async def test_a_model_that_cannot_be_opened_leaves_nothing() -> None:

@@ -68,7 +68,7 @@ async def test_prompts_are_tokenized_together(monkeypatch: pytest.MonkeyPatch, n
     more = {"generate": ([_GREEDY] * 20, "", lambda _output: None), "embed": ()}[name]
     async with opened(embeddings=True) as model:
         call = asyncio.create_task(getattr(model, name)(prompts, *more))
-        await eventually(lambda: texts.waiting == 8, "eight texts are tokenized at a time")
+        await eventually(lambda: texts.waiting == 4, "four texts are tokenized at a time")
         texts.release.set()
         assert len(await call) == 20
 
@@ -142,7 +142,7 @@ async def test_conversations_are_rendered_together_and_none_runs_if_one_is_wrong
     conversations: list[list[dict[str, Any]]] = [[{"role": "user", "content": "held"}] for _ in range(6)]
     async with opened(ctx_size=4096) as model:
         call = asyncio.create_task(model.chat(conversations, [_GREEDY] * 6, ChatCall({}), lambda _output: None))
-        await eventually(lambda: texts.waiting == 6, "six prompts are tokenized at a time")
+        await eventually(lambda: texts.waiting == 4, "four prompts are tokenized at a time")
         texts.release.set()
         assert len(await call) == 6
         monkeypatch.setattr(local_model, "started", lambda *_: pytest.fail("a conversation ran"))
