@@ -462,7 +462,7 @@ class UnhealthyError(RequestError):
 _STORE = "Responses and conversations cannot be read or written, for example because the disk is full"
 _REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
 _FAULT = "The request has met a bug of the router; its log says which"
-_MEDIA = "The pictures and sounds of all open requests together take too much memory"
+_MEDIA = "The images and audio of all open requests together take too much memory"
 _DEAD_END = "What was generated does not match the schema or grammar, and nothing that may follow was found"
 _HELPER = "A process that renders templates, decodes files or checks constraints was killed or stopped, or got no time"
 _OTHERS: dict[type[Exception], ErrorKind] = {

@@ -21,7 +21,7 @@ _ABOUT = (
     "Every route takes a key as `x-api-key`, too."
 )
 _DESCRIPTIONS = {
-    400: "The body is not JSON, or no form; under /v1 also: the request is not valid",
+    400: "The body is neither JSON nor a form; under /v1 also: the request is not valid",
     401: "The API key is missing or unknown",
     403: "The API key is not an operator's; without API keys: another host asks",
     404: "There is no such model, request, response, conversation or shard",
