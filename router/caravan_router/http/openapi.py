@@ -30,7 +30,7 @@ _DESCRIPTIONS = {
     408: "The body did not arrive in time",
     410: "The request was aborted by `DELETE /v1/requests/{id}`",
     413: "The body is too large",
-    415: "The content type is not JSON, or not that of a form, or the content coding neither gzip nor deflate",
+    415: "The content type is neither JSON nor that of a form, or the content coding neither gzip nor deflate",
     422: "The request is not valid",
     424: "The generation failed",
     429: "The model or the API key is at its limit, or the request waited in the queue for too long",

@@ -242,7 +242,7 @@ class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
 class OllamaTag(msgspec.Struct, frozen=True, kw_only=True):
     """``size``: bytes of the model's weights, also for an adapter. ``modified_at``: when the model's file was changed.
 
-    ``digest``: SHA-256 of the model's file; another text that differs between most files, until it has been read.
+    ``digest``: SHA-256 of the model's file; until it has been read, another text that differs between most files.
     """
 
     name: str
