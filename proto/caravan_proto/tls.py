@@ -101,7 +101,7 @@ class MutualTls:
             try:
                 self._pems = self._read()
             except TlsFileError as error:
-                _log.error("certificates not reloaded, the old ones stay: %s", error)
+                _log.error("certificates not reloaded, keeping the old ones: %s", error)
             else:
                 _log.info("certificates reloaded", extra={"certfile": self._files.certfile})
         return self._pems

@@ -81,7 +81,9 @@ class GuardedProcesses:
         except ProcessEndedError as error:
             if error.how is Ended.TIME:
                 raise
-            _log.warning("a process is asked again: %s", error, extra={"worker": self._worker.module})
+            _log.warning(
+                "a helper process ended, another one is asked: %s", error, extra={"worker": self._worker.module}
+            )
         return await self._ask(request, anew=True)
 
     async def _ask(self, request: bytes, *, anew: bool) -> bytes:

@@ -193,7 +193,7 @@ class HttpService:
         )
         if config.is_open_to_strangers:
             _log.warning(
-                "whoever reaches this port may use the models: there are no API keys (--api-keys-file)",
+                "anyone who reaches this port may use the models: there are no API keys (--api-keys-file)",
                 extra={"hostname": config.hostname, "port": config.port},
             )
         watching = [asyncio.create_task(watch.run()) for watch in self._watches]

@@ -46,187 +46,212 @@ class RouterConfig:
     port: int = flag(3000, "TCP port to listen on; 0 picks a free one", "-p", low=0, high=65535)
     shard: tuple[str, ...] = flag(
         (),
-        "where shards are: unix:/path, host:port, dns:name:port (every IP address of the name), file:path (one address "
-        "per line) or k8s:namespace/service:port (the pods of a Service, by Kubernetes' API); repeatable",
+        "addresses of shards: unix:/path, host:port, dns:name:port (every IP address of the name), file:path (one "
+        "address per line) or k8s:namespace/service:port (the pods of a Service, through the Kubernetes API); "
+        "repeatable",
     )
     shard_certfile: str | None = flag(
-        None, "PEM file of the certificate chain to show to shards; with it, shards on TCP are spoken to over TLS only"
+        None, "PEM file of the certificate chain to present to shards; with it, TCP connections to shards use TLS only"
     )
     shard_keyfile: str | None = flag(None, "PEM file of its private key (default: in --shard-certfile)")
     shard_ca_certs: str | None = flag(
-        None, "PEM file of authorities, one of which must have signed a shard's certificate"
+        None, "PEM file of certificate authorities; a shard's certificate must be signed by one of them"
     )
     shard_hostname: str = flag(
-        "", "name that the certificate of every shard must have (default: the host of the shard's address)"
+        "", "name that every shard's certificate must have (default: the host of the shard's address)"
     )
     expected_model: tuple[str, ...] = flag(
         (),
-        "name of a model that is sure to be served: its requests wait for its first shard; the first is the default "
-        "(default: the first that joins); repeatable",
+        "name of a model that will be served: requests for it wait for its first shard; the first one named is the "
+        "default model (default: the first that joins); repeatable",
     )
-    shard_refresh_s: float = flag(2.0, "seconds between two lookups of dns: and file: shards", low=0.05)
+    shard_refresh_s: float = flag(2.0, "seconds between lookups of dns: and file: shards", low=0.05)
 
     max_concurrent_requests: int = flag(
-        128, "most generations of a model that run or wait; more are answered 429", low=1
+        128, "maximum number of generations per model, running or waiting; further ones get 429", low=1
     )
-    max_client_batch_size: int = flag(32, "most prompts in one /v1/completions request", low=1)
+    max_client_batch_size: int = flag(32, "maximum number of prompts in one /v1/completions request", low=1)
     max_prompt_bytes: int | None = flag(
-        None, "most bytes of a prompt (default: 32 for each token that a prompt may have)", low=1
+        None, "maximum size of a prompt in bytes (default: 32 for each token that a prompt may have)", low=1
     )
-    max_best_of: int = flag(16, "most candidates for one prompt: the limit of n and best_of", low=1)
+    max_best_of: int = flag(16, "maximum number of candidates per prompt: the limit of n and best_of", low=1)
     max_stop_sequences: int | None = flag(
-        None, "most stop strings in one request (default: 64, but 4 on TGI's own routes, as in TGI)", low=0
+        None, "maximum number of stop strings per request (default: 64, but 4 on TGI's own routes, as in TGI)", low=0
     )
-    max_top_n_tokens: int = flag(5, "most alternatives for each token", low=0)
+    max_top_n_tokens: int = flag(5, "maximum number of alternatives per token", low=0)
     max_input_tokens: int | None = flag(
-        None, "most tokens of a prompt (default: what one sequence holds on every shard)", low=1
+        None, "maximum number of prompt tokens (default: what one sequence holds on every shard)", low=1
     )
-    max_total_tokens: int | None = flag(None, "most tokens of prompt and output together (default: likewise)", low=2)
+    max_total_tokens: int | None = flag(
+        None,
+        "maximum number of prompt and output tokens together (default: what one sequence holds on every shard)",
+        low=2,
+    )
     strict_fields: bool = flag(
         False,
-        "refuse unknown fields of bodies, but on the routes of agents; else they are ignored, logged and listed in the "
-        "header X-Caravan-Ignored",
+        "refuse unknown fields in request bodies, except on the agent routes; when off, they are ignored, logged and "
+        "listed in the X-Caravan-Ignored header",
     )
     payload_limit: int | None = flag(
         None,
-        "most bytes of a request body, decompressed (default: 2000000, or 32 MiB where a model sees or hears)",
+        "maximum size of a request body in bytes, after decompression (default: 2000000, or 32 MiB if a model reads "
+        "images or audio)",
         low=1,
     )
     max_bodies_mb: int = flag(
         512,
-        "most MiB that the bodies of all open requests take, decoded values included; one client may have as much as "
-        "it leaves free; more is answered 503",
+        "memory limit for the bodies of all open requests in MiB, including decoded values; one client may use as "
+        "much as it leaves free; beyond the limit, requests get 503",
         low=1,
     )
-    max_media: int = flag(8, "most pictures and sounds in one request", low=0)
+    max_media: int = flag(8, "maximum number of images and audio clips per request", low=0)
     chat_template_kwargs: str = flag(
         "",
-        'JSON object of variables for chat templates, such as {"enable_thinking": false}, for requests that do not set '
+        'JSON object of chat template variables, such as {"enable_thinking": false}, for requests that do not set '
         "them in their own `chat_template_kwargs`",
     )
     reasoning_budget: int = flag(
         _NO_BUDGET,
-        "most tokens of a thought, for requests that name no budget; 0: no thoughts; -1: no limit",
+        "maximum number of reasoning tokens for requests that set no budget; 0: no reasoning; -1: no limit",
         low=_NO_BUDGET,
         high=2**31 - 1,
     )
     max_request_new_tokens: int | None = flag(
         None,
-        "most new tokens of one request, all candidates together (default: max-best-of times those of one candidate)",
+        "maximum number of new tokens per request, over all candidates (default: max-best-of times the limit of one "
+        "candidate)",
         low=1,
     )
-    max_connections: int = flag(1000, "most open connections; more are answered 503 and closed", low=1)
+    max_connections: int = flag(1000, "maximum number of open connections; further ones get 503 and are closed", low=1)
     header_timeout_s: float = flag(
-        20.0, "seconds for a whole request head to arrive, else the connection closes", low=0.1
+        20.0, "seconds for a complete request head to arrive, after which the connection is closed", low=0.1
     )
-    body_timeout_s: float = flag(60.0, "seconds for a request body to arrive, else the answer is 408", low=0.1)
-    slow_client_timeout_s: float = flag(30.0, "a client that reads nothing for this many seconds is cut off", low=0.1)
+    body_timeout_s: float = flag(
+        60.0, "seconds for a request body to arrive, after which the request gets 408", low=0.1
+    )
+    slow_client_timeout_s: float = flag(
+        30.0, "seconds after which a client that reads nothing is disconnected", low=0.1
+    )
     queue_timeout_s: float | None = flag(
-        None, "seconds that a request waits for its turn, else the answer is 429 (default: no limit)", low=0.1
+        None, "maximum seconds that a request waits in the queue, after which it gets 429 (default: no limit)", low=0.1
     )
-    api_keys_file: str | None = flag(None, "TOML file of API keys (see `caravan key`); default: no key is needed")
+    api_keys_file: str | None = flag(None, "TOML file of API keys (see `caravan key`); without it, no key is needed")
     ssl_certfile: str | None = flag(None, "PEM file of the certificate chain; with it the router serves HTTPS")
     ssl_keyfile: str | None = flag(None, "PEM file of the private key (default: in --ssl-certfile)")
     ssl_ca_certs: str | None = flag(
-        None, "PEM file of authorities, one of which must have signed a client's certificate"
+        None, "PEM file of certificate authorities; a client's certificate must be signed by one of them"
     )
     advertise_url: str = flag(
-        "", "URL at which other routers reach this one, to hand requests over while they hold no shard of a model"
+        "",
+        "URL at which other routers reach this one; they forward requests to it while they hold no shard of the model",
     )
-    cors_allow_origin: tuple[str, ...] = flag((), "origin of pages that may call the API (default: any); repeatable")
+    cors_allow_origin: tuple[str, ...] = flag(
+        (), "origin of web pages that may call the API (default: any); repeatable"
+    )
     page: bool = flag(
-        True, "show browsers a page at / to talk to the models and to watch the fleet", negation="--no-page"
+        True, "serve browsers a page at / for chatting with the models and watching the fleet", negation="--no-page"
     )
 
     prefill_mode: str = flag(
         "mixed",
-        "mixed: steps carry prompt chunks and decoding sequences; pause: prefills run alone, as in TGI",
+        "mixed: steps combine prompt chunks and decoding sequences; pause: prefills run alone, as in TGI",
         choices=[mode.value for mode in PrefillMode],
     )
-    target_itl_ms: float = flag(220.0, "mixed: longest time that a step with decoding sequences should take", low=1)
-    waiting_served_ratio: float = flag(
-        0.3, "pause: prefill when waiting requests >= this ratio x running ones; mixed: how much they weigh", low=0
+    target_itl_ms: float = flag(
+        220.0, "mixed: how long a step with decoding sequences should take at most, in milliseconds", low=1
     )
-    max_waiting_tokens: int = flag(20, "pause: prefill after this many decode steps, whatever waits", low=0)
-    max_batch_prefill_tokens: int = flag(4096, "most prompt tokens in one step", low=1)
-    max_batch_total_tokens: int | None = flag(None, "most KV cells to use of one shard (default: all)", low=1)
+    waiting_served_ratio: float = flag(
+        0.3,
+        "pause: prefill when waiting requests >= this ratio x running ones; mixed: weight of waiting prompts against "
+        "running streams",
+        low=0,
+    )
+    max_waiting_tokens: int = flag(20, "pause: prefill after this many decode steps, however few requests wait", low=0)
+    max_batch_prefill_tokens: int = flag(4096, "maximum number of prompt tokens per step", low=1)
+    max_batch_total_tokens: int | None = flag(
+        None, "maximum number of KV cells to use on one shard (default: all)", low=1
+    )
     max_batch_size: int | None = flag(
-        None, "most sequences that run on one shard (default: as many as it holds)", low=1
+        None, "maximum number of sequences running on one shard (default: as many as it holds)", low=1
     )
     prefix_caching: bool = flag(
-        True, "keep ended sequences in the cache for others to start from, until room is needed"
+        True, "keep finished sequences in the cache, for prompts with the same prefix, until their room is needed"
     )
     kv_watermark: float = flag(
-        0.02, "part of a shard's cells left free at admission, for outputs longer than expected", low=0, high=0.9
+        0.02, "fraction of a shard's cells kept free at admission, for outputs longer than expected", low=0, high=0.9
     )
-    priority_aging_s: float = flag(60.0, "seconds of waiting that raise a request's priority by one", low=0.001)
+    priority_aging_s: float = flag(60.0, "seconds of waiting after which a request's priority rises by one", low=0.001)
 
     speculate: int = flag(
         0,
-        "most draft tokens of a sequence in one step, which change its text by rounding at most: from the request's "
-        "prediction, its own prompt and output, its constraint, outputs of the same API key and salt, and the shard's "
-        "draft model; 0 = no speculation, but caravan serve takes 8 with a draft model",
+        "maximum number of draft tokens per sequence and step, from the request's prediction, its prompt and output, "
+        "its constraint, outputs of the same API key and salt, and the shard's draft model; drafts change a text by "
+        "rounding at most; 0: no speculative decoding, but caravan serve uses 8 with a draft model",
         low=0,
         high=64,
     )
     stream_interval_ms: int = flag(
         20,
-        "a token that follows the last one within this time may be sent together with the next one, which saves "
-        "processor time; 0: each at once",
+        "a token that follows the previous one within this time may be sent together with the next one, which saves "
+        "CPU time; 0: send each token at once",
         low=0,
         high=10_000,
     )
     shard_silence_s: float = flag(
         1.5,
-        "a shard that reports nothing for so many seconds is given up, and its requests run elsewhere; so is one whose "
-        "step takes longer than that and than 4 times the slowest of its last steps",
+        "seconds without a report after which a shard counts as lost and its requests run elsewhere; a shard also "
+        "counts as lost if a step takes longer than this and than 4 times the slowest of its last steps",
         low=0.3,
     )
     step_timeout_s: float = flag(
-        60.0, "a shard whose step takes longer is given up, whatever its last steps took", low=1
+        60.0,
+        "seconds after which a shard whose step has not ended counts as lost, however long its last steps took",
+        low=1,
     )
     max_request_losses: int = flag(
         2,
-        "a request fails when so many shards in a row are lost while they compute the same tokens of it, because it "
+        "a request fails after this many shards in a row were lost while computing the same tokens of it, because it "
         "may be what kills them; raise it where shards often end for other reasons",
         low=1,
     )
     shard_grace_s: float = flag(30.0, "seconds that requests wait for a shard while none is up", low=0)
     state_file: str | None = flag(
-        None, "file that keeps responses and conversations when the router ends (default: they are kept in memory)"
+        None, "file in which responses and conversations outlive the router (default: they are kept in memory only)"
     )
-    state_space: int = flag(256, "most MiB of responses and conversations that are kept", low=1)
+    state_space: int = flag(256, "maximum size of stored responses and conversations in MiB", low=1)
     state_life_s: float | None = flag(
         None,
-        "seconds that a response or conversation is kept after its last use (default: 3600, with --state-file 30 days)",
+        "seconds that a response or conversation is kept after its last use (default: 3600, or 30 days with "
+        "--state-file)",
         low=1,
     )
     record: str | None = flag(
-        None, "file in which everything is recorded that the scheduler hears and decides, for `caravan replay`"
+        None, "file to which every event and decision of the scheduler is recorded, for `caravan replay`"
     )
-    record_space: int = flag(256, "most MiB of the recording, of which the older half is in FILE.1", low=1)
+    record_space: int = flag(256, "maximum size of the recording in MiB; its older half is in FILE.1", low=1)
     record_tokens: bool = flag(
-        False, "record the tokens of prompts and outputs as they are, which can be read; else numbers stand for them"
+        False,
+        "record prompt and output tokens as they are, so that texts are readable; when off, numbers stand for them",
     )
     handover: str | None = flag(
         None,
-        "path of a Unix socket: a router that starts with the same path takes over the port of the one that runs, "
-        "which then ends as with SIGTERM",
+        "path of a Unix socket: a router started with the same path takes over the port of the running one, which "
+        "then shuts down as after SIGTERM",
     )
-    graceful_termination_timeout: float = flag(90.0, "seconds for running requests to end after SIGTERM", low=0)
+    graceful_termination_timeout: float = flag(90.0, "seconds for running requests to finish after SIGTERM", low=0)
     vllm_metrics: bool = flag(
         False,
-        "expose queue, running requests, KV use and speculation under vLLM's names too, for tools that read them",
+        "also expose queue, running requests, KV usage and speculation under vLLM's metric names",
     )
     otlp_endpoint: str | None = flag(
         None,
-        "URL of an OpenTelemetry collector that gets a trace of each request, such as http://localhost:4317 (default: "
-        "OTEL_EXPORTER_OTLP_ENDPOINT); needs llama-caravan[otlp]",
+        "URL of an OpenTelemetry collector that receives a trace of each request, such as http://localhost:4317 "
+        "(default: OTEL_EXPORTER_OTLP_ENDPOINT); needs llama-caravan[otlp]",
     )
     otlp_service_name: str | None = flag(
         None, "name of this router in its traces (default: OTEL_SERVICE_NAME, else caravan-router)"
     )
-    log_level: str = flag("info", "lowest level that is logged", choices=["debug", "info", "warning", "error"])
+    log_level: str = flag("info", "minimum level to log", choices=["debug", "info", "warning", "error"])
     json_output: bool = flag(False, "log JSON objects instead of text")
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ class Encodings:
         # By request id, the encodings that it waits for.
         self._awaited: dict[int, set[int]] = {}
         self._last_id = last_id
-        # The shards that were lost while they encoded a medium, by its id.
+        # The shards that were lost while they encoded an image or audio clip, by its id.
         self._lost: dict[bytes, list[str]] = {}
 
     def under_way(self, shard: str) -> list[Encoding]:

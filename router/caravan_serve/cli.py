@@ -43,7 +43,9 @@ _INTERRUPTED = 130
 class ServeConfig(LibraryFlags):
     """Flags of `caravan serve` that neither the router nor the shards have."""
 
-    shards: int = flag(1, "shard processes on this host for each --model, each with the whole model", low=1, high=64)
+    shards: int = flag(
+        1, "number of shard processes per --model on this host, each with the whole model", low=1, high=64
+    )
 
 
 class _Help(argparse.Action):

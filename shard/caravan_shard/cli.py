@@ -59,7 +59,7 @@ def _end_at_once() -> NoReturn:
 
     An exit of the usual kind waits for threads, and frees what llama.cpp has while one of them may still use it.
     """
-    _log.warning("a step, a text or a medium has not ended in time: the process ends without freeing the model")
+    _log.warning("a step, a text or an encoding did not end in time: the process exits without freeing the model")
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -32,86 +32,102 @@ class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
 
     flash_attn: str = flag(
         "auto",
-        "flash attention; auto: as llama.cpp decides, which is on wherever it works",
+        "flash attention; auto: as llama.cpp decides, which turns it on wherever it works",
         "-fa",
         choices=("on", "off", "auto"),
     )
     backend_sampling: str = flag(
         "auto",
-        "find the highest logits where they are computed, and hand over no others where these suffice; same tokens; "
-        "auto: on GPUs where it is clearly faster, as timed at the start",
+        "find the highest logits on the device and transfer no others where these suffice; tokens are the same; "
+        "auto: on GPUs where a timing at start finds it clearly faster",
         "-bs",
         choices=("on", "off", "auto"),
     )
     exact: bool = flag(
         False,
-        "compute each token bit by bit the same, alone or in company, in any chunk and after a loss; slower, and "
-        "refused where a check at the start finds a difference",
+        "compute every token bit-identically, independent of batching, prompt chunks and failover; slower, and "
+        "refused if a check at start finds a difference",
     )
-    cache_type_k: str = flag("f16", "data type of the cached keys", "-ctk", choices=_CACHE_TYPES)
-    cache_type_v: str = flag("f16", "data type of the cached values", "-ctv", choices=_CACHE_TYPES)
+    cache_type_k: str = flag("f16", "data type of cached keys", "-ctk", choices=_CACHE_TYPES)
+    cache_type_v: str = flag("f16", "data type of cached values", "-ctv", choices=_CACHE_TYPES)
     cache_ram: int = flag(
         8192,
-        "most MiB of host memory for saved prefixes, at most what is free at the start; 0 = none is saved",
+        "maximum host memory for saved prefixes in MiB, limited to what is free at start; 0 = save none",
         "-cram",
         low=0,
         high=2**30,
     )
     cache_dir: str = flag(
-        "", "folder for saved prefixes that cache-ram has no room for; they outlive the process and hold users' texts"
+        "",
+        "folder for saved prefixes that do not fit into --cache-ram; its files outlive the process and contain "
+        "users' texts",
     )
-    cache_dir_space: float = flag(8.0, "GiB of files in cache-dir, for each shard that uses it", low=0, high=2**20)
+    cache_dir_space: float = flag(
+        8.0, "maximum size of the files in --cache-dir in GiB, for each shard that uses it", low=0, high=2**20
+    )
     embeddings: bool = flag(
         False,
-        "serve vectors of texts of up to ubatch-size tokens, with a second context on the same weights; "
-        "models that can only embed do so without it",
+        "serve embeddings of texts of up to ubatch-size tokens, with a second context on the same weights; "
+        "embedding-only models do so without this flag",
         "--embedding",
     )
     pooling: str = flag(
         "model",
-        "how the vectors of a text's tokens become one; model: as the file says, the mean if it says nothing",
+        "how the vectors of a text's tokens become one; model: as the file says, mean if it says nothing",
         choices=("mean", "cls", "last", "model"),
     )
     lora: tuple[str, ...] = flag(
         (),
-        "adapter for requests that name it: [NAME=]PATH[:SCALE], a GGUF file made for this model; repeatable",
+        "LoRA adapter for requests that name it: [NAME=]PATH[:SCALE], a GGUF file made for this model; repeatable",
     )
     sampling_threads: int = flag(
         1,
-        "threads that choose tokens, and as many that compute what constraints allow; more than 1 only with idle cores",
+        "threads for sampling, and as many again for computing what constraints allow; more than 1 only with idle "
+        "cores",
         low=1,
         high=64,
     )
     address: str = flag("127.0.0.1:50051", "address to listen on, host:port or unix:/path")
     certfile: str | None = flag(
-        None, "PEM file of the certificate chain; with it the shard obeys routers over TLS only, by their certificates"
+        None,
+        "PEM file of the certificate chain; with it, the shard accepts routers over TLS only and checks their "
+        "certificates",
     )
     keyfile: str | None = flag(None, "PEM file of the private key (default: in --certfile)")
-    ca_certs: str | None = flag(None, "PEM file of authorities, one of which must have signed a router's certificate")
+    ca_certs: str | None = flag(
+        None, "PEM file of certificate authorities; a router's certificate must be signed by one of them"
+    )
     allow_plaintext: bool = flag(
-        False, "listen beyond loopback without TLS, so that whoever reaches the port commands the shard"
+        False, "listen beyond loopback without TLS, which lets anyone who reaches the port control the shard"
     )
     health_address: str = flag(
-        "", "second address, host:port, that answers gRPC health checks only and without TLS, for probes of Kubernetes"
+        "", "second address, host:port, that answers only gRPC health checks, without TLS, for Kubernetes probes"
     )
     shard_id: str = flag("shard-0", "name of this shard in logs and metrics")
     backend: str = flag(
         "llama",
-        "llama: llama.cpp; fake: a toy model for tests and simulations, whose name is that of --model",
+        "llama: llama.cpp; fake: a toy model for tests and simulations, named by --model",
         choices=("llama", "fake"),
     )
-    fake_step_ms: float = flag(0.0, "toy model: milliseconds of a step", low=0, high=60_000)
-    fake_token_ms: float = flag(0.0, "toy model: milliseconds of each token of a step", low=0, high=60_000)
-    max_tokenize_bytes: int = flag(1 << 20, "most bytes of a text to tokenize", low=1, high=8 << 20)
+    fake_step_ms: float = flag(0.0, "toy model: milliseconds per step", low=0, high=60_000)
+    fake_token_ms: float = flag(0.0, "toy model: milliseconds per token of a step", low=0, high=60_000)
+    max_tokenize_bytes: int = flag(1 << 20, "maximum size of a text to tokenize, in bytes", low=1, high=8 << 20)
     stall_timeout_s: float = flag(
-        60.0, "report NOT_SERVING when there is work and no step completes for this long", low=0.1, high=86_400
+        60.0,
+        "seconds without a completed step, while there is work, after which the shard reports NOT_SERVING",
+        low=0.1,
+        high=86_400,
     )
-    drain_timeout_s: float = flag(30.0, "seconds for running sequences to end after SIGTERM", low=0, high=86_400)
+    drain_timeout_s: float = flag(30.0, "seconds for running sequences to finish after SIGTERM", low=0, high=86_400)
     exit_with_parent: bool = flag(
-        False, "end when the thread that started this process ends (Linux), so that a killed supervisor leaves no shard"
+        False,
+        "exit when the thread that started this process ends (Linux), so that a killed supervisor leaves no shard "
+        "running",
     )
-    ready_fd: int = flag(-1, "open file descriptor that gets a newline once the shard listens; -1: none", low=-1)
-    log_level: str = flag("info", "lowest level that is logged", choices=("debug", "info", "warning", "error"))
+    ready_fd: int = flag(
+        -1, "open file descriptor to which a newline is written once the shard listens; -1: none", low=-1
+    )
+    log_level: str = flag("info", "minimum level to log", choices=("debug", "info", "warning", "error"))
     json_output: bool = flag(False, "log JSON objects instead of text")
 
     def __post_init__(self) -> None:

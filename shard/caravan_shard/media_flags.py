@@ -11,25 +11,30 @@ class MediaFlags:
 
     mmproj: str = flag(
         "",
-        "GGUF file of the projector, with which the model sees pictures or hears [one beside the model whose name has "
-        "mmproj in it]; the toy model sees with any name, and computes pictures whole if it has atomic in it",
+        "GGUF file of the projector for image or audio input [a file beside the model with mmproj in its name]",
         "-mm",
     )
     mmproj_auto: bool = flag(
-        True, "look for a projector beside the model; off: prompts have text only", negation="--no-mmproj"
+        True, "look for a projector beside the model; when off, prompts are text only", negation="--no-mmproj"
     )
     image_min_tokens: int | None = flag(
-        None, "fewest tokens of a picture, where its size decides [as the projector says]", low=1, high=2**16
+        None,
+        "minimum number of tokens per image, if its size decides the number [as the projector says]",
+        low=1,
+        high=2**16,
     )
     image_max_tokens: int | None = flag(
-        None, "most tokens of a picture, where its size decides [as the projector says]", low=1, high=2**16
+        None,
+        "maximum number of tokens per image, if its size decides the number [as the projector says]",
+        low=1,
+        high=2**16,
     )
     media_threads: int | None = flag(
-        None, "threads that encode pictures and sound, beside the steps [as --threads]", low=1, high=512
+        None, "threads that encode images and audio, in parallel with steps [as --threads]", low=1, high=512
     )
     media_cache: int = flag(
         256,
-        "most MiB of encoded pictures and sound that are kept for further prompts; a single one must fit",
+        "maximum size of encoded images and audio kept for later prompts, in MiB; each single one must fit",
         low=1,
         high=2**20,
     )

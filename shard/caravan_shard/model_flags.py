@@ -14,62 +14,66 @@ _CELLS = 8192
 class ModelFlags:
     """Flags of `ShardConfig`."""
 
-    model: str = flag("", "GGUF file to serve, or the name of a model: hf:OWNER/REPOSITORY:QUANTISATION, smollm2", "-m")
+    model: str = flag("", "GGUF file to serve, or a model name: hf:OWNER/REPOSITORY:QUANTISATION, smollm2", "-m")
     alias: str = flag(
         "",
-        "name under which clients find the model, or several between commas, of which the first is listed as its own "
-        "[the file's name]",
+        "name by which clients call the model; of several, separated by commas, the first is listed as its name [the "
+        "file's name]",
         "-a",
     )
     chat_template_file: str = flag(
         "",
-        "file with a Jinja template of chats, in place of the one that the model's file has; shards of a model need "
+        "file with a Jinja chat template to use instead of the one in the model's file; all shards of a model need "
         "the same one",
     )
     model_draft: str = flag(
         "",
-        "smaller model with the same vocabulary, which drafts tokens where that saves time: a GGUF file or a name; "
-        "it has as many KV cells as the model",
+        "smaller model with the same vocabulary that drafts tokens where that saves time: a GGUF file or a model "
+        "name; it gets as many KV cells as the model",
         "-md",
     )
     ctx_size: int | None = flag(
         None,
-        "KV cells of all sequences together; 0 = the context that the model was trained with [8192; on GPUs with --fit "
-        "as many as they have room for, from --fit-ctx to the trained context]",
+        "number of KV cells for all sequences together; 0 = the model's trained context [8192; on GPUs with --fit as "
+        "many as fit, from --fit-ctx to the trained context]",
         "-c",
         low=0,
         high=2**30,
     )
-    parallel: int = flag(8, "most sequences held at a time", "-np", low=1, high=MAX_SEQUENCES)
+    parallel: int = flag(8, "maximum number of sequences held at a time", "-np", low=1, high=MAX_SEQUENCES)
     rollback_tokens: int = flag(
         0,
-        "most draft tokens of a sequence in one step of a model with recurrent layers, which llama.cpp takes back if "
-        "they are wrong, for some architectures; each takes as much memory as the recurrent states of all sequences; "
-        "caravan serve takes as many as --speculate, 8 at most",
+        "maximum number of draft tokens per sequence and step for a model with recurrent layers; llama.cpp rolls "
+        "wrong ones back, for some architectures; each takes as much memory as the recurrent states of all "
+        "sequences; caravan serve uses the value of --speculate, at most 8",
         low=0,
         high=64,
     )
     kv_layout: str = flag(
         "auto",
-        "split: ctx-size / parallel cells for each sequence; unified: one pool of cells, prefixes are shared; "
-        "auto: split while all sequences fit, else unified",
+        "split: ctx-size / parallel cells for each sequence; unified: one pool of cells with shared prefixes; auto: "
+        "split while all sequences fit, else unified",
         choices=["auto", *(layout.value for layout in KvLayout)],
     )
-    batch_size: int = flag(2048, "most tokens in one step", "-b", low=1, high=2**20)
-    ubatch_size: int = flag(512, "most tokens computed at a time within a step", "-ub", low=1, high=2**20)
+    batch_size: int = flag(2048, "maximum number of tokens per step", "-b", low=1, high=2**20)
+    ubatch_size: int = flag(512, "maximum number of tokens computed at a time within a step", "-ub", low=1, high=2**20)
     threads: int | None = flag(
         None,
-        "threads for a step over a single token [physical cores, at most the quota of the control group]",
+        "threads for steps with a single token [physical cores, at most the CPU quota of the control group]",
         "-t",
         low=1,
         high=512,
     )
     threads_batch: int | None = flag(
-        None, "threads for every other step, also of two decoding sequences [as --threads]", "-tb", low=1, high=512
+        None,
+        "threads for all other steps, including those of two decoding sequences [as --threads]",
+        "-tb",
+        low=1,
+        high=512,
     )
     spin_count: int = flag(
         3_000,
-        "how often a compute thread looks for its next part before it sleeps; see GOMP_SPINCOUNT",
+        "how often a compute thread polls for work before it sleeps; see GOMP_SPINCOUNT",
         low=0,
         high=2**40,
     )

@@ -28,7 +28,7 @@ class PlacementFlags:
 
     gpu_layers: int | None = flag(
         None,
-        "layers to keep on GPUs; -1 = all [as many as --fit finds room for; all with --fit off]",
+        "number of layers to keep on GPUs; -1 = all [as many as --fit finds room for; all with --fit off]",
         "-ngl",
         "--n-gpu-layers",
         low=-1,
@@ -36,7 +36,7 @@ class PlacementFlags:
     )
     gpu_layers_draft: int | None = flag(
         None,
-        "layers of the draft model to keep on a GPU; -1 = all [all if --gpu-layers is not 0]",
+        "number of layers of the draft model to keep on a GPU; -1 = all [all if --gpu-layers is not 0]",
         "-ngld",
         "--n-gpu-layers-draft",
         low=-1,
@@ -44,63 +44,62 @@ class PlacementFlags:
     )
     device: str = flag(
         "",
-        "GPUs to use, by the names that --list-devices prints, separated by commas; none = the CPU alone [all GPUs]",
+        "GPUs to use, by the names that --list-devices prints, separated by commas; none = CPU only [all GPUs]",
         "-dev",
     )
     rpc: str = flag(
         "",
-        "rpc-servers of llama.cpp whose devices hold layers too: host:port, separated by commas; they check nobody, so "
-        "only in a trusted network",
+        "llama.cpp rpc-servers whose devices hold layers too: host:port, separated by commas; they have no "
+        "authentication, so use them only in a trusted network",
     )
     split_mode: str = flag(
         "layer",
-        "how several GPUs share the model: by whole layers, by rows or tensors of each layer, or not (none)",
+        "how several GPUs share the model: by whole layers, by rows or tensors of each layer, or not at all (none)",
         "-sm",
         choices=("none", "layer", "row", "tensor"),
     )
-    tensor_split: str = flag("", "proportions of the model on each GPU, such as 3,1 [as their free memory]", "-ts")
+    tensor_split: str = flag("", "proportions of the model on each GPU, such as 3,1 [by free memory]", "-ts")
     main_gpu: int = flag(
-        0, "the GPU for the whole model if --split-mode is none, counted from 0", "-mg", low=0, high=63
+        0, "GPU that holds the whole model with --split-mode none, counted from 0", "-mg", low=0, high=63
     )
     fit: bool = flag(
         True,
-        "choose what of --gpu-layers, --n-cpu-moe and --ctx-size is not given so that GPUs have room for it; nothing "
-        "is chosen without GPUs",
+        "choose --gpu-layers, --n-cpu-moe and --ctx-size, as far as they are not given, so that the model fits the "
+        "GPUs; no effect without GPUs",
         "-fit",
     )
     fit_target: str = flag(
         "1024",
-        "MiB of each GPU that --fit leaves free; one number for all, or one for each, separated by commas",
+        "MiB that --fit leaves free on each GPU: one number for all, or one for each, separated by commas",
         "-fitt",
     )
-    fit_ctx: int = flag(4096, "fewest KV cells that --fit chooses", "-fitc", low=256, high=2**30)
-    allow_overcommit: bool = flag(
-        False, "start even if the host or a GPU has less memory free than the model is going to need"
-    )
-    cpu_moe: bool = flag(False, "keep the weights of all experts in the host's memory", "-cmoe")
+    fit_ctx: int = flag(4096, "minimum number of KV cells that --fit chooses", "-fitc", low=256, high=2**30)
+    allow_overcommit: bool = flag(False, "start even if the host or a GPU has less free memory than the model needs")
+    cpu_moe: bool = flag(False, "keep the weights of all experts in host memory", "-cmoe")
     n_cpu_moe: int = flag(
         0,
-        "keep the weights of the experts of the first so many layers in the host's memory",
+        "number of layers, counted from the first, whose experts' weights stay in host memory",
         "-ncmoe",
         low=0,
         high=1000,
     )
     override_tensor: tuple[str, ...] = flag(
         (),
-        "where tensors lie whose name a regular expression finds: PATTERN=BUFFER, such as 'ffn_up=CPU'; several are "
-        "separated by commas, and the first that finds a name counts; repeatable",
+        "where to place tensors whose names match a regular expression: PATTERN=BUFFER, such as 'ffn_up=CPU'; "
+        "several are separated by commas, and the first match wins; repeatable",
         "-ot",
     )
     mmap: bool = flag(
         True,
-        "map the file, so that shards share its weights and the host may drop those that are not in use; off: read it "
-        "into memory",
+        "map the file, so that shards share its weights and the host may drop pages that are not in use; off: read "
+        "it into memory",
         negation="--no-mmap",
     )
-    mlock: bool = flag(False, "keep the weights in memory: the host may neither drop nor swap them")
+    mlock: bool = flag(False, "lock the weights in memory, so that the host neither drops nor swaps them")
     numa: str = flag(
         "off",
-        "where threads run on a host with several nodes of memory: all, that of the start, or as numactl says",
+        "placement of threads on hosts with several NUMA nodes: on all nodes, on the node of the start, or as "
+        "numactl says",
         choices=("off", "distribute", "isolate", "numactl"),
     )
 

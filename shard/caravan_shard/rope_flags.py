@@ -11,31 +11,40 @@ class RopeFlags:
 
     rope_scaling: str = flag(
         "model",
-        "how positions beyond the trained context are encoded; model: as the file says, linear if it says nothing",
+        "encoding of positions beyond the trained context; model: as the file says, linear if it says nothing",
         choices=("model", "none", "linear", "yarn"),
     )
     rope_scale: float | None = flag(
-        None, "times the trained context that sequences may have: the positions are divided by it", low=1e-3, high=1e6
+        None,
+        "factor by which sequences may exceed the trained context; positions are divided by it",
+        low=1e-3,
+        high=1e6,
     )
-    rope_freq_base: float | None = flag(None, "base of the rotations' frequencies [of the file]", low=1, high=1e12)
+    rope_freq_base: float | None = flag(None, "base of the RoPE frequencies [of the file]", low=1, high=1e12)
     rope_freq_scale: float | None = flag(
-        None, "factor of the positions: 1 / --rope-scale [of the file]", low=1e-6, high=1e3
+        None, "factor that positions are multiplied by: 1 / --rope-scale [of the file]", low=1e-6, high=1e3
     )
     yarn_orig_ctx: int | None = flag(
-        None, "YaRN: context that the model was trained with before it was extended [of the file]", low=1, high=2**30
+        None,
+        "YaRN: context size that the model was trained with before it was extended [of the file]",
+        low=1,
+        high=2**30,
     )
     yarn_ext_factor: float | None = flag(
-        None, "YaRN: share of extrapolation; 0 = interpolate only [of the file]", low=0, high=1e3
+        None, "YaRN: extrapolation mix; 0 = interpolate only [of the file]", low=0, high=1e3
     )
-    yarn_attn_factor: float | None = flag(None, "YaRN: factor of the attention's scores [of the file]", low=0, high=1e3)
+    yarn_attn_factor: float | None = flag(None, "YaRN: scale of the attention scores [of the file]", low=0, high=1e3)
     yarn_beta_slow: float | None = flag(
         None,
-        "YaRN: rotations within the context below which dimensions are interpolated [of the file]",
+        "YaRN: dimensions with fewer rotations within the context are interpolated [of the file]",
         low=0,
         high=1e6,
     )
     yarn_beta_fast: float | None = flag(
-        None, "YaRN: rotations within the context above which dimensions are left alone [of the file]", low=0, high=1e6
+        None,
+        "YaRN: dimensions with more rotations within the context are left unchanged [of the file]",
+        low=0,
+        high=1e6,
     )
 
     def _check_rope(self) -> None:

@@ -62,7 +62,7 @@ CASES: Mapping[str, tuple[str, list[Call]]] = {
     "nested": ("", [("search", {"tree": {"deep": [1, 2]}, "words": ["p", "q"]})]),
     "unicode": ("", [("search", {"city": "Łódź 東京 \U0001f600"})]),
     "empty": ("", [("clock", {})]),
-    "behind a text": (_TEXT, [("search", {"city": "Bern"})]),
+    "after a text": (_TEXT, [("search", {"city": "Bern"})]),
 }
 
 
@@ -113,7 +113,7 @@ def _shows(written: str, calls: Sequence[Call]) -> bool:
 
 
 def _without_end(written: str, turn_end: str, calls: Sequence[Call]) -> str:
-    """Cut ``written`` where the turn ends, as behind a text, or by a token of calls."""
+    """Cut ``written`` where the turn ends, as after a text, or by a token of calls."""
     for end in (turn_end, *pieces(turn_end.strip())[:1], *_TURN_ENDS):
         cut = written.partition(end)[0] if len(end) > 1 else written
         # Some tags are within calls, too.

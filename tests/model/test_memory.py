@@ -260,7 +260,7 @@ def test_a_build_that_does_not_tell_is_trusted(tiny: Path, monkeypatch: pytest.M
     assert checked(unknown) is unknown
     report = memory_report(ShardConfig(model=str(tiny)))
     assert report.as_json()["host_bytes"] is None
-    assert "does not tell" in report.as_text()
+    assert "does not report" in report.as_text()
 
 
 def test_without_gpus_nothing_is_chosen(tiny: Path) -> None:

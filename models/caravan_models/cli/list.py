@@ -1,4 +1,4 @@
-"""The command `caravan list`: name the models that are here, or those with short names."""
+"""The command `caravan list`: list the downloaded models, or those with short names."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ from caravan_models.reference import HUB_PREFIX
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each model."""
     parser = argparse.ArgumentParser(prog="caravan list", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--known", action="store_true", help="name the models with short names, wherever they are")
+    parser.add_argument("--known", action="store_true", help="list the models with short names, downloaded or not")
     known: bool = parser.parse_args(argv).known
     return run(parser.prog, _list_known if known else _list_stored)
 

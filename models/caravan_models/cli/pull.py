@@ -1,4 +1,4 @@
-"""The command `caravan pull`: get a model, so that serving it needs no network."""
+"""The command `caravan pull`: download a model, so that serving it needs no network."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The command `caravan show`: say what a model is, by its own files."""
+"""The command `caravan show`: describe a model from its own files."""
 
 import argparse
 import subprocess
@@ -19,9 +19,11 @@ Row = tuple[str, str]
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each thing that is known of the model."""
     parser = argparse.ArgumentParser(prog="caravan show", description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", help=f"a GGUF file, {NAME_HELP}; it has to be here")
+    parser.add_argument("name", help=f"a GGUF file, {NAME_HELP}; it must be downloaded")
     parser.add_argument(
-        "--fit", action="store_true", help="and where a shard would put what of it, and what is left; takes its flags"
+        "--fit",
+        action="store_true",
+        help="also show where a shard would place it and what is left; accepts the shard's flags",
     )
     arguments, shard_flags = parser.parse_known_args(argv)
     if shard_flags and not arguments.fit:

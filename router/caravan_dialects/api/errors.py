@@ -97,7 +97,7 @@ class MalformedFormError(RequestError):
 
 
 class UnsupportedMediaError(RequestError):
-    """The content type is not JSON, or not that of a form."""
+    """The content type is neither JSON nor that of a form."""
 
     kind = ErrorKind(415, "validation", _CLIENT)
 
@@ -197,7 +197,10 @@ class ChatTemplateError(RequestError):
 
 
 class ToolError(RequestError):
-    """The tools cannot be used as asked. ``field``: the one that is wrong; empty if it is not a single one."""
+    """The tools cannot be used as requested.
+
+    ``field``: the one that is wrong; empty if it is not a single one.
+    """
 
     kind = ErrorKind(422, "tool_error", _CLIENT, Failure.VALIDATION)
 
@@ -225,7 +228,7 @@ class InvalidKeyError(RequestError):
 
 
 class ForbiddenError(RequestError):
-    """The route is for operators, and the API key is not one's."""
+    """The route is for operators, and the API key is not an operator's."""
 
     kind = ErrorKind(403, "forbidden", _CLIENT)
 
@@ -234,7 +237,7 @@ class ForbiddenError(RequestError):
 
 
 class NotLocalError(RequestError):
-    """The route is for operators, there are no API keys, and another host asks."""
+    """The route is for operators, there are no API keys, and the request comes from another host."""
 
     kind = ErrorKind(403, "forbidden", _CLIENT)
 
@@ -247,7 +250,7 @@ class NotLocalError(RequestError):
 
 
 class ForeignPageError(RequestError):
-    """A page of an origin that is not allowed asks."""
+    """The request comes from a web page whose origin is not allowed."""
 
     kind = ErrorKind(403, "forbidden", _CLIENT)
 
@@ -362,7 +365,7 @@ class UnknownEntryError(RequestError):
 
 
 class ConversationBusyError(RequestError):
-    """A response or a change of the conversation is under way."""
+    """A response or a change of the conversation is in progress."""
 
     kind = ErrorKind(409, "conversation_busy", _CLIENT, None, RETRY_AFTER_S)
 
@@ -373,7 +376,7 @@ class ConversationBusyError(RequestError):
 
 
 class HeadMovedError(RequestError):
-    """The head of the conversation is not where it was expected."""
+    """The conversation has changed since the expected `head`."""
 
     kind = ErrorKind(409, "head_moved", _CLIENT)
 
@@ -393,7 +396,7 @@ class NotStoredError(RequestError):
 
 
 class NoSlotError(RequestError):
-    """`/slots`: as many generations are in progress as may be."""
+    """`/slots`: all slots are in use."""
 
     kind = ErrorKind(503, "overloaded", _SERVER, None, RETRY_AFTER_S)
 
@@ -411,13 +414,13 @@ class NoLibraryError(RequestError):
 
 
 class LibraryRefusalError(RequestError):
-    """The library cannot do what an operator asked for."""
+    """The model library cannot do what an operator requested."""
 
     kind = ErrorKind(400, "library", _CLIENT)
 
 
 class LibraryFailedError(RequestError):
-    """The library's disk or the hub fails."""
+    """The disk of the model library or the hub fails."""
 
     kind = ErrorKind(503, "library", _SERVER)
 
@@ -460,11 +463,13 @@ class UnhealthyError(RequestError):
 
 
 _STORE = "Responses and conversations cannot be read or written, for example because the disk is full"
-_REPLACED = "The model was replaced, while the request waited, by another of the same name whose tokens differ"
-_FAULT = "The request has met a bug of the router; its log says which"
-_MEDIA = "The pictures and sounds of all open requests together take too much memory"
-_DEAD_END = "What was generated does not match the schema or grammar, and nothing that may follow was found"
-_HELPER = "A process that renders templates, decodes files or checks constraints was killed or stopped, or got no time"
+_REPLACED = "While the request waited, the model was replaced by another one of the same name with different tokens"
+_FAULT = "The request hit a bug in the router; see its log"
+_MEDIA = "The images and audio of all open requests together take too much memory"
+_DEAD_END = "The output does not match the schema or grammar and has no valid continuation"
+_HELPER = (
+    "A process that renders templates, decodes files or checks constraints was killed or stopped, or got no CPU time"
+)
 _OTHERS: dict[type[Exception], ErrorKind] = {
     ContextLengthError: ContextLengthError.kind,
     TextTooLongError: ContextLengthError.kind,
@@ -482,7 +487,7 @@ _OTHERS: dict[type[Exception], ErrorKind] = {
 }
 # By the class of an error; the most specific one along its bases counts.
 TABLE: dict[type[Exception], ErrorKind] = {kind: kind.kind for kind in RequestError.__subclasses__()} | _OTHERS
-INTERNAL = ErrorKind(500, "internal", _SERVER, meaning="The router failed; its log says why")
+INTERNAL = ErrorKind(500, "internal", _SERVER, meaning="The router failed; see its log")
 
 
 def kind_of(error: Exception) -> ErrorKind:

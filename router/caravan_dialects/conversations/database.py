@@ -164,7 +164,7 @@ class Database:
                 found = self._connection.execute(statement, entry)
                 self._remove_abandoned()
         except sqlite3.Error as error:
-            log.info("an entry is deleted with the room that is kept for this: %s", error)
+            log.info("an entry is deleted with the room that is reserved for this: %s", error)
             with self._reserve.released():
                 # A few pages. What clients cannot name any more is removed in small steps, as far as there is room.
                 found = self._connection.execute(statement, entry)

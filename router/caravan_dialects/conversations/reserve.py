@@ -56,6 +56,6 @@ class Reserve:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            _log.info("there is no room for forgetting conversations once the disk is full: %s", error)
+            _log.info("no room could be reserved for deleting conversations on a full disk: %s", error)
         else:
             self._is_whole = True

@@ -30,7 +30,7 @@ class KeyWatch:
         try:
             keys = await asyncio.to_thread(read_key_file, self._path)
         except KeyFileError as error:
-            _log.error("API keys not reloaded, the old ones stay: %s", error)
+            _log.error("API keys not reloaded, keeping the old ones: %s", error)
         else:
             self.keyring.replace(keys, time.monotonic())
             _log.info("API keys reloaded", extra={"keys": len(keys)})

@@ -1,4 +1,4 @@
-"""The command `caravan key`: make a new API key and print its entry for --api-keys-file."""
+"""The command `caravan key`: create an API key and print its entry for --api-keys-file."""
 
 import argparse
 import secrets
@@ -12,8 +12,8 @@ from caravan_router.auth.key_file import KeyFileError, check_name
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the key to stderr and its entry to stdout, so that ``caravan key alice >> keys.toml`` stores no secret."""
     parser = argparse.ArgumentParser(prog="caravan key", description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", help="name of the key's holder, for the log and as tenant of its requests")
-    parser.add_argument("--operator", action="store_true", help="let the key use the routes under /admin")
+    parser.add_argument("name", help="name of the key's owner, for the log and as tenant of its requests")
+    parser.add_argument("--operator", action="store_true", help="allow the routes under /admin")
     arguments = parser.parse_args(argv)
     name: str = arguments.name
     try:

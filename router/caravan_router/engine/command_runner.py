@@ -113,7 +113,9 @@ class CommandRunner:
                 # A shard that ends refuses all media, which others may encode.
                 passes = error.error in (None, ShardError.DRAINING)
                 outcome = EncodeOutcome.FAILED if passes else EncodeOutcome.REFUSED
-                _log.warning("a medium was not encoded", extra={"shard": session.address, "reason": str(error)})
+                _log.warning(
+                    "an image or audio clip was not encoded", extra={"shard": session.address, "reason": str(error)}
+                )
             session.sink.observer.encoded(seconds, done=outcome is EncodeOutcome.DONE)
             session.sink.post(Encoded(encode_id=encode.encode_id, outcome=outcome, seconds=seconds))
 

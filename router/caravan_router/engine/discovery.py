@@ -222,7 +222,7 @@ class Discovery:
             except (OSError, ValueError) as error:
                 if not failed:
                     extra = {"source": str(source), "reason": str(error), "shards": len(last)}
-                    _log.warning("the addresses of shards cannot be looked up, the last ones stay", extra=extra)
+                    _log.warning("the addresses of shards cannot be looked up; keeping the last ones", extra=extra)
                 failed = True
                 is_empty = isinstance(error, socket.gaierror) and error.errno in _NO_ADDRESS
                 empty = empty + 1 if is_empty else 0

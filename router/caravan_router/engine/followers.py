@@ -54,5 +54,5 @@ class Followers:
                 tell(follower)
             except Exception:  # noqa: BLE001  whatever a bug raises
                 name = type(follower).__name__
-                _log.exception("what a scheduler does is not followed any more", extra={"follower": name})
+                _log.exception("a follower of a scheduler failed and is removed", extra={"follower": name})
                 self.remove(follower)

@@ -107,7 +107,7 @@ class Viewers:
                 for message in timeline.messages(now):
                     self._put(message)
             except Exception:  # noqa: BLE001  whatever a bug raises
-                _log.exception("a timeline is not told any more", extra={"model": batcher.model.name})
+                _log.exception("a timeline failed and is no longer sent", extra={"model": batcher.model.name})
                 batcher.followers.remove(self._timelines.pop(batcher))
                 self._failed.add(batcher)
                 self._put(Gone(model=batcher.model.name, at=round(now, 6)))

@@ -41,7 +41,7 @@ class FaultLog:
         """Log one. ``extra``: what it has led to."""
         known = repr((type(error), traceback.extract_tb(error.__traceback__)[-1:]))
         place = None if known in self._known else error
-        _log.error("a bug was met: %r", error, exc_info=place, extra={"model": self._model, **extra})
+        _log.error("an unexpected exception: %r", error, exc_info=place, extra={"model": self._model, **extra})
         self._known.add(known)
 
 

@@ -38,7 +38,7 @@ ROUTES = Routes(ANTHROPIC, tolerance=Tolerance.ALWAYS)
 @ROUTES.route(
     "POST",
     _PATH,
-    "Answer a conversation in Anthropic's form, with text, thoughts or calls of the offered tools",
+    "Answer a conversation in Anthropic's form, with text, reasoning or tool calls",
     around=counting_refusals,
     parameters=_VERSION,
     reply=AnthropicMessage,
@@ -55,7 +55,7 @@ async def messages(request: web.Request, body: MessagesRequest) -> web.StreamRes
 @ROUTES.route(
     "POST",
     "/v1/messages/count_tokens",
-    "Count the tokens of the prompt that a request for a message has",
+    "Count the prompt tokens of a message request",
     around=reading_texts,
     parameters=_VERSION,
     reply=TokenCount,
@@ -70,7 +70,7 @@ async def count_tokens(request: web.Request, body: CountTokensRequest) -> web.Re
 @ROUTES.route(
     "POST",
     "/v1/messages/render",
-    "Return the tokens of the prompt that a request for a message has, as vLLM does",
+    "Return the prompt tokens of a message request, as in vLLM",
     around=reading_texts,
     parameters=_VERSION,
     reply=RenderedTokens,

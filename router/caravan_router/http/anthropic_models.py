@@ -15,11 +15,13 @@ from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
 
 VERSION_HEADER = "anthropic-version"
-_VERSION = Parameter(name=VERSION_HEADER, place="header", description="If it is there, the reply has Anthropic's form")
+_VERSION = Parameter(name=VERSION_HEADER, place="header", description="If present, the reply has Anthropic's form")
 _PAGE = (
-    Parameter(name="limit", place="query", description="In Anthropic's form: most models, 1 to 1000, default 20"),
+    Parameter(
+        name="limit", place="query", description="In Anthropic's form: maximum number of models, 1 to 1000, default 20"
+    ),
     Parameter(name="after_id", place="query", description="In Anthropic's form: the model before the first"),
-    Parameter(name="before_id", place="query", description="In Anthropic's form: the model behind the last"),
+    Parameter(name="before_id", place="query", description="In Anthropic's form: the model after the last"),
 )
 
 ROUTES = Routes(OPENAI)

@@ -37,7 +37,7 @@ ROUTES = Routes(TGI)
 @ROUTES.route(
     "POST",
     "/invocations",
-    "For SageMaker: takes a body of `POST /`, of chat completions or of completions",
+    "For SageMaker: accepts a body of `POST /`, of chat completions or of completions",
     around=counting_refusals,
     body=(CompatGenerateRequest, ChatRequest, CompletionRequest),
     replies=(

@@ -66,7 +66,7 @@ async def infill(request: web.Request, body: InfillRequest) -> web.StreamRespons
 @ROUTES.route(
     "GET",
     "/props",
-    "Tell the context that a model is served with, what it reads, and its chat template",
+    "Return a model's context size, input modalities and chat template",
     parameters=(Parameter(name="model", place="query", description="Name of the model; left out: the default"),),
     reply=Props,
     errors=(404, 503),
@@ -93,10 +93,8 @@ async def props(request: web.Request) -> web.Response:
 @ROUTES.route(
     "GET",
     "/slots",
-    "List the generations that may be in progress, and how many are; they are told apart by nothing else",
-    parameters=(
-        Parameter(name="fail_on_no_slot", place="query", description="If it is there, 503 while all are in progress"),
-    ),
+    "List a slot for each generation that may be in progress, and whether it is in use",
+    parameters=(Parameter(name="fail_on_no_slot", place="query", description="If present, 503 while all are in use"),),
     reply=list[Slot],
     errors=(404, 503),
 )

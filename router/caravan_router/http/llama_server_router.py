@@ -22,7 +22,7 @@ ROUTES = Routes(OPENAI, any_type=True, operator=True)
 @ROUTES.route(
     "POST",
     "/models/load",
-    "Have a model loaded as soon as there is room; `GET /models` tells its state",
+    "Load a model as soon as there is room; `GET /models` reports its state",
     reply=Success,
     errors=(*BODY_ERRORS, 404),
 )
@@ -38,7 +38,7 @@ async def load(request: web.Request, body: ModelCommand) -> web.Response:
 @ROUTES.route(
     "POST",
     "/models/unload",
-    "Have a model unloaded once what runs on it has ended; its next request has it loaded again",
+    "Unload a model once its running requests have ended; the next request loads it again",
     reply=Success,
     errors=(*BODY_ERRORS, 404),
 )
@@ -51,9 +51,7 @@ async def unload(request: web.Request, body: ModelCommand) -> web.Response:
     return json_reply(Success(success=True))
 
 
-@ROUTES.route(
-    "GET", "/models/sse", "Tell each change of a model's state as it happens", events=ModelEvent, errors=(404,)
-)
+@ROUTES.route("GET", "/models/sse", "Stream every change of a model's state", events=ModelEvent, errors=(404,))
 async def model_changes(request: web.Request) -> web.StreamResponse:
     """Raises NoLibraryError."""
     told = library_of(request.app[STATE]).changes()

@@ -21,7 +21,7 @@ _ABOUT = (
     "Every route takes a key as `x-api-key`, too."
 )
 _DESCRIPTIONS = {
-    400: "The body is not JSON, or no form; under /v1 also: the request is not valid",
+    400: "The body is neither JSON nor a form; under /v1 also: the request is not valid",
     401: "The API key is missing or unknown",
     403: "The API key is not an operator's; without API keys: another host asks",
     404: "There is no such model, request, response, conversation or shard",
@@ -30,7 +30,7 @@ _DESCRIPTIONS = {
     408: "The body did not arrive in time",
     410: "The request was aborted by `DELETE /v1/requests/{id}`",
     413: "The body is too large",
-    415: "The content type is not JSON, or not that of a form, or the content coding neither gzip nor deflate",
+    415: "The content type is neither JSON nor that of a form, or the content coding neither gzip nor deflate",
     422: "The request is not valid",
     424: "The generation failed",
     429: "The model or the API key is at its limit, or the request waited in the queue for too long",

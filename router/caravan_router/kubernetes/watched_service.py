@@ -46,7 +46,7 @@ class WatchedService:
                         pause_s, failed = _FIRST_PAUSE_S, False
                         await _follow(server, version, pods)
                 except ExpiredError as error:
-                    _log.info("endpoints are listed again", extra={"source": str(self), "reason": str(error)})
+                    _log.info("listing the endpoints again", extra={"source": str(self), "reason": str(error)})
                 except _ERRORS as error:
                     level = logging.DEBUG if failed else logging.WARNING
                     reason = str(error) or type(error).__name__

@@ -79,7 +79,7 @@ class GenerationSpec:
 
 
 class GenerationState(Enum):
-    """The stage of a generation: it waits (``queued``), maybe until its pictures and sounds are encoded
+    """The stage of a generation: it waits (``queued``), possibly until its images and audio are encoded
     (``encoding``), its prompt is computed (``prefilling``), it gets tokens (``running``), it gave its place to others
     and continues later from what was saved (``swapped``), or it has all its tokens (``ended``).
     """

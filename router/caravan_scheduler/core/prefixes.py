@@ -44,8 +44,8 @@ class ShardPrefixes:
     """Prefixes on one shard, least recently used first. Evicting all that it has frees ``cells`` KV cells.
 
     ``memory_bytes`` and ``disk_bytes``: size of all prefixes that are saved outside the cells, ``pinned_bytes`` of
-    those that do not make way for others. ``running``: empty in a report of what was evicted. ``model_tag``: 8
-    hexadecimal digits that stand for the model.
+    those that are pinned. ``running``: empty in a report of what was evicted. ``model_tag``: 8 hexadecimal digits that
+    stand for the model.
     """
 
     shard: str

@@ -61,17 +61,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokens", type=_positive, help="output tokens per choice (default: the workload's)")
     add("--n", type=_positive, default=8, help="choices per prompt in the workload n (default 8)")
     add("--between", type=_positive, default=50, help="other prompts before prefixes return (default 50)")
-    add("--temperature", type=_above_0, help="draw tokens at this temperature (default: greedy)")
+    add("--temperature", type=_above_0, help="sample at this temperature (default: greedy decoding)")
     add("--top-k", type=_positive, help="needs --temperature (default: the server's)")
     add("--top-p", type=_above_0, help="needs --temperature (default: the server's)")
     add("--min-p", type=_above_0, help="needs --temperature and --api completions (default: the server's)")
     add("--whole", action="store_true", help="ask for whole replies instead of streams; needs --api completions")
     add("--logprobs", type=_positive, metavar="N", help="ask for N likely tokens with each; needs --api completions")
-    add("--json-schema", metavar="SCHEMA", help="what outputs must keep, for servers that take json_schema there")
+    add("--json-schema", metavar="SCHEMA", help="schema of the outputs, for servers that accept it as json_schema")
     add("--seed", type=int, default=0, help="seed of prompts and arrival times (default 0)")
-    add("--warmup", type=int, default=1, help="short requests before anything is measured (default 1)")
+    add("--warmup", type=int, default=1, help="short requests before the measurement (default 1)")
     add("--timeout", type=float, default=600.0, help="seconds until a request counts as failed (default 600)")
-    add("--pid", type=_positive, action="append", default=[], help="server process whose CPU time to count; repeatable")
+    add(
+        "--pid",
+        type=_positive,
+        action="append",
+        default=[],
+        help="server process whose CPU time is counted; repeatable",
+    )
     add("--pid-children", action="store_true", help="count the CPU time of all children of --pid too")
     add("--json", type=Path, metavar="FILE", help="also write the report to FILE")
     return parser

@@ -10,26 +10,26 @@ class LibraryFlags:
     """Where the models are described, and what may be loaded at a time."""
 
     models_dir: str | None = flag(
-        None, "folder of GGUF files, each a model that is loaded when a request asks for it, and makes room for others"
+        None, "folder of GGUF files; each is a model that is loaded on demand and unloaded to make room for others"
     )
-    models_file: str | None = flag(
-        None, "TOML file of models that are loaded when a request asks for them, with their names, aliases and flags"
-    )
+    models_file: str | None = flag(None, "TOML file of models to load on demand, with their names, aliases and flags")
     models_hub: bool = flag(
         False,
-        "serve every model of the hub's cache (see `caravan list`) when a request asks for it, and let operators "
-        "download and delete some and make others of them, with /api/pull, /api/delete, /api/copy and /api/create",
+        "serve every model in the hub cache (see `caravan list`) on demand, and let operators download, delete, copy "
+        "and derive models with /api/pull, /api/delete, /api/copy and /api/create",
     )
-    models_max: int | None = flag(None, "most models that are loaded at a time [as many as fit]", low=1)
+    models_max: int | None = flag(None, "maximum number of models loaded at a time [as many as fit]", low=1)
     models_memory: int | None = flag(
-        None, "most MiB of this host's memory that all loaded models take [what is free]", low=1
+        None, "memory limit for all loaded models together, in MiB of this host's memory [what is free]", low=1
     )
     models_turn_s: float = flag(
         30.0,
-        "seconds that a loaded model with requests keeps its place while another one's requests wait for it",
+        "seconds that a loaded model with requests stays loaded while requests for another model wait",
         low=0,
     )
-    models_autoload: bool = flag(True, "let requests load models; else only operators do, with /models/load")
+    models_autoload: bool = flag(
+        True, "load models when requests ask for them; when off, only operators load them, with /models/load"
+    )
 
     @property
     def has_library(self) -> bool:

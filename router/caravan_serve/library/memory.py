@@ -69,7 +69,7 @@ class Memory:
             return Prepared(file, {HOST: entry.memory_bytes})
         told = await _estimate([*self._settings.flags, *entry.flags, "--model", str(file)])
         if told["host_bytes"] is None:
-            raise MemoryProblem("this build of llama.cpp does not tell what a model takes: set memory_mib")
+            raise MemoryProblem("this build of llama.cpp does not report what a model takes: set memory_mib")
         shards = self._settings.shards
         for name, free in told["free"]["devices"].items():
             self._devices[name] = free + sum(need.bytes_at.get(name, 0) for need in loaded)

@@ -45,7 +45,7 @@ def main(router: type[SchedulerFlags], argv: Sequence[str] | None = None) -> int
     ``router``: the flags of the program that recorded it, of which ``--with`` changes some.
     """
     parser = argparse.ArgumentParser(
-        prog="caravan replay", description="Play what a router recorded with --record, and compare every decision."
+        prog="caravan replay", description="Replay what a router recorded with --record, and compare every decision."
     )
     parser.add_argument("file", type=Path, help="the recording")
     parser.add_argument(
@@ -54,10 +54,10 @@ def main(router: type[SchedulerFlags], argv: Sequence[str] | None = None) -> int
         action="append",
         default=[],
         metavar="FLAG=VALUE",
-        help="play the same requests in virtual time with another value of a flag of the scheduler; repeatable",
+        help="simulate the same requests in virtual time with another value of a scheduler flag; repeatable",
     )
     parser.add_argument(
-        "--shards", type=int, default=0, metavar="+N", help="play them with N shards more, like the first, or fewer"
+        "--shards", type=int, default=0, metavar="+N", help="simulate them with N more shards, like the first, or fewer"
     )
     arguments = parser.parse_args(argv)
     try:

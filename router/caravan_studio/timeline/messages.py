@@ -72,7 +72,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """What happened to a request, or to a shard.
+    """What happened to a request or to a shard.
 
     ``number``: the tokens of the prompt with ``submit``, those in the cache with ``start``, those computed again with
     ``resume``. ``shard`` is the reason with ``fail``.
@@ -106,7 +106,7 @@ class Running(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cells(msgspec.Struct, frozen=True, array_like=True):
-    """A run of cells, counted once however many share it: their holders end here or in the runs behind it.
+    """A run of cells, counted once however many share it: their holders end here or in the runs after it.
 
     ``parent``: the place of the run before it in the list, -1 for none. ``running``: requests that end here, ``kept``:
     ended ones.
@@ -132,7 +132,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
 class ShardPicture(msgspec.Struct, frozen=True, kw_only=True):
     """What a shard holds. ``used``: cells of running sequences, ``cached``: cells of ended ones alone.
 
-    ``memory`` and ``disk``: bytes of saved runs, and most that there may be. ``more_cells``: those of runs that are not
+    ``memory`` and ``disk``: bytes of saved runs, and their limit. ``more_cells``: those of runs that are not
     in ``map``. ``more_runs``: saved runs that are not in ``runs``.
     """
 
@@ -158,7 +158,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request in the queue, and what it waits for.
 
     ``reason``: ``no_shard`` is up; its ``prefix`` is computed by the request ``of``; a busy ``shard`` is the ``holder``
-    of its prefix; a ``fetch`` brings saved cells; the ``encoding`` of its pictures and sounds goes on; no shard has
+    of its prefix; a ``fetch`` brings saved cells; the ``encoding`` of its images and audio is under way; no shard has
     ``cells``, or a free place for ``sequences``; shards are in a ``step``, or the next one is full; or it is not its
     ``turn``. ``key``: the name of its API key. ``saved_on``: the shard that saved what was computed of it.
     ``started``: it ran before.
@@ -184,7 +184,7 @@ class Quantiles(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the last ``window_s`` seconds, at most a minute and only while somebody watches.
+    """Of the last ``window_s`` seconds, at most a minute and only while someone watches.
 
     ``tokens_s``: sampled tokens a second, ``prompt_tokens_s``: computed tokens of prompts. ``hit_rate``: part of the
     prompts' tokens that was in the cache. ``requests`` started. Null where there was none.

@@ -53,8 +53,7 @@ class ContentsReader:
             contents = files.read(lambda: not self._ended.is_set())
         except (ChangedFileError, OSError) as error:
             _log.warning(
-                "it stays unknown what is in the model's files: nothing that was saved before is used, and nothing is "
-                "written to --cache-dir",
+                "the model's files cannot be identified: saved runs are not used, and none is written to --cache-dir",
                 extra={"error": str(error)},
             )
             return

@@ -54,6 +54,7 @@ def _load_fake(config: ShardConfig) -> Backend:
         step_s=config.fake_step_ms / 1000,
         token_s=config.fake_token_ms / 1000,
         draft_model=ToyBackend(cells=cells, max_sequences=config.parallel) if config.model_draft else None,
+        # A projector of any name lets the toy model see; with "atomic" in it, images are computed whole.
         media=ToyEncoder(atomic="atomic" in config.mmproj) if config.mmproj else None,
     )
     backend.facts = replace(backend.facts, draft_model=Path(config.model_draft).name)

@@ -137,7 +137,9 @@ class MediaService:
                 f"an encoded medium has <= {self._store.capacity} bytes (--media-cache). Given: {size}",
             )
         seconds = perf_counter() - started
-        _log.debug("encoded a medium", extra={"cells": [one.size.cells for one in slices], "seconds": seconds})
+        _log.debug(
+            "encoded an image or audio clip", extra={"cells": [one.size.cells for one in slices], "seconds": seconds}
+        )
         return _encoded(slices, seconds)
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class MemoryReport:
             if room is not None:
                 lines.append(f"  {'left':16} {in_words(room - taken) if room >= taken else 'nothing':>10}")
         if self.need is None:
-            lines += ["", "this build of llama.cpp does not tell what a model takes"]
+            lines += ["", "this build of llama.cpp does not report what a model takes"]
         lines += ["", f"saved prefixes may take {in_words(self.saved_prefixes)} of what is left on the host"]
         lines += [self.problem] if self.problem else []
         return "\n".join(lines) + "\n"

@@ -157,7 +157,7 @@ async def test_a_file_that_was_replaced_after_it_was_loaded_stays_unknown(
         file_of(tmp_path, "other", "new weights").replace(weights)
         with caplog.at_level(logging.WARNING):
             may_read.set()
-            await eventually(lambda: "it stays unknown" in caplog.text, "it says so")
+            await eventually(lambda: "cannot be identified" in caplog.text, "it says so")
         assert await shown(running, session) == [None]
         assert (await generate(session, running.url, body("x", 5)))["generated_text"] == expected_text("x", 5)
         assert not [*running.cache_dir.rglob("*.run")]

@@ -168,7 +168,7 @@ async def test_certificates_are_read_again_without_a_restart(authorities: Author
             first = await serial_of(address)
             await asyncio.to_thread(Path(of_shard.key).write_bytes, b"no key")
             assert await serial_of(address) == first
-            await running.logged("ERROR.*certificates not reloaded, the old ones stay: --certfile: ")
+            await running.logged("ERROR.*certificates not reloaded, keeping the old ones: --certfile: ")
             reissue(by_another=True, trusts_another=True)
             assert await serial_of(address) != first
             # The open connection lasts. A new one uses the new files on both sides.

@@ -207,4 +207,4 @@ async def test_a_process_ends_with_status_0_though_something_uses_the_model_for_
             process.kill()
             await process.wait()
     assert process.returncode == 0
-    assert b"ends without freeing the model" in said
+    assert b"exits without freeing the model" in said

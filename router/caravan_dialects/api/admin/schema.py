@@ -47,7 +47,7 @@ class ShardPrefixes(msgspec.Struct, frozen=True, kw_only=True):
     """Prefixes on one shard, the least recently used first. Together they hold ``cells`` KV cells.
 
     ``memory_bytes`` and ``disk_bytes``: size of the prefixes that are saved in host memory and on disk;
-    ``pinned_bytes``: of those that do not make way for others. ``running``: the sequences that run there, whose cells
+    ``pinned_bytes``: of those that are pinned. ``running``: the sequences that run there, whose cells
     are not counted; empty where evicted prefixes are returned.
     """
 
@@ -127,8 +127,8 @@ class ShardLimits(msgspec.Struct, frozen=True, kw_only=True):
 class ShardSpeculation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests may have draft tokens on a shard.
 
-    ``max_draft_tokens``: most of a step, 0 for none. ``off_because``: why there are none, null if there may be some.
-    ``equal_lengths``: all sequences of a step have drafts of one length or none has, since llama.cpp would read the
+    ``max_draft_tokens``: maximum per step, 0 for none. ``off_because``: why there are none, null if there may be some.
+    ``equal_lengths``: all sequences of a step have drafts of one length, or none, since llama.cpp would read the
     weights again for longer ones; so in the split layout.
     """
 
@@ -141,10 +141,10 @@ class ShardNumerics(msgspec.Struct, frozen=True, kw_only=True):
     """How a shard computes logits. It follows from the model, the build, the processor and the flags alone.
 
     ``fingerprint``: shards of an equal one compute the same logits, bit by bit. ``exact``: it was started with --exact.
-    ``flash_attention``: whether each layout may have it. ``same_in_company``: as compared at the start, the logits
-    after a token do not depend on other sequences; false in the unified layout. ``same_in_chunks``: nor on how many
-    tokens of its own sequence are computed with it, so that drafts change no text; where it is false, they can, by
-    rounding. Null if not compared.
+    ``flash_attention``: whether each layout may use it. ``same_in_company``: as compared at the start, the logits after
+    a token do not depend on other sequences; false in the unified layout. ``same_in_chunks``: nor on how many tokens of
+    its own sequence are computed with it, so that drafts change no text; where it is false, they can, by rounding. Null
+    if not compared.
     """
 
     fingerprint: str

@@ -9,9 +9,9 @@ from caravan_dialects.api.generation.schema import CacheSalt, Priority, Speculat
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """The file of a picture, or the text of a document. Nothing is fetched.
+    """The file of an image, or the text of a document. Nothing is fetched.
 
-    ``type``: "base64" (``data``) for a picture, a PNG, JPEG, WebP or GIF file, whatever ``media_type`` says; "text"
+    ``type``: "base64" (``data``) for an image, a PNG, JPEG, WebP or GIF file, whatever ``media_type`` says; "text"
     (``data``) or "content" (``content``) for a document.
     """
 
@@ -32,7 +32,7 @@ class ToolChange(msgspec.Struct, frozen=True, kw_only=True):
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a message.
 
-    ``type``: "text" (with ``text``), "image" (``source``) if the model sees, "document" (``source``, ``title``,
+    ``type``: "text" (with ``text``), "image" (``source``) if the model reads images, "document" (``source``, ``title``,
     ``context``) if it is a text, "search_result" (``source``, ``title``, ``content``), "thinking" (``thinking``),
     "redacted_thinking", "tool_use" (``id``, ``name``, ``input``), "tool_result" (``tool_use_id``, ``content``,
     ``is_error``), in it "tool_reference" (``tool_name``). In an assistant's turn "compaction" (``content``), which
@@ -88,7 +88,7 @@ class ToolChoiceParam(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThinkingParam(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the model thinks; a model that does not ignores it. After ``budget_tokens`` a thought ends by force."""
+    """Whether the model reasons; a model that cannot ignores it. Reasoning is cut off after ``budget_tokens``."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
@@ -102,7 +102,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """``effort``: how much the model thinks; ignored by a model that does not."""
+    """``effort``: how much the model reasons; ignored by a model that cannot."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
@@ -169,7 +169,7 @@ class TextBlock(msgspec.Struct, tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, tag="thinking"):
-    """``signature``: a digest of the thought. It is not checked when the block comes back."""
+    """``signature``: a digest of the thinking. It is not checked when the block comes back."""
 
     thinking: str
     signature: str
@@ -191,7 +191,7 @@ class AppliedEdits(msgspec.Struct, frozen=True):
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """``thinking_tokens``: tokens of thoughts, without their markers."""
+    """``thinking_tokens``: tokens of the reasoning, without its markers."""
 
     thinking_tokens: int
 
@@ -199,7 +199,7 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     """``input_tokens``: tokens of the prompt that were not in the cache. The others are read from it.
 
-    ``output_tokens_details``: absent if the model does not think.
+    ``output_tokens_details``: absent if the model does not reason.
     """
 
     input_tokens: int
@@ -278,7 +278,7 @@ class MessageStop(msgspec.Struct, frozen=True, tag="message_stop"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """An event without meaning, which keeps the connection open."""
+    """An event that only keeps the connection open."""
 
 
 BlockEvent = ContentBlockStart | ContentBlockDelta | ContentBlockStop

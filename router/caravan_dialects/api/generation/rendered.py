@@ -8,7 +8,7 @@ from caravan_scheduler.core.prompt_media import is_cell
 
 
 class RenderedTokens(msgspec.Struct, frozen=True):
-    """``token_ids``: those of the prompt, without its pictures and sounds."""
+    """``token_ids``: those of the prompt, without its images and audio."""
 
     model: str
     token_ids: list[int]

@@ -31,7 +31,7 @@ Timeout = Annotated[
 CacheSalt = Annotated[
     str | None,
     msgspec.Meta(
-        description="Requests share what is computed of a common prefix only with the same salt and the same API key."
+        description="Requests share cached prefixes only with requests of the same salt and the same API key."
     ),
 ]
 
@@ -39,8 +39,8 @@ CacheSalt = Annotated[
 Speculate = Annotated[
     int | None,
     msgspec.Meta(
-        description="Most draft tokens in one step; 0 switches speculation off. The text does not depend on it. "
-        "Default and most: the server's --speculate. Header for clients that cannot send it: X-Speculate."
+        description="Maximum number of draft tokens per step; 0 switches speculation off. The text does not depend on "
+        "it. Default and maximum: the server's --speculate. Header for clients that cannot send it: X-Speculate."
     ),
 ]
 

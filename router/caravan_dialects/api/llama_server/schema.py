@@ -10,7 +10,7 @@ from caravan_dialects.api.openai.schema import ModelDownload, ProgressShown, Tim
 
 
 class MarkedPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text. ``multimodal_data`` must be empty: its marker is a secret of the server, so chats take pictures."""
+    """A text. ``multimodal_data`` must be empty: its marker is a secret of the server; send images in chats."""
 
     prompt_string: str
     multimodal_data: list[Any] | None = None
@@ -53,7 +53,7 @@ class LlamaServerFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ``timings_per_token``: each event has ``timings``. ``return_progress``: events before the first token tell how far
     the prompt is computed.
 
-    ``seed``: -1 draws one. ``repeat_penalty`` counts the last ``repeat_last_n`` tokens, 64 by default.
+    ``seed``: -1 means a random one. ``repeat_penalty`` counts the last ``repeat_last_n`` tokens, 64 by default.
     """
 
     model: ModelName = None
@@ -185,22 +185,23 @@ class LlamaCompletion(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Modalities(msgspec.Struct, frozen=True):
-    """Whether a model sees, and whether it hears."""
+    """Whether a model reads images, and whether it reads audio."""
 
     vision: bool
     audio: bool
 
 
 class ServedContext(msgspec.Struct, frozen=True):
-    """``n_ctx``: most tokens of a prompt and its output together."""
+    """``n_ctx``: maximum tokens of a prompt and its output together."""
 
     n_ctx: int
 
 
 class Props(msgspec.Struct, frozen=True, kw_only=True):
-    """What llama-server's clients look for before they ask. ``total_slots``: generations that may be in progress.
+    """What llama-server's clients read first. ``total_slots``: generations that may be in progress.
 
-    ``model_path``: the model's name, since clients are not told where files are."""
+    ``model_path``: the model's name, since clients do not learn where files are.
+    """
 
     model_alias: str
     model_path: str
@@ -214,7 +215,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A generation that may be in progress. ``n_ctx``: most tokens of its prompt and output."""
+    """A generation that may be in progress. ``n_ctx``: maximum tokens of its prompt and output."""
 
     id: int
     n_ctx: int
@@ -234,7 +235,7 @@ class Success(msgspec.Struct, frozen=True):
 
 
 class ModelEventData(msgspec.Struct, frozen=True, omit_defaults=True):
-    """``status``: the state as `GET /models` tells it; `removed` if the model is gone."""
+    """``status``: the state that `GET /models` reports; `removed` if the model is gone."""
 
     status: str
     download: ModelDownload | None = None

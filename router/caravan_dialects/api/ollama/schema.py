@@ -12,7 +12,7 @@ KeepAlive = Annotated[
     str | float | None,
     msgspec.Meta(
         description="Seconds, or a duration such as 5m, that a model of --models-dir or --models-file stays loaded "
-        "without requests; negative: until its place is needed. Any other model stays loaded."
+        "without requests; negative: until its room is needed. Any other model stays loaded."
     ),
 ]
 Format = Annotated[
@@ -79,7 +79,7 @@ class OllamaGenerateRequest(OllamaFields, frozen=True, kw_only=True, forbid_unkn
 
     ``context``: the one of an earlier reply, which this request continues: its tokens come before the prompt's.
 
-    ``images``: pictures before the prompt, each the base64 of a PNG, JPEG, WebP or GIF file, if the model sees.
+    ``images``: files before the prompt, each the base64 of a PNG, JPEG, WebP or GIF, if the model reads images.
     """
 
     prompt: str | None = None
@@ -103,7 +103,7 @@ class OllamaToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A turn. ``images``: pictures before its text, each the base64 of a file, if the model sees.
+    """A turn. ``images``: files before its text, each as base64, if the model reads images.
 
     ``name``: another name of ``tool_name`` in the message of a tool; without effect in others.
     """
@@ -152,7 +152,7 @@ class OllamaGenerateReply(OllamaStatistics, omit_defaults=True, kw_only=True):
     """A whole reply, or one line of a stream: there ``response`` is the next part.
 
     ``context``: token ids of the prompt and the response, in a whole reply and in the last line; not with ``raw``, nor
-    with pictures, which no ids can tell.
+    with images, which have no ids.
     """
 
     model: str
@@ -242,7 +242,7 @@ class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
 class OllamaTag(msgspec.Struct, frozen=True, kw_only=True):
     """``size``: bytes of the model's weights, also for an adapter. ``modified_at``: when the model's file was changed.
 
-    ``digest``: SHA-256 of the model's file; another text that differs between most files, until it has been read.
+    ``digest``: SHA-256 of the model's file; until it has been read, another text that differs between most files.
     """
 
     name: str
@@ -279,7 +279,7 @@ class OllamaRunningList(msgspec.Struct, frozen=True):
 
 
 class OllamaShowRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A single model answers to any name. ``verbose`` changes nothing: there is no more to show."""
+    """A single model answers to any name. ``verbose`` has no effect."""
 
     model: str | None = None
     name: str | None = None
@@ -317,7 +317,7 @@ class OllamaPullRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class OllamaPullReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``digest``: SHA-256 of the file; ``completed``: bytes of it that are here, of ``total``."""
+    """``digest``: SHA-256 of the file; ``completed``: bytes of it that were downloaded, of ``total``."""
 
     status: str
     digest: str = ""

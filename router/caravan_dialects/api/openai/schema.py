@@ -39,8 +39,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tokens the penalties look at; 0 switches them off, -1 means all. ``top_n_sigma``: 0 or below switches it off.
     ``dynatemp_range``: the temperature lies within this range of ``temperature``, low where few tokens are likely.
     ``samplers``: those that are left out are switched off, the others are applied in this order. ``mirostat`` 1 or 2
-    draws from what they leave, so that a token has ``mirostat_tau`` bits of surprise on average; ``mirostat_eta``: how
-    fast it learns. ``adaptive_target``: draws near this probability, below 0 off; ``adaptive_decay``: how long it
+    samples from what they leave, so that a token has ``mirostat_tau`` bits of surprise on average; ``mirostat_eta``:
+    how fast it learns. ``adaptive_target``: samples near this probability, below 0 off; ``adaptive_decay``: how long it
     remembers.
     """
 
@@ -111,7 +111,7 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     vLLM's are ``include_stop_str_in_output``, ``skip_special_tokens``, ``min_tokens``, ``stop_token_ids`` and
     ``return_token_ids``. ``n_cmpl`` is llama-server's name of ``n``, ``n_predict`` of ``max_tokens``, and
     ``repeat_penalty`` of ``repetition_penalty``. ``cache_prompt`` (llama-server's): false computes the prompt anew.
-    ``timings_per_token`` (llama-server's): each chunk has ``timings``. ``seed``: -1 draws one.
+    ``timings_per_token`` (llama-server's): each chunk has ``timings``. ``seed``: -1 means a random one.
 
     ``best_of``: the number of outputs generated for each prompt, of which the ``n`` best are returned, by the mean log
     probability of their tokens; ``choice_parameters`` has an entry for each of them.
@@ -163,7 +163,7 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """``cached_tokens``: prompt tokens that were in the cache when the prompt's first choice started.
 
-    ``image_tokens`` and ``audio_tokens``: those of pictures and sounds; absent if there are none.
+    ``image_tokens`` and ``audio_tokens``: those of images and audio; absent if there are none.
     """
 
     cached_tokens: int
@@ -202,11 +202,11 @@ class DraftTokens(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Draft tokens from the request's ``prediction`` that the output has, and that were computed in vain.
+    """Draft tokens from the request's ``prediction`` that were accepted, and that were rejected.
 
     ``draft_tokens``: those of each source that had any: "prediction", "context" (the prompt and the output),
     "constraint", "model" (a draft model), "pool" (ended outputs of the same API key and salt). ``reasoning_tokens``:
-    tokens of thoughts, without their markers; in chats with a model that thinks.
+    those of the reasoning, without its markers; in chats with a reasoning model.
     """
 
     accepted_prediction_tokens: int
@@ -218,7 +218,7 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True):
     """Each prompt counts once; ``completion_tokens`` counts every candidate, returned or not.
 
-    ``completion_tokens_details`` is absent unless there were draft tokens or the model thinks.
+    ``completion_tokens_details`` is absent unless there were draft tokens or the model reasons.
     """
 
     prompt_tokens: int
@@ -229,14 +229,14 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class ModelDownload(msgspec.Struct, frozen=True):
-    """Bytes that are here, of so many of all files of a model."""
+    """Bytes that were downloaded, of the total of a model's files."""
 
     completed: int
     total: int
 
 
 class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a model is that is loaded as requests ask for it, as llama-server's router tells it.
+    """The state of a model that is loaded on demand, as llama-server's router reports it.
 
     ``value``: `downloading`, `unloaded`, `loading`, `loaded`, `unloading`; `failed`, while requests for it fail.
     ``download``: while there is one, also of a newer version of a model that is loaded.
@@ -248,7 +248,7 @@ class ModelStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Architecture(msgspec.Struct, frozen=True):
-    """What a model reads: "text", "image", "audio"; and what it writes. As OpenRouter and llama-server tell it."""
+    """What a model reads: "text", "image", "audio"; and what it writes. As OpenRouter and llama-server report it."""
 
     input_modalities: list[str]
     output_modalities: list[str]
@@ -257,9 +257,9 @@ class Architecture(msgspec.Struct, frozen=True):
 class Model(msgspec.Struct, frozen=True):
     """``parent``: the model an adapter belongs to; null for the model itself.
 
-    ``created``: when the file was changed, or if that is not known, when the server started. ``status``: of models
-    that are loaded as requests ask for them. ``aliases``: other names, if there are any.
-    ``architecture``: absent if the model reads text only, or if that is not known.
+    ``created``: when the file was changed, or if that is not known, when the server started. ``status``: of models that
+    are loaded on demand. ``aliases``: other names, if there are any. ``architecture``: absent if the model reads text
+    only, or if that is not known.
     """
 
     id: str

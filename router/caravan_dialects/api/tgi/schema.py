@@ -15,8 +15,8 @@ def _bounds(**bounds: float) -> msgspec.Meta:
 class GenerateParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Absent and null fields have TGI's default. ``do_sample``: false, but true without any ``parameters``.
 
-    ``seed``: -1 draws one. ``min_new_tokens``, which TGI lacks: the number of first tokens within which no end token
-    and no stop string counts.
+    ``seed``: -1 means a random one. ``min_new_tokens``, which TGI lacks: the number of first tokens within which no end
+    token and no stop string counts.
     """
 
     best_of: int | None = None

@@ -68,7 +68,7 @@ def _chosen(request: web.Request) -> list[core.ShardPrefixes]:
 @ROUTES.route(
     "GET",
     "/admin/prefixes/{prefix}",
-    "Show the tokens and the text of a cached prefix, and the shards that have it",
+    "Return the tokens and the text of a cached prefix, and the shards that have it",
     parameters=(_PREFIX,),
     reply=PrefixContent,
     errors=(404, 503),
@@ -87,7 +87,7 @@ async def show_prefix(request: web.Request) -> web.Response:
 @ROUTES.route(
     "DELETE",
     "/admin/prefixes/{prefix}",
-    "Evict one cached prefix from all shards but for what others share, and return it",
+    "Evict one cached prefix from all shards, except what others share, and return it",
     parameters=(_PREFIX,),
     reply=Prefix,
     errors=(404,),
@@ -101,7 +101,7 @@ async def drop_prefix(request: web.Request) -> web.Response:
 @ROUTES.route(
     "POST",
     "/admin/prefixes/{prefix}/pin",
-    "Pin a prefix: what is saved of it does not make way for others",
+    "Pin a prefix, so that its saved runs are not evicted",
     parameters=(_PREFIX,),
     reply=Prefix,
     errors=(404, 422),
@@ -118,7 +118,7 @@ async def pin_prefix(request: web.Request) -> web.Response:
 @ROUTES.route(
     "DELETE",
     "/admin/prefixes/{prefix}/pin",
-    "Let a pinned prefix make way for others again",
+    "Unpin a prefix",
     parameters=(_PREFIX,),
     reply=Prefix,
     errors=(404,),
@@ -132,7 +132,7 @@ async def unpin_prefix(request: web.Request) -> web.Response:
 @ROUTES.route(
     "POST",
     "/admin/prefixes",
-    "Compute a prefix before anybody asks, and pin it",
+    "Compute a prefix in advance and pin it",
     reply=Prefix,
     errors=(*GENERATION_ERRORS, 422),
 )

@@ -20,7 +20,7 @@ ROUTES = Routes(TGI, tolerance=Tolerance.NEVER, operator=True)
 @ROUTES.route(
     "GET",
     "/admin/shards",
-    "List the shards that the router knows, with the state of each and the reason for it",
+    "List the known shards with their states and the reasons for them",
     reply=Shards,
 )
 async def shards(request: web.Request) -> web.Response:
@@ -33,7 +33,7 @@ async def shards(request: web.Request) -> web.Response:
 @ROUTES.route(
     "POST",
     "/admin/shards/{shard}/drain",
-    "Let a shard end once its requests have moved to other shards or ended",
+    "Drain a shard: it ends once its requests have finished or moved to other shards",
     parameters=(Parameter(name="shard", place="path", description="Its address, or its id if no other shard has it"),),
     reply=Shards,
     errors=(404,),

@@ -17,7 +17,7 @@ ROUTES = Routes(TGI, tolerance=Tolerance.NEVER, operator=True)
 @ROUTES.route(
     "GET",
     "/admin/timeline",
-    "Tell what the schedulers do as it happens: steps, the queue, who holds which cells; without any text",
+    "Stream what the schedulers do: steps, the queue and the use of cells, without any text",
     events=Message,
     errors=(429,),
 )

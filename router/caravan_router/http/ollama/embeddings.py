@@ -23,7 +23,7 @@ from caravan_router.http.server.state import ARRIVED
 ROUTES = Routes(OLLAMA, any_type=True, errors=(*BODY_ERRORS, 404, 424, 429, 503))
 
 
-@ROUTES.route("POST", "/api/embed", "Return one vector for each text", reply=ollama.OllamaEmbedReply)
+@ROUTES.route("POST", "/api/embed", "Return one embedding for each text", reply=ollama.OllamaEmbedReply)
 async def ollama_embed(request: web.Request, body: ollama.OllamaEmbedRequest) -> web.Response:
     keep_model(request, body.model, body.keep_alive)
     options = options_with(recipe_for(request, body.model).parameters, body.options)
@@ -39,7 +39,7 @@ async def ollama_embed(request: web.Request, body: ollama.OllamaEmbedRequest) ->
     return json_reply(reply)
 
 
-@ROUTES.route("POST", "/api/embeddings", "Return the vector of one text", reply=ollama.OllamaEmbeddingsReply)
+@ROUTES.route("POST", "/api/embeddings", "Return the embedding of one text", reply=ollama.OllamaEmbeddingsReply)
 async def ollama_embeddings(request: web.Request, body: ollama.OllamaEmbeddingsRequest) -> web.Response:
     keep_model(request, body.model, body.keep_alive)
     options = options_with(recipe_for(request, body.model).parameters, body.options)

@@ -31,7 +31,7 @@ _NOT_HONOURED = {
 }
 
 
-@ROUTES.route("POST", "/api/copy", "Give a model another name, which a restart knows", errors=(*BODY_ERRORS, 404))
+@ROUTES.route("POST", "/api/copy", "Give a model another name, which survives a restart", errors=(*BODY_ERRORS, 404))
 async def copy(request: web.Request, body: ollama.OllamaCopyRequest) -> web.Response:
     """Raises NoLibraryError, UnknownModelError, LibraryRefusalError."""
     library, source = library_of(request.app[STATE]), bare_name(body.source)
@@ -47,7 +47,7 @@ async def copy(request: web.Request, body: ollama.OllamaCopyRequest) -> web.Resp
 @ROUTES.route(
     "POST",
     "/api/create",
-    "Make a model of another one, with options and a system message of its own; streams lines of JSON unless `stream` "
+    "Create a model from another one, with its own options and system message; streams lines of JSON unless `stream` "
     "is false",
     replies=((JSON, ollama.OllamaPullReply), (LINES, ollama.OllamaPullReply)),
     errors=(*BODY_ERRORS, 404),

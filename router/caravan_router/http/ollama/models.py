@@ -35,9 +35,7 @@ async def ollama_tags(request: web.Request) -> web.Response:
 ROUTES.append(replace(ROUTES[-1], method="HEAD", replies=(), alias="head"))
 
 
-@ROUTES.route(
-    "GET", "/api/ps", "List what is loaded: the models and their adapters", reply=OllamaRunningList, errors=(503,)
-)
+@ROUTES.route("GET", "/api/ps", "List the loaded models and their adapters", reply=OllamaRunningList, errors=(503,))
 async def ollama_ps(request: web.Request) -> web.Response:
     state = request.app[STATE]
     return json_reply(loaded(listed_models(state), library_models(state), time.time()))
@@ -46,7 +44,7 @@ async def ollama_ps(request: web.Request) -> web.Response:
 @ROUTES.route(
     "POST",
     "/api/show",
-    "Describe a model; one that is not loaded by its files, and it stays so",
+    "Describe a model; one that is not loaded is described from its files and stays unloaded",
     reply=OllamaShowReply,
     errors=(*BODY_ERRORS, 404, 503),
 )

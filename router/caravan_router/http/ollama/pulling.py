@@ -23,7 +23,7 @@ ROUTES = Routes(OLLAMA, any_type=True, operator=True)
 @ROUTES.route(
     "POST",
     "/api/pull",
-    "Download a model, and serve it when a request asks for it; streams lines of JSON unless `stream` is false",
+    "Download a model and serve it on demand; streams lines of JSON unless `stream` is false",
     replies=((JSON, OllamaPullReply), (LINES, OllamaPullReply)),
     errors=(*BODY_ERRORS, 404),
 )
@@ -44,7 +44,7 @@ async def _steps(stock: Stock, name: str) -> AsyncGenerator[OllamaPullReply, Non
     yield OllamaPullReply(status="success")
 
 
-@ROUTES.route("DELETE", "/api/delete", "Delete a model that was downloaded", errors=(*BODY_ERRORS, 404))
+@ROUTES.route("DELETE", "/api/delete", "Delete a downloaded model", errors=(*BODY_ERRORS, 404))
 async def delete(request: web.Request, body: OllamaDeleteRequest) -> web.Response:
     """Raises NoLibraryError, LibraryRefusalError, LibraryFailedError."""
     with library_errors():

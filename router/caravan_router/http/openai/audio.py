@@ -17,7 +17,7 @@ ROUTES = Routes(OPENAI)
 @ROUTES.route(
     "POST",
     "/v1/audio/transcriptions",
-    "Write down what a sound says, with a model that hears",
+    "Transcribe audio, with a model that reads audio",
     around=counting_refusals,
     form=TranscriptionForm,
     reply=Spoken,
@@ -31,7 +31,7 @@ async def transcriptions(request: web.Request) -> web.StreamResponse:
 @ROUTES.route(
     "POST",
     "/v1/audio/translations",
-    "Write down in English what a sound says, with a model that hears",
+    "Translate audio into English, with a model that reads audio",
     around=counting_refusals,
     form=TranslationForm,
     reply=Spoken,

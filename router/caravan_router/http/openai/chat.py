@@ -26,7 +26,7 @@ ROUTES = Routes(OPENAI)
 @ROUTES.route(
     "POST",
     "/v1/chat/completions",
-    "Answer a conversation, with text or with calls of the offered tools",
+    "Answer a conversation with text or tool calls",
     around=counting_refusals,
     reply=ChatCompletion,
     events=ChatCompletionChunk,
@@ -42,7 +42,7 @@ ROUTES.also("/chat/completions", "unversioned")
 @ROUTES.route(
     "POST",
     "/v1/chat/completions/input_tokens",
-    "Return how many tokens the prompt of a chat has",
+    "Count the prompt tokens of a chat",
     around=reading_texts,
     reply=InputTokenCount,
     errors=(*BODY_ERRORS, 404, 429, 503),
@@ -54,7 +54,7 @@ async def chat_input_tokens(request: web.Request, body: ChatRequest) -> web.Resp
 @ROUTES.route(
     "POST",
     "/v1/chat/completions/render",
-    "Return the tokens of the prompt of a chat, as vLLM does",
+    "Return the prompt tokens of a chat, as in vLLM",
     around=reading_texts,
     reply=RenderedTokens,
     errors=(*BODY_ERRORS, 404, 429, 503),

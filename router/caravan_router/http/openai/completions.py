@@ -35,7 +35,7 @@ async def completions(request: web.Request, body: CompletionRequest) -> web.Stre
 @ROUTES.route(
     "POST",
     "/v1/completions/render",
-    "Return the tokens of each prompt, as vLLM does",
+    "Return the tokens of each prompt, as in vLLM",
     around=reading_texts,
     reply=list[RenderedTokens],
     errors=(*BODY_ERRORS, 404, 429, 503),

@@ -18,7 +18,7 @@ ROUTES = Routes(OPENAI)
 @ROUTES.route(
     "POST",
     "/v1/embeddings",
-    "Return one vector for each text",
+    "Return one embedding for each text",
     reply=EmbeddingList,
     errors=(*BODY_ERRORS, 404, 424, 429, 503),
 )

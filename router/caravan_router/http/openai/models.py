@@ -13,7 +13,7 @@ from caravan_router.http.server.state import STATE, AppState
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.library import Download, LibraryModel, ModelState
 
-SUMMARY = "List the models and their adapters, the default model first; also those that are loaded when a request asks"
+SUMMARY = "List the models and adapters, the default model first, including those that are loaded on demand"
 
 ROUTES = Routes(OPENAI)
 

@@ -16,14 +16,12 @@ _ERRORS = (*BODY_ERRORS, 404, 424, 429, 503)
 ROUTES = Routes(OPENAI)
 
 
-@ROUTES.route("POST", "/v1/score", "Return how similar the texts of each pair are", reply=ScoreList, errors=_ERRORS)
+@ROUTES.route("POST", "/v1/score", "Return a similarity score for each pair of texts", reply=ScoreList, errors=_ERRORS)
 async def score(request: web.Request, body: ScoreRequest) -> web.Response:
     return json_reply(score_list(await _scores(request, body.model, *scored_sides(body))))
 
 
-@ROUTES.route(
-    "POST", "/v1/rerank", "Order documents by how similar they are to a query", reply=RankedList, errors=_ERRORS
-)
+@ROUTES.route("POST", "/v1/rerank", "Rank documents by relevance to a query", reply=RankedList, errors=_ERRORS)
 async def rerank(request: web.Request, body: RerankRequest) -> web.Response:
     query, documents = ranked_sides(body)
     return json_reply(ranked_list(body, documents, await _scores(request, body.model, query, documents)))

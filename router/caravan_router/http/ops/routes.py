@@ -49,7 +49,9 @@ async def health(request: web.Request) -> web.Response:
     return web.Response()
 
 
-@ROUTES.route("GET", "/readyz", "Return 200 once a shard has been up, from then on, else 503", errors=(503,), open=True)
+@ROUTES.route(
+    "GET", "/readyz", "Return 200 from the moment that the first shard is up, before that 503", errors=(503,), open=True
+)
 async def readyz(request: web.Request) -> web.Response:
     """For readiness probes: while no shard is up, requests wait here, which is better than no router at all."""
     if not request.app[STATE].fleet.ready:
@@ -57,7 +59,7 @@ async def readyz(request: web.Request) -> web.Response:
     return web.Response()
 
 
-@ROUTES.route("GET", "/livez", "Return 200 as long as the router answers at all", open=True)
+@ROUTES.route("GET", "/livez", "Return 200 while the router process responds", open=True)
 async def livez(_request: web.Request) -> web.Response:
     """For liveness probes: no restart brings a shard back."""
     return web.Response()
@@ -73,7 +75,7 @@ async def server_load(request: web.Request) -> web.Response:
     return json_reply(Load(request.app[STATE].permits.held))
 
 
-@ROUTES.route("GET", "/is_sleeping", "Tell whether no model is loaded until a request asks for one", reply=Sleep)
+@ROUTES.route("GET", "/is_sleeping", "Report whether all models are unloaded until a request loads one", reply=Sleep)
 async def is_sleeping(request: web.Request) -> web.Response:
     state = request.app[STATE]
     return json_reply(Sleep(state.library is not None and not state.fleet.engines))

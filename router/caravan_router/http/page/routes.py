@@ -45,8 +45,8 @@ ROUTES = Routes(TGI, open=True)
 @ROUTES.route(
     "GET",
     "/",
-    "Show a page to browsers, unless the server has `--no-page`; to others, return 200 while a shard is up and makes "
-    "progress, else 503",
+    "Serve the page to browsers, unless `--no-page` is set; otherwise return 200 while a shard is up and "
+    "makes progress, else 503",
     replies=(("text/html", str),),
     errors=(503,),
 )

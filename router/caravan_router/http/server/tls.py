@@ -28,7 +28,7 @@ class Tls:
                 # Not in a thread: between the certificate and its key, a handshake on this loop would fail.
                 self._files.load_into(self.context)
             except TlsFileError as error:
-                _log.error("certificate not reloaded, the old one stays: %s", error)
+                _log.error("certificate not reloaded, keeping the old one: %s", error)
             else:
                 _log.info("certificate reloaded")
 

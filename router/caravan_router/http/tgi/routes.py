@@ -85,7 +85,7 @@ async def generate_compat(request: web.Request, body: CompatGenerateRequest) -> 
 @ROUTES.route(
     "POST",
     "/tokenize",
-    "Split a text into tokens and return their ids and places in the text",
+    "Split a text into tokens and return their ids and positions in the text",
     around=reading_texts,
     reply=list[TokenizedToken],
     errors=(*BODY_ERRORS, 404, 422, 429, 503),

@@ -84,7 +84,9 @@ def chooses_candidates(config: ShardConfig, backend: CandidateBackend) -> bool:
         "ms_without": round(found.seconds_without * 1e3, 3),
     }
     if found.unequal:
-        _log.warning("candidates are not used: other tokens were drawn from them than from all logits", extra=figures)
+        _log.warning(
+            "candidates are not used: sampling from them gave other tokens than sampling from all logits", extra=figures
+        )
         return False
     used = asked or found.is_faster
     _log.info("candidates are used" if used else "candidates are not used: all logits are as fast", extra=figures)

@@ -91,7 +91,7 @@ class LlamaEmbedder:
         (made,) = self.embed([plan.tried])
         is_like = made is not None and expected is not None and float(made @ expected) >= _ALIKE
         if not is_like:
-            _log.info("the logits of texts to embed cannot be spared", extra={"architecture": self._architecture})
+            _log.info("embeddings of this architecture need logits", extra={"architecture": self._architecture})
         return is_like
 
     def embed(self, texts: Sequence[Sequence[int]], lane: int | None = None) -> list[Floats | None]:

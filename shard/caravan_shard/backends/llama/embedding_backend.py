@@ -63,7 +63,7 @@ class LlamaEmbeddingBackend:
             ranks=embedder.ranks,
         )
         _log.info(
-            "model ready: it embeds texts and generates none, so it needs no KV cells",
+            "model ready: it only embeds texts, so it needs no KV cells",
             extra={
                 "longest_text": embedder.max_tokens,
                 "dimensions": embedder.size,

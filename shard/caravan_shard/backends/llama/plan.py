@@ -78,7 +78,7 @@ def plan_load(config: ShardConfig, devices: Sequence[Device]) -> LoadPlan:
     )
     if free.devices:
         _log.info(
-            "placed on the GPUs" if config.uses_gpus else "the GPUs hold nothing of it",
+            "placed on the GPUs" if config.uses_gpus else "nothing of the model is on the GPUs",
             extra={
                 "gpu_layers": plan.gpu_layers,
                 "of_layers": plan.layers,
@@ -94,7 +94,9 @@ def plan_load(config: ShardConfig, devices: Sequence[Device]) -> LoadPlan:
 def checked(plan: LoadPlan) -> LoadPlan:
     """Return ``plan``; raises StartupError if it needs more than is free, unless the flags allow that."""
     if plan.measured.need is None:
-        _log.info("this build of llama.cpp does not tell what a model takes, so nothing is compared with free memory")
+        _log.info(
+            "this build of llama.cpp does not report the memory that a model needs, so free memory is not checked"
+        )
     problem = plan.problem
     if problem is not None:
         if not plan.config.allow_overcommit:

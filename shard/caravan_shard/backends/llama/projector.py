@@ -47,7 +47,7 @@ def open_encoder(config: ShardConfig, path: Path, model: Any, contexts: Contexts
     if encoder.facts.max_cells > most and config.image_max_tokens is None:
         encoder.close()
         encoder = _open(replace(config, image_max_tokens=most), path, model)
-        _log.info("large pictures are made smaller, so that they fit into a step", extra={"image_max_tokens": most})
+        _log.info("large images are scaled down to fit into a step", extra={"image_max_tokens": most})
     facts = encoder.facts
     if facts.max_cells > most:
         encoder.close()

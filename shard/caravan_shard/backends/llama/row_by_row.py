@@ -32,7 +32,7 @@ class RowByRow:
         if not self._open and exact != self._exact:
             variables = _variables()
             if exact and not variables:
-                _log.info("this build of llama.cpp cannot leave its kernels for several rows")
+                _log.info("this build of llama.cpp cannot switch off its kernels for several rows")
             for variable in variables:
                 variable.value = exact
         self._open += 1

@@ -12,7 +12,7 @@ SoundFile = Annotated[
 
 
 class TranslationForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fields of a form. ``prompt``: what the model is told to do, in place of the usual words.
+    """Fields of a form. ``prompt``: the instruction to the model, in place of the default one.
 
     ``response_format`` must be "json". ``max_tokens``: default: all that fits in the context.
     """
@@ -27,7 +27,7 @@ class TranslationForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class TranscriptionForm(TranslationForm, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``language``: that of the sound, in any words; the model is told it.
+    """``language``: that of the audio, in any words; it becomes part of the prompt.
 
     ``stream``: events of OpenAI's, a ``transcript.text.delta`` for each part of the text.
     """
@@ -37,7 +37,7 @@ class TranscriptionForm(TranslationForm, frozen=True, kw_only=True, forbid_unkno
 
 
 class SpokenTokens(msgspec.Struct, frozen=True):
-    """Tokens of a prompt: those of the sound, and those of the text around it."""
+    """Tokens of a prompt: those of the audio, and those of the text around it."""
 
     audio_tokens: int
     text_tokens: int
@@ -52,7 +52,7 @@ class SpokenUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spoken(msgspec.Struct, frozen=True):
-    """What the sound says."""
+    """The transcript."""
 
     text: str
     usage: SpokenUsage

@@ -9,7 +9,7 @@ from caravan_dialects.api.openai.schema import GeneratingFields, ProgressShown, 
 
 
 class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A picture. ``url``: ``data:image/png;base64,…``; nothing is fetched. ``detail`` changes nothing.
+    """An image. ``url``: ``data:image/png;base64,…``; nothing is fetched. ``detail`` changes nothing.
 
     The file may be a PNG, JPEG, WebP or GIF file, whatever the URL calls it.
     """
@@ -19,7 +19,7 @@ class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class InputAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sound: the base64 of a WAV, MP3 or FLAC file, whatever ``format`` says."""
+    """Audio: the base64 of a WAV, MP3 or FLAC file, whatever ``format`` says."""
 
     data: str
     format: NoEffect = None
@@ -28,7 +28,8 @@ class InputAudio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of a message.
 
-    ``type``: "text", "refusal", "image_url" if the model sees, "input_audio" if it hears; other parts are refused.
+    ``type``: "text", "refusal", "image_url" if the model reads images, "input_audio" if it reads audio; other parts are
+    refused.
     """
 
     type: str
@@ -57,8 +58,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One turn. A reply's message may be sent back with all its fields.
 
-    ``reasoning_content`` (vLLM's newer name: ``reasoning``): the thoughts of an earlier reply, for chat templates that
-    show them to the model; others leave them out.
+    ``reasoning_content`` (vLLM's newer name: ``reasoning``): the reasoning of an earlier reply, for chat templates that
+    show it to the model; others leave it out.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -115,7 +116,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """OpenRouter's. ``effort`` means ``reasoning_effort``, ``max_tokens`` means ``reasoning_budget_tokens``.
 
-    ``enabled``: false switches thoughts off, true switches them on.
+    ``enabled``: false switches reasoning off, true switches it on.
     """
 
     effort: Effort | None = None
@@ -135,21 +136,21 @@ class ThinkingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``max_tokens`` and ``max_completion_tokens`` mean the same; default, and -1: all that fits in the context.
 
-    ``return_progress`` (llama-server's): chunks before the first token tell how far the prompt is computed.
+    ``return_progress`` (llama-server's): chunks before the first token report how far the prompt is computed.
 
     ``tool_choice``: "auto", "none", "required", a function's name, or OpenAI's object. ``tool_prompt`` (TGI's):
     explains how to call functions to models whose template does not. ``continue_final_message``: by default true if the
     assistant's message is the last one. ``prompt_token_ids``: the whole prompt as token ids; ``messages`` is then
     empty.
 
-    ``reasoning_effort``: "none" switches thoughts off; the others switch them on, and the template shows the model how
-    much to think if it can. ``reasoning_budget_tokens`` (llama-server's, which also has ``thinking_budget_tokens``;
-    vLLM: ``thinking_token_budget``): a thought ends by force after this number of tokens; 0 switches thoughts off,
-    -1 means no limit. ``reasoning_format`` (llama-server's): "none" leaves thoughts in the content, as the model writes
-    them. "auto", the default, and "deepseek" return them as ``reasoning_content``.
+    ``reasoning_effort``: "none" switches reasoning off; the others switch it on, and the template passes the effort on
+    if it can. ``reasoning_budget_tokens`` (llama-server's, which also has ``thinking_budget_tokens``; vLLM:
+    ``thinking_token_budget``): reasoning is cut off after this number of tokens; 0 switches it off, -1 means
+    no limit. ``reasoning_format`` (llama-server's): "none" leaves reasoning in the content, as the model writes it.
+    "auto", the default, and "deepseek" return it as ``reasoning_content``.
 
     ``chat_template_kwargs``: further variables of the chat template; those that it does not read are ignored.
-    ``enable_thinking`` or ``thinking`` false also switches off the thoughts of a model whose template has no such
+    ``enable_thinking`` or ``thinking`` false also switches off the reasoning of a model whose template has no such
     option.
 
     ``truncation``: "auto" leaves out the oldest turns if not all fit, as in responses; "disabled", the default, refuses
@@ -238,7 +239,7 @@ class ReplyToolCall(msgspec.Struct):
 class ReplyMessage(msgspec.Struct):
     """``content`` is null if there are only tool calls.
 
-    ``reasoning_content``, and as ``reasoning`` the same once more: what the model thought before it.
+    ``reasoning_content``: the reasoning before it, which ``reasoning`` repeats.
     """
 
     role: str

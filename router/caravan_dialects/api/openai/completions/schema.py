@@ -11,7 +11,8 @@ class CompletionRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unkn
 
     ``choice_parameters``: one entry per choice (per candidate, with ``best_of``); its fields override the request's.
     ``suffix``: the output belongs between ``prompt`` and this text; for models whose vocabulary has tokens for that.
-    Choice ``i`` draws from (``seed``, ``i``), the first one from ``seed``; an entry's own ``seed`` is used as it is.
+    Choice ``i`` is sampled with (``seed``, ``i``), the first one with ``seed``; an entry's own ``seed`` is used as it
+    is.
     """
 
     prompt: Prompt

@@ -46,7 +46,7 @@ class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """``effort``: how much the model thinks; a model that does not ignores it. A ``summary`` is never made."""
+    """``effort``: how much the model reasons; a model that cannot ignores it. A ``summary`` is never made."""
 
     effort: Effort | None = None
     summary: str | None = None
@@ -59,10 +59,10 @@ class ConversationName(msgspec.Struct, frozen=True, kw_only=True):
 class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """The fields that decide the prompt.
 
-    ``instructions`` count for this response alone. ``previous_response_id`` continues a response and ``conversation``
-    a conversation. ``truncation``: "auto" leaves out the oldest turns if not all fit. Function tools and custom tools,
-    also in a ``namespace``, are offered to the model; others are left out. ``reasoning_budget_tokens``: most tokens of
-    a thought, as in chat.
+    ``instructions`` count for this response alone. ``previous_response_id`` continues a response and ``conversation`` a
+    conversation. ``truncation``: "auto" leaves out the oldest turns if not all fit. Function tools and custom tools,
+    also in a ``namespace``, are offered to the model; others are left out. ``reasoning_budget_tokens``: maximum number
+    of reasoning tokens, as in chat.
     """
 
     model: ModelName = None
@@ -122,7 +122,7 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
 class InputTokensDetails(msgspec.Struct, frozen=True):
     """``cache_write_tokens`` is always 0: what is cached costs nothing extra.
 
-    ``image_tokens`` and ``audio_tokens``: those of pictures and sounds; absent if there are none.
+    ``image_tokens`` and ``audio_tokens``: those of images and audio; absent if there are none.
     """
 
     cached_tokens: int

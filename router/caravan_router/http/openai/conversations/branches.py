@@ -35,7 +35,7 @@ ROUTES = Routes(
 @ROUTES.route(
     "POST",
     f"{ONE}/fork",
-    "Begin a new conversation with the items of this one, all or up to one of them",
+    "Fork a conversation: create a new one with all of its items, or those up to a given one",
     parameters=(NAMED,),
 )
 async def fork_conversation(request: web.Request, body: Fork) -> web.Response:
@@ -70,12 +70,12 @@ def _forked(chain: Chain, at: str, running: RunningResponse | None) -> tuple[Pos
     return chain.after(index_of("at", chain.items, at) + 1), None
 
 
-@ROUTES.route("POST", f"{ONE}/rewind", "Take back the last items or turns of a conversation")
+@ROUTES.route("POST", f"{ONE}/rewind", "Remove the last items or turns of a conversation")
 async def rewind_conversation(request: web.Request, body: Rewind) -> web.Response:
     return await _changed(request, rewound(body))
 
 
-@ROUTES.route("POST", f"{ONE}/shift", "Drop items after the first ones of a conversation")
+@ROUTES.route("POST", f"{ONE}/shift", "Drop the items that follow the first ones of a conversation")
 async def shift_conversation(request: web.Request, body: Shift) -> web.Response:
     return await _changed(request, shifted(body))
 
@@ -92,7 +92,7 @@ async def _changed(request: web.Request, change: Change) -> web.Response:
 @ROUTES.route(
     "GET",
     f"{ONE}/export",
-    "Return a conversation with its exact tokens, to be imported here or elsewhere",
+    "Export a conversation with its exact tokens, to import it here or elsewhere",
     parameters=(NAMED,),
     reply=Export,
     errors=STORE_ERRORS,

@@ -87,7 +87,7 @@ async def update_conversation(request: web.Request, body: UpdateConversation) ->
 @ROUTES.route(
     "DELETE",
     ONE,
-    "Forget a conversation; its responses stay",
+    "Delete a conversation; its responses stay",
     parameters=(NAMED, IF_MATCH),
     reply=DeletedConversation,
     errors=(*STORE_ERRORS, 409),
@@ -100,7 +100,7 @@ async def delete_conversation(request: web.Request) -> web.Response:
 @ROUTES.route(
     "GET",
     f"{ONE}/items",
-    "List the items of a conversation, the newest first",
+    "List the items of a conversation, newest first",
     parameters=(NAMED, *PAGE_PARAMETERS),
     reply=ItemList,
     errors=(400, *STORE_ERRORS),

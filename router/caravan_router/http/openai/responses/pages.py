@@ -6,7 +6,9 @@ from caravan_router.http.server.route import Parameter
 PAGE_PARAMETERS = (
     Parameter(name="after", place="query", description="Id of the item before the first one of the page"),
     Parameter(
-        name="limit", place="query", description=f"Most items of the page: 1 to {MAX_LIMIT}, default {DEFAULT_LIMIT}"
+        name="limit",
+        place="query",
+        description=f"Maximum number of items per page: 1 to {MAX_LIMIT}, default {DEFAULT_LIMIT}",
     ),
     Parameter(name="order", place="query", description="`desc`, the newest first (default), or `asc`"),
 )

@@ -52,7 +52,7 @@ ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
 @ROUTES.route(
     "POST",
     _PATH,
-    "Answer a turn with messages and calls of tools, and keep it, so that it can be continued",
+    "Generate a response of messages and tool calls, and store it so that it can be continued",
     around=counting_refusals,
     reply=ResponseObject,
     events=ResponseEvent,
@@ -80,7 +80,7 @@ def _begun_turn(request: web.Request, body: InputFields, *, extends: bool) -> Ab
 @ROUTES.route(
     "POST",
     "/v1/responses/input_tokens",
-    "Return how many tokens the prompt of a response has",
+    "Count the prompt tokens of a response",
     around=reading_texts,
     reply=InputTokenCount,
     errors=(*BODY_ERRORS, 404, 429, 503),
@@ -92,7 +92,7 @@ async def count_input_tokens(request: web.Request, body: InputFields) -> web.Res
 @ROUTES.route(
     "POST",
     "/v1/responses/render",
-    "Return the tokens of the prompt of a response, as vLLM does",
+    "Return the prompt tokens of a response, as in vLLM",
     around=reading_texts,
     reply=RenderedTokens,
     errors=(*BODY_ERRORS, 404, 429, 503),
@@ -135,7 +135,7 @@ async def get_response(request: web.Request) -> web.Response:
 @ROUTES.route(
     "DELETE",
     _ONE,
-    "Forget a response; what continues it stays",
+    "Delete a response; responses that continue it stay",
     parameters=(_ID,),
     reply=DeletedResponse,
     errors=STORE_ERRORS,
@@ -150,7 +150,7 @@ async def delete_response(request: web.Request) -> web.Response:
 @ROUTES.route(
     "POST",
     f"{_ONE}/cancel",
-    "End a response that is under way, with what it has",
+    "Cancel a response in progress and keep what it has generated",
     parameters=(_ID,),
     reply=ResponseObject,
     errors=(400, *STORE_ERRORS),
@@ -169,7 +169,7 @@ async def cancel_response(request: web.Request) -> web.StreamResponse:
 @ROUTES.route(
     "GET",
     f"{_ONE}/input_items",
-    "List the items that a response answers, the newest first",
+    "List the input items of a response, newest first",
     parameters=(_ID, *PAGE_PARAMETERS),
     reply=ItemList,
     errors=(400, *STORE_ERRORS),
