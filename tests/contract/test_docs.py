@@ -1,5 +1,7 @@
 """What the documents say of the program is what the program says of itself."""
 
+import re
+
 import comparisons
 import doc_tables
 import pytest
@@ -76,6 +78,8 @@ def test_decisions_are_numbered_without_gaps() -> None:
     for name in names:
         title, parts = DOCUMENTS[f"docs/decisions/{name}"].partition("\n")[::2]
         assert title.startswith(f"# {name.partition('-')[0]}. "), name
+        status = re.match(r"\nStatus: (accepted|superseded by \[\d{4}\])", parts)
+        assert status, f"{name} has no status"
         for part in ("Context", "Decision", "Why", "Rejected", "Consequences"):
             assert f"\n**{part}.**" in parts, f"{name} has no part {part}"
 
