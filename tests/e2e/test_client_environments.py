@@ -165,6 +165,8 @@ def test_the_anthropic_package_creates_streams_calls_tools_and_counts(served: Se
     assert "`temperature` must be strictly positive. Given: -1.0" in got["errors"][0]
     assert "`messages` cannot be empty" in got["errors"][1]
     assert got["asynchronous"].startswith(ANSWER)
+    assert got["run"] == [["tool_use"], ["tool_use"]]
+    assert got["models"] == ["active"]
 
 
 def test_the_anthropic_package_with_the_toy_model(toy: Served) -> None:
