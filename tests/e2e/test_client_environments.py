@@ -82,6 +82,7 @@ def test_litellm_completes_chats_calls_tools_and_embeds(served: Served) -> None:
     ((name, arguments),) = chat["calls"]
     assert (name, set(arguments)) == ("weather", {"city"})
     assert got["embeddings"] == [VECTOR_SIZE, VECTOR_SIZE]
+    assert got["overflows"] == [True, True, True]
 
 
 def test_the_ollama_client_generates_chats_and_lists_models(served: Served) -> None:
@@ -164,6 +165,8 @@ def test_the_anthropic_package_creates_streams_calls_tools_and_counts(served: Se
     assert called["answered"] == 1
     assert "`temperature` must be strictly positive. Given: -1.0" in got["errors"][0]
     assert "`messages` cannot be empty" in got["errors"][1]
+    assert got["run"] == [["tool_use"], ["tool_use"]]
+    assert got["models"] == ["active"]
     assert got["asynchronous"].startswith(ANSWER)
 
 

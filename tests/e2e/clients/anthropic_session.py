@@ -69,6 +69,24 @@ def called(client: anthropic.Anthropic) -> dict[str, object]:
     }
 
 
+def run(client: anthropic.Anthropic) -> list[list[str]]:
+    """Let the package run a tool. Its requests have a ``thread`` until it is told to send all messages."""
+
+    def weather(city: str) -> str:
+        return f"Sunny in {city}."
+
+    tool = anthropic.beta_tool(weather, description="Of a city", input_schema=SCHEMA)
+    common = COMMON | {"max_tokens": 100, "tool_choice": {"type": "any"}}
+    runner = client.beta.messages.tool_runner(**common, tools=[tool], max_iterations=2)
+    return [[block.type for block in message.content] for message in runner]
+
+
+def models(url: str) -> list[str]:
+    """List the models as the package does if it checks every field of a reply."""
+    with anthropic.Anthropic(base_url=url, api_key="none", _strict_response_validation=True) as client:
+        return [model.lifecycle for model in client.models.list()]
+
+
 def errors(client: anthropic.Anthropic) -> list[str]:
     got = []
     wrong: list[dict[str, Any]] = [{"extra_body": {"temperature": -1}}, {"messages": []}]
@@ -91,6 +109,8 @@ def main(url: str) -> None:
             "whole": whole(client),
             "streamed": streamed(client),
             "called": called(client),
+            "run": run(client),
+            "models": models(url),
             "errors": errors(client),
             "asynchronous": asyncio.run(asynchronous(url)),
         }

@@ -55,6 +55,19 @@ def completions(url: str) -> dict[str, object]:
     }
 
 
+def overflows(url: str) -> list[bool]:
+    """Return whether litellm would ask a model with a longer context instead, for each of the APIs."""
+    found = []
+    for model, base in (("openai", f"{url}/v1"), ("hosted_vllm", f"{url}/v1"), ("anthropic", url)):
+        common = {"model": f"{model}/any", "api_base": base, "api_key": "none", "num_retries": 0, "max_tokens": 24}
+        try:
+            litellm.completion(**common, messages=[{"role": "user", "content": "many words " * 20_000}])
+            found.append(False)
+        except litellm.ContextWindowExceededError:
+            found.append(True)
+    return found
+
+
 def chat(url: str) -> dict[str, object]:
     common = {
         "model": "openai/any",
@@ -98,7 +111,13 @@ def ollama(url: str) -> str:
 def main(url: str) -> None:
     # Without this, litellm prints advice after an error.
     litellm.suppress_debug_info = True
-    got = {"completions": completions(url), "chat": chat(url), "embeddings": embeddings(url), "ollama": ollama(url)}
+    got = {
+        "completions": completions(url),
+        "chat": chat(url),
+        "embeddings": embeddings(url),
+        "ollama": ollama(url),
+        "overflows": overflows(url),
+    }
     print(json.dumps(got))
 
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from caravan_dialects.api.anthropic.rules import ThreadError
 from caravan_dialects.api.dialect import Dialect
 from caravan_dialects.api.errors import ErrorFamily, ErrorKind, kind_of, message_of
 from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError, TotalTooLongError
@@ -18,9 +19,16 @@ _TYPES = {
 }
 
 
+class AnthropicErrorDetails(msgspec.Struct, frozen=True):
+    """What Anthropic's packages tell errors of one type apart by."""
+
+    error_code: str
+
+
 class AnthropicError(msgspec.Struct, frozen=True):
     type: str
     message: str
+    details: AnthropicErrorDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True):
@@ -54,7 +62,8 @@ def _message(error: Exception) -> str:
 
 
 def _body(error: Exception, request_id: str) -> bytes:
-    described = AnthropicError(anthropic_type(kind_of(error)), _message(error))
+    details = AnthropicErrorDetails(error.code) if isinstance(error, ThreadError) else msgspec.UNSET
+    described = AnthropicError(anthropic_type(kind_of(error)), _message(error), details)
     return msgspec.json.encode(AnthropicErrorBody("error", described, request_id))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Literal
 
 import msgspec
 
@@ -12,11 +13,15 @@ _DEFAULT_LIMIT, _MAX_LIMIT = 20, 1000
 
 
 class AnthropicModel(msgspec.Struct, frozen=True, kw_only=True, tag="model"):
-    """``max_input_tokens``: the context, for prompt and output together, as ``max_tokens``; null if it is not known."""
+    """``max_input_tokens``: the context, for prompt and output together, as ``max_tokens``; null if it is not known.
+
+    ``lifecycle``: what is listed can be asked.
+    """
 
     id: str
     display_name: str
     created_at: str
+    lifecycle: Literal["active"] = "active"
     max_input_tokens: int | None
     max_tokens: int | None
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from caravan_dialects.api.anthropic.rules import ThreadError
 from caravan_dialects.api.anthropic.schema import MessagesRequest, PromptFields, ToolChoiceParam, ToolParam
 from caravan_dialects.api.anthropic.turns import TOOL_CHANGES, blocks_of, chat_messages_of
 from caravan_dialects.api.generation.checks import check_positive
@@ -60,7 +61,7 @@ def chat_request_of(body: PromptFields, model: ModelFacts, media: MediaParts, **
     if body.mcp_servers:
         raise unsupported_field_error("mcp_servers", "set it to []", body.mcp_servers)
     if body.thread is not None:
-        raise unsupported_field_error("thread", "send all `messages`", body.thread)
+        raise ThreadError(body.thread)
     tools = _tools(body)
     return ChatRequest(
         messages=chat_messages_of(body, media),

@@ -124,6 +124,12 @@ def fit(prompt: Sequence[int], max_new: int | None, bounds: Bounds, names: tuple
     return max_new if max_new is not None else bounds.max_total_tokens - len(prompt)
 
 
+def clamped(prompt: Sequence[int], max_new: int | None, bounds: Bounds) -> int | None:
+    """Return the part of ``max_new`` that the context has room for; None if it has none, so that `fit` says so."""
+    room = bounds.max_total_tokens - len(prompt)
+    return min(max_new, room) if max_new is not None and room > 0 else None
+
+
 def check_new_tokens(field: str, generations: int, max_new: int, bounds: Bounds) -> None:
     """Require that all ``generations`` of a request together generate no more than the limit.
 

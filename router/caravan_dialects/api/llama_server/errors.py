@@ -3,7 +3,7 @@
 import msgspec
 
 from caravan_dialects.api.dialect import Dialect
-from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError, TotalTooLongError
+from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError
 from caravan_dialects.api.openai.errors import openai_error, openai_status
 
 
@@ -35,8 +35,6 @@ def _body(error: Exception, _request_id: str) -> bytes:
 def _overflow(error: Exception) -> LlamaServerError | None:
     """Return llama-server's error for what does not fit the context; None for others."""
     match error:
-        case TotalTooLongError(given=given, given_new=new, limit=context):
-            return _does_not_fit(error.field, f"{given} tokens, and {new} of `{error.new_field}`", given, context)
         case PromptTooLongError(given=given, total=total):
             return _does_not_fit(error.field, f"{given} tokens", given, total or error.limit)
         case PromptTooManyBytesError(given=given, total=context):

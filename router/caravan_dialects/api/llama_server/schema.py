@@ -34,8 +34,8 @@ class LlamaServerFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     ``n`` and ``n_cmpl`` mean the same: the number of completions of each prompt.
 
-    ``n_predict``: -1 means all that fits; 0 computes the prompt and generates nothing. ``cache_prompt``: false computes
-    the prompt anew.
+    ``n_predict``: -1, or more than fits, means all that fits; 0 computes the prompt and generates nothing.
+    ``cache_prompt``: false computes the prompt anew.
 
     ``id_slot`` has no effect, since the router chooses where to compute; nor have ``n_keep`` and ``n_discard``, since
     no token of a prompt is ever discarded, and ``t_max_prompt_ms``, which llama-server ignores too.

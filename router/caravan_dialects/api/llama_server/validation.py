@@ -8,7 +8,7 @@ from typing import Any
 from caravan_dialects.api.generation.bounds import Bounds
 from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.prompt import fit, tokenize_plain
+from caravan_dialects.api.generation.prompt import clamped, fit, tokenize_plain
 from caravan_dialects.api.generation.request import ValidRequest
 from caravan_dialects.api.generation.rules import TooManyBytesError, shown, unsupported_field_error
 from caravan_dialects.api.llama_server.prompts import Prompts
@@ -76,7 +76,7 @@ async def validate_llama(context: Context, body: LlamaServerFields, prompts: Pro
 def _new_tokens(body: LlamaServerFields, prompt: Sequence[int], bounds: Bounds) -> int:
     # A step over a prompt always ends with a token, even if none is wanted.
     wanted = None if body.n_predict in {None, -1} else max(1, body.n_predict or 0)
-    return fit(prompt, wanted, bounds, ("prompt", "n_predict"))
+    return fit(prompt, clamped(prompt, wanted, bounds), bounds, ("prompt", "n_predict"))
 
 
 def _sampling(body: LlamaServerFields) -> dict[str, Any]:

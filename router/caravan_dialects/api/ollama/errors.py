@@ -4,7 +4,7 @@ import msgspec
 
 from caravan_dialects.api.dialect import Dialect
 from caravan_dialects.api.errors import kind_of, message_of
-from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError, TotalTooLongError
+from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError
 from caravan_dialects.api.openai.errors import openai_status
 from caravan_dialects.api.tgi.errors import TGI, ErrorBody
 
@@ -15,11 +15,6 @@ _VECTORS = "the input length exceeds the context length"
 def _message(error: Exception) -> str:
     """Return the sentence that clients see. They know those of Ollama for what does not fit the context."""
     match error:
-        case TotalTooLongError(field=field, new_field=new_field, limit=limit, given=given, given_new=new):
-            return (
-                f"{_CHAT} by {given + new - limit} tokens: `{field}` has {given} tokens, `{new_field}` is {new}, and "
-                f"both may be at most {limit}"
-            )
         case PromptTooLongError(field=field, limit=limit, given=given, total=None):
             return f"{_VECTORS}: `{field}` must have at most {limit} tokens. Given: {given}"
         case PromptTooLongError(field=field, limit=limit, given=given):

@@ -24,10 +24,10 @@ Format = Annotated[
 class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Defaults are Ollama's: ``temperature`` 0.8, ``top_k`` 40, ``top_p`` 0.9; but ``repeat_penalty`` is 1.
 
-    ``num_predict``: -1 and -2 mean all that fits in the context. ``num_ctx``: more than the context that is served
-    counts as that; it limits no generation. ``repeat_penalty`` counts prompt and output tokens, the last
-    ``repeat_last_n`` of them if that is set. With ``mirostat`` the defaults of ``top_k`` and ``top_p`` do not apply. A
-    ``seed`` below 0 means no seed.
+    ``num_predict``: -1 and -2 mean all that fits in the context, and so does more than that. ``num_ctx``: more than
+    the context that is served counts as that; it limits no generation. ``repeat_penalty`` counts prompt and output
+    tokens, the last ``repeat_last_n`` of them if that is set. With ``mirostat`` the defaults of ``top_k`` and ``top_p``
+    do not apply. A ``seed`` below 0 means no seed.
     """
 
     num_predict: int | None = None

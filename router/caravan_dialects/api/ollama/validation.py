@@ -73,6 +73,7 @@ def source_of_generate(body: ollama.OllamaGenerateRequest, context: Context) -> 
         suffix=body.suffix or "",
         earlier=tuple(earlier),
         names=("context + prompt" if earlier else "prompt", _NEW_TOKENS),
+        clamps=True,
         media=media,
         places=_PLACES,
     )
@@ -88,6 +89,7 @@ def source_of_chat(body: ollama.OllamaChatRequest, context: Context) -> ChatSour
     return ChatSource(
         body=chat if body.truncate is False else msgspec.structs.replace(chat, truncation="auto"),
         names=("messages", _NEW_TOKENS),
+        clamps=True,
         max_prompt_tokens=None if body.options is None else body.options.num_ctx,
         media=media,
         places=_PLACES,

@@ -32,7 +32,7 @@ async def test_the_list_has_anthropics_form(service: Service) -> None:
     first, adapter = page["data"][:2]
     assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", first["created_at"])
     expected = {"type": "model", "id": "scripted", "display_name": "scripted", "created_at": first["created_at"]}
-    assert first == expected | {"max_input_tokens": 256, "max_tokens": 256}
+    assert first == expected | {"lifecycle": "active", "max_input_tokens": 256, "max_tokens": 256}
     assert adapter == first | {"id": "pirate", "display_name": "pirate"}
     assert (page["first_id"], page["last_id"], page["has_more"]) == ("scripted", "m3", False)
     response = await service.client.get("/v1/models/pirate", headers=VERSION)

@@ -371,6 +371,14 @@ async def test_what_changes_the_meaning_is_refused_by_name(
     assert message in (await refused(service, body))["message"]
 
 
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+async def test_a_client_is_told_to_send_all_messages(service: Service, thread: dict[str, str]) -> None:
+    """The tool runner of Anthropic's package sends the first of these by itself, and looks for the code."""
+    error = await refused(service, {"thread": thread})
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert "details" not in await refused(service, {"temperature": -1})
+
+
 @pytest.mark.parametrize(
     ("block", "message"),
     [

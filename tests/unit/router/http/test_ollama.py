@@ -245,7 +245,6 @@ async def test_an_error_in_a_started_stream_is_a_line(service: Service, engine: 
         ("/api/generate", {"prompt": "x", "logprobs": True, "top_logprobs": 99}, "top_logprobs"),
         ("/api/generate", {"prompt": "x", "format": "xml"}, "format"),
         ("/api/generate", {"prompt": "x", "options": {"num_predict": 0}}, "options.num_predict"),
-        ("/api/generate", {"prompt": "x", "options": {"num_predict": 2000}}, "options.num_predict"),
         ("/api/generate", {"prompt": "x", "options": {"mirostat": 3}}, "mirostat"),
         ("/api/generate", {"prompt": "x", "options": {"typical_p": 0}}, "options.typical_p"),
         ("/api/generate", {"prompt": "x", "options": {"temperature": -1}}, "temperature"),

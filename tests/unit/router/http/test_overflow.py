@@ -73,8 +73,6 @@ INPUT: dict[str, Any] = {"words": _OPENAI.format(name="`input`")}
 CLAUDE = "prompt is too long: {n} tokens > 255 maximum"
 LLAMA: dict[str, Any] = {
     "words": "request ({n} tokens) exceeds the available context size (256 tokens), try increasing it",
-    "both": "request ({n} tokens, and {new} of `n_predict`) exceeds the available context size (256 tokens), try "
-    "increasing it",
     "new": lambda tokens: {"n_predict": tokens},
 }
 _OLLAMA = "prompt too long; exceeded max context length by {{over}} tokens: `{name}` "
@@ -84,8 +82,6 @@ _NUM_PREDICT: dict[str, Any] = {"new": lambda tokens: {"options": {"num_predict"
 def ollama(name: str) -> dict[str, Any]:
     return {
         "words": _OLLAMA.format(name=name) + "must have at most 255 tokens. Given: {n}",
-        "both": _OLLAMA.format(name=name)
-        + "has {n} tokens, `options.num_predict` is {new}, and both may be at most 256",
         **_NUM_PREDICT,
     }
 
@@ -220,6 +216,18 @@ async def test_prompt_and_output_may_fill_the_context(service: Service, name: st
         given = prompt + len(text) - 5
         message = await refused(service, route, route.body(text) | route.new(new + more), given)
         assert message == route.both.format(n=given, new=new + more, sum=257, over=1)
+
+
+@pytest.mark.parametrize("name", [name for name, route in ROUTES.items() if not route.both])
+async def test_output_ends_at_the_context(service: Service, name: str) -> None:
+    """As at Anthropic's API, Ollama and llama-server, which refuse no number of new tokens."""
+    route = ROUTES[name]
+    prompt = await tokens_around(service, route) + 5
+    for new in (256 - prompt, 257 - prompt, 99999):
+        await service.reply(route.path, route.body("a" * 5) | route.new(new))
+        assert service.engine.spec.stopping.max_new_tokens == 256 - prompt
+    message = await refused(service, route, route.body("a" * 256) | route.new(99999), prompt + 251)
+    assert message == route.words.format(n=prompt + 251, over=prompt - 4)
 
 
 @pytest.mark.parametrize("name", ROUTES)

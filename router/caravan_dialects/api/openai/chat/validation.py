@@ -14,6 +14,7 @@ from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts
 from caravan_dialects.api.generation.prompt import (
     check_new_tokens,
     check_prompt_ids,
+    clamped,
     fit,
     tokenize_plain,
     tokenize_prompt,
@@ -155,9 +156,8 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     asked = constraint_of(body, limits, source.places.answer)
     prompt = await _prompt(context, source, asked)
     plan, beginning = prompt.plan, prompt.beginning
-    if source.clamps and max_tokens is not None:
-        room = bounds.max_total_tokens - len(prompt.tokens)
-        max_tokens = min(max_tokens, room) if room > 0 else None
+    if source.clamps:
+        max_tokens = clamped(prompt.tokens, max_tokens, bounds)
     max_new = fit(prompt.tokens, max_tokens, bounds, source.names)
     check_new_tokens(source.names[1], choices.candidates, max_new, bounds)
     stopping = stopping_of(body, max_new, model)
