@@ -17,8 +17,8 @@ from caravan_router.http.server.form import FORM
 from caravan_router.http.server.route import EVENTS, Parameter, Route
 
 _ABOUT = (
-    "Text generation by GGUF models. TGI's routes, OpenAI's and Anthropic's under /v1, and Ollama's under /api. "
-    "Every route takes a key as `x-api-key`, too."
+    "Text generation by GGUF models. TGI's routes, OpenAI's and Anthropic's under /v1, Google's under /v1beta, and "
+    "Ollama's under /api. Every route takes a key as `x-api-key` or `x-goog-api-key`, too."
 )
 _DESCRIPTIONS = {
     400: "The body is not JSON, or no form; under /v1 also: the request is not valid",

@@ -37,5 +37,5 @@ async def read_body(request: web.Request, reader: BodyReader[T], tolerance: Tole
     request[SHARE].grow(most_decoded_bytes(data))
     body, ignored = reader.read(data, exact=exact)
     note_ignored(request, ignored)
-    request[NAMED_MODEL] = getattr(body, "model", None) or ""
+    request[NAMED_MODEL] = request.match_info.get("model") or getattr(body, "model", None) or ""
     return body
