@@ -12,7 +12,7 @@ from caravan_dialects.api.generation.models import MODEL_HEADER
 from caravan_dialects.api.generation.serving import PRIORITY_HEADER, SPECULATE_HEADER, TIMEOUT_HEADER
 from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_proto.messages.sampling import RANGES
-from caravan_router.http.routes import ROUTES
+from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.form import FORM
 from caravan_router.http.server.route import EVENTS, Parameter, Route
 
@@ -128,7 +128,7 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         parameters.append(_parameter(_MODEL_HEADER))
     if parameters:
         operation["parameters"] = parameters
-    envelope = by_type[id(route.dialect.envelope)]
+    envelope = _any_of([by_type[id(kind)] for kind in _envelopes(route)])
     good: dict[str, Any] = {"description": "Good"}
     if route.replies:
         by_content: dict[str, list[dict[str, Any]]] = {}
@@ -147,6 +147,12 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         for status in sorted({*route.errors, 500, *_access_errors(route)})
     }
     return operation
+
+
+def _envelopes(route: Route) -> list[type]:
+    """Return the types of errors: those of each dialect that has the path."""
+    others = [dialect for (path, _), dialect in DIALECTS_OF_ROUTES.by_header.items() if path == route.path]
+    return list(dict.fromkeys(dialect.envelope for dialect in (route.dialect, *others)))
 
 
 def _access_errors(route: Route) -> tuple[int, ...]:

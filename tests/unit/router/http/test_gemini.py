@@ -474,6 +474,38 @@ async def test_names_of_models_may_have_slashes_and_colons() -> None:
         assert (await (await service.client.get(path)).json())["name"] == "models/org/name:Q4_1"
 
 
+@pytest.mark.parametrize("header", ["x-goog-api-client", "x-goog-api-key"])
+async def test_packages_ask_under_v1_since_version_3(service: Service, header: str) -> None:
+    headers = {header: "any"}
+    for path in ("/models", "/models/pirate", "/models?pageSize=0", "/models?pageSize=1"):
+        replies = [await service.client.get(f"{version}{path}", headers=headers) for version in ("/v1", "/v1beta")]
+        assert replies[0].status == replies[1].status == (400 if path.endswith("=0") else 200)
+        assert await replies[0].json() == await replies[1].json()
+    reply = await service.reply("/v1/models/any:generateContent", {"contents": HI})
+    assert parts_of(reply) == [{"text": "Yes so"}]
+    chunks = await service.events("/v1/models/any:streamGenerateContent?alt=sse", {"contents": HI})
+    assert len(chunks) == 3
+    assert (await service.reply("/v1/models/any:countTokens", {"contents": HI}))["totalTokens"] == 20
+    assert await service.reply("/v1/models/any:embedContent", text("a"))
+    assert await service.reply("/v1/models/any:batchEmbedContents", {"requests": [text("a")]})
+
+
+async def test_a_refused_request_counts_for_the_model_in_the_path(engine: ScriptedEngine) -> None:
+    other = ScriptedEngine(model=replace(MODEL, name="other", fingerprint="0" * 16, adapters=()))
+    engine.others = [other]
+    async with serving(engine) as service:
+        bodies: list[Any] = [
+            {"contents": []},
+            {"contents": HI, "generationConfig": {"candidateCount": 0}},
+            {"contents": 5},
+        ]
+        for body in bodies:
+            assert (await service.post("/v1beta/models/other:generateContent", body)).status == 400
+        lines = (await service.metrics.render()).decode().splitlines()
+        counted = [line for line in lines if line.startswith("tgi_request_failure{") and 'err="validation"' in line]
+        assert {line.rpartition(" ")[2] for line in counted if 'model="other"' in line} == {"3"}
+
+
 # -- errors and keys
 
 
