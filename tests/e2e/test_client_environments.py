@@ -182,6 +182,45 @@ def test_the_anthropic_package_with_the_toy_model(toy: Served) -> None:
     assert len(got["errors"]) == 2
 
 
+def checked_google_genai(served: Served) -> dict[str, Any]:
+    """Return what the google-genai package got, whose parts agree with each other."""
+    got = session("google-genai", served)
+    whole = got["whole"]
+    assert got["models"] == [f"models/{whole['model']}"]
+    assert got["model"] == ["generateContent", "countTokens", "embedContent", "batchEmbedContents"]
+    assert whole["text"] == whole["streamed"]
+    assert whole["total"] == whole["tokens"] > 0
+    assert whole["reason"] == whole["last_reason"]
+    assert whole["counted"] == whole["prompt"] > 0
+    assert whole["candidates"] == 2
+    assert list(got["structured"]["schema"]) == ["days", "city"]
+    assert set(got["structured"]["json_schema"]) == {"city"}
+    called = got["called"]
+    assert (called["name"], set(called["args"]), called["answered"]) == ("weather", {"city"}, 1)
+    assert called["streamed"] == called["args"]
+    assert got["chatted"][1:3] == ["user", "model"]
+    sampling, cached, overflow = got["errors"]
+    assert sampling[:2] == cached[:2] == overflow[:2] == [400, "INVALID_ARGUMENT"]
+    assert "`generationConfig.temperature` must be >= 0.0" in sampling[2]
+    assert "`cachedContent` is not supported" in cached[2]
+    assert overflow[2].startswith("The input token count (")
+    assert got["asynchronous"]
+    assert got["embedded"][2:] == [8, 8]
+    return got
+
+
+def test_the_google_genai_package_with_the_demo_model(served: Served) -> None:
+    got = checked_google_genai(served)
+    assert got["whole"]["text"].startswith(ANSWER)
+    assert got["asynchronous"].startswith(ANSWER)
+    assert got["embedded"][:2] == [VECTOR_SIZE] * 2
+
+
+def test_the_google_genai_package_with_the_toy_model() -> None:
+    with serve("--backend", "fake", "--fake-token-ms", "0.1", "-np", "4", "-c", "8192", "--embeddings") as running:
+        checked_google_genai(running)
+
+
 def test_the_llm_command_completes_chats_and_calls_tools(served: Served) -> None:
     got = session("llm", served)
     assert "OpenAI Completion: caravan-completions" in got["models"]

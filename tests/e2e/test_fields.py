@@ -28,6 +28,7 @@ FLAGS = ("--backend", "fake", "-np", "16", "-c", "4096", "--max-total-tokens", "
 # What a body needs beyond the least that its schema asks for, so that it is a short request that succeeds.
 _PROMPTS: dict[str, Any] = {"prompt": "a", "max_tokens": 2}
 _MESSAGES: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+_CONTENTS: dict[str, Any] = {"contents": [{"parts": [{"text": "a"}]}], "generationConfig": {"maxOutputTokens": 2}}
 BASES: dict[str, dict[str, Any]] = {
     "/generate": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
     "/generate_stream": {"inputs": "a", "parameters": {"max_new_tokens": 2}},
@@ -45,6 +46,8 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "x", "messages": [{"role": "user", "content": "a"}]},
     "/v1/responses": {"input": "a", "max_output_tokens": 2},
     "/v1/responses/input_tokens": {"input": "a"},
+    "/v1beta/models/m:generateContent": _CONTENTS,
+    "/v1beta/models/m:streamGenerateContent": _CONTENTS,
 }
 _ODD_IDS = ("x", "..", "%00", "a/b", "x" * 3_000, "é", "-1", "resp_x", "conv_x", "?", "\u202e")
 
@@ -84,7 +87,7 @@ def _cases(description: dict[str, Any], known: dict[str, str], chance: random.Ra
             content = operation.get("requestBody", {}).get("content", {})
             if "application/json" in content and "{" not in filled:
                 schema = content["application/json"]["schema"]
-                base = schemas.least(schema) | BASES.get(path, {})
+                base = schemas.least(schema) | BASES.get(filled, {})
                 for field in schemas.fields(schema):
                     odd = list(odd_bodies(schemas, schema, base, field))
                     for name, body in chance.sample(odd, min(TRIED, len(odd))):
@@ -134,7 +137,7 @@ async def _send_all(served: Served, cases: list[Case]) -> list[str]:
 async def test_odd_fields_are_answered_and_leave_nothing_behind(served: Served) -> None:
     description = await _description(served.url)
     async with ClientSession() as session, session.post(f"{served.url}/v1/conversations", json={}) as reply:
-        known = {"conversation_id": (await reply.json())["id"]}
+        known = {"conversation_id": (await reply.json())["id"], "model": "m"}
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")  # pytest shows it beside a failure
     cases = list(_cases(description, known, random.Random(seed)))

@@ -108,7 +108,7 @@ def build_app(
     page()
     for route in ROUTES:
         # Not `add_get`, which would add HEAD: few paths have it.
-        app.router.add_route(route.method, route.path, route.handler, expect_handler=expected)
+        app.router.add_route(route.method, route.pattern, route.handler, expect_handler=expected)
     app.on_response_prepare.append(cors.add_headers)
     app.on_response_prepare.append(add_request_id)
     app.on_response_prepare.append(add_ignored)

@@ -17,8 +17,8 @@ from caravan_router.http.server.form import FORM
 from caravan_router.http.server.route import EVENTS, Parameter, Route
 
 _ABOUT = (
-    "Text generation by GGUF models. TGI's routes, OpenAI's and Anthropic's under /v1, and Ollama's under /api. "
-    "Every route takes a key as `x-api-key`, too."
+    "Text generation by GGUF models. TGI's routes, OpenAI's and Anthropic's under /v1, Google's under /v1beta, and "
+    "Ollama's under /api. Every route takes a key as `x-api-key` or `x-goog-api-key`, too."
 )
 _DESCRIPTIONS = {
     400: "The body is neither JSON nor a form; under /v1 also: the request is not valid",
@@ -128,9 +128,7 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         parameters.append(_parameter(_MODEL_HEADER))
     if parameters:
         operation["parameters"] = parameters
-    # A header chooses the dialect of some routes.
-    others = [dialect for (path, _), dialect in DIALECTS_OF_ROUTES.by_header.items() if path == route.path]
-    envelopes = [by_type[id(dialect.envelope)] for dialect in (route.dialect, *others)]
+    envelope = _any_of([by_type[id(kind)] for kind in _envelopes(route)])
     good: dict[str, Any] = {"description": "Good"}
     if route.replies:
         by_content: dict[str, list[dict[str, Any]]] = {}
@@ -138,17 +136,23 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
             by_content.setdefault(content_type, []).append(by_type[id(kind)])
         good["content"] = {
             # An error after a stream has started is an event, too.
-            content_type: {"schema": _event([*schemas, *envelopes]) if content_type == EVENTS else _any_of(schemas)}
+            content_type: {"schema": _event([*schemas, envelope]) if content_type == EVENTS else _any_of(schemas)}
             for content_type, schemas in by_content.items()
         }
     operation["responses"] = {"200": good} | {
         str(status): {
             "description": _DESCRIPTIONS[status],
-            "content": {"application/json": {"schema": _any_of(envelopes)}},
+            "content": {"application/json": {"schema": envelope}},
         }
         for status in sorted({*route.errors, 500, *_access_errors(route)})
     }
     return operation
+
+
+def _envelopes(route: Route) -> list[type]:
+    """Return the types of errors: those of each dialect that has the path."""
+    others = [dialect for (path, _), dialect in DIALECTS_OF_ROUTES.by_header.items() if path == route.path]
+    return list(dict.fromkeys(dialect.envelope for dialect in (route.dialect, *others)))
 
 
 def _access_errors(route: Route) -> tuple[int, ...]:

@@ -1,12 +1,19 @@
 """The table of all routes, for the application and the OpenAPI document. Each package defines its own part."""
 
 from caravan_dialects.api.anthropic.errors import ANTHROPIC
+from caravan_dialects.api.gemini.errors import GEMINI
 from caravan_dialects.api.ollama.errors import OLLAMA
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.tgi.errors import TGI
-from caravan_router.http import anthropic, anthropic_models, cloud, llama_server, llama_server_router
+from caravan_router.http import (
+    anthropic,
+    cloud,
+    gemini,
+    llama_server,
+    llama_server_router,
+    model_lists,
+)
 from caravan_router.http.admin import prefixes, shards, timeline
-from caravan_router.http.anthropic_models import VERSION_HEADER
 from caravan_router.http.ollama import embeddings as ollama_embeddings
 from caravan_router.http.ollama import making as ollama_making
 from caravan_router.http.ollama import models as ollama_models
@@ -34,12 +41,14 @@ ROUTES: tuple[Route, ...] = (
     *audio.ROUTES,
     *embeddings.ROUTES,
     *scoring.ROUTES,
-    *anthropic_models.ROUTES,
+    *model_lists.ROUTES,
     *models.ROUTES,
     *requests.ROUTES,
     *llama_server.ROUTES,
     *llama_server_router.ROUTES,
     *anthropic.ROUTES,
+    *gemini.ROUTES,
+    *model_lists.GEMINI_ROUTES,
     *ollama.ROUTES,
     *ollama_embeddings.ROUTES,
     *ollama_models.ROUTES,
@@ -55,8 +64,12 @@ ROUTES: tuple[Route, ...] = (
 
 # A path without a route gets the 404 of the dialect whose prefix it has.
 DIALECTS_OF_ROUTES = Dialects(
-    by_header={(route.path, VERSION_HEADER): ANTHROPIC for route in anthropic_models.ROUTES},
+    by_header={
+        (route.path, header): dialect
+        for route in model_lists.ROUTES
+        for header, dialect in model_lists.DIALECTS.items()
+    },
     by_path={route.path: route.dialect for route in ROUTES},
-    by_prefix={"/v1/": OPENAI, "/v1/messages": ANTHROPIC, "/api/": OLLAMA},
+    by_prefix={"/v1/": OPENAI, "/v1/messages": ANTHROPIC, "/v1beta/": GEMINI, "/api/": OLLAMA},
     default=TGI,
 )

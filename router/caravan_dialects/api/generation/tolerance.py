@@ -1,4 +1,7 @@
-"""Makes a body fit its type: without fields that the type does not have, and with whole numbers as integers."""
+"""Makes a body fit its type: without fields that the type does not have, and with whole numbers as integers.
+
+A field whose name is in camel case may also be written with underscores, as in Protobuf's JSON.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,14 +60,22 @@ class _Raw:
 
 @dataclass(slots=True)
 class _Struct:
-    """``shapes``: of all fields by their names; None for those whose values fit or do not."""
+    """``shapes``: of all fields by their names; None for those whose values fit or do not.
+
+    ``aliases``: the names of fields by those that they have with underscores.
+    """
 
     tag_field: str | None
     shapes: dict[str, Shape | None]
+    aliases: dict[str, str] = field(default_factory=dict)
 
     def fit(self, value: Any, fitting: Fitting) -> Any:
         if type(value) is not dict:
             return value
+        for alias in self.aliases.keys() & value.keys():
+            # A field that is there under both names counts as it is called.
+            value.setdefault(self.aliases[alias], value.pop(alias))
+            fitting.changed = True
         unknown = []
         for name, one in value.items():
             if name in self.shapes:
@@ -180,6 +191,7 @@ def _shape(kind: inspect.Type, made: dict[type, _Struct]) -> Shape | None:
             if kind.cls not in made:
                 made[kind.cls] = struct = _Struct(kind.tag_field, {})
                 struct.shapes |= {one.encode_name: _shape(one.type, made) for one in kind.fields}
+                struct.aliases |= {one.name: one.encode_name for one in kind.fields if _is_camel(one)}
             return made[kind.cls]
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
             inner = _shape(item, made)
@@ -191,6 +203,12 @@ def _shape(kind: inspect.Type, made: dict[type, _Struct]) -> Shape | None:
             return None if inner is None else _Map(inner)
         case _:
             return None
+
+
+def _is_camel(one: inspect.Field) -> bool:
+    """Whether the name of a field in JSON is its name in camel case, and differs from it."""
+    first, *rest = one.name.split("_")
+    return bool(rest) and one.encode_name == first + "".join(map(str.capitalize, rest))
 
 
 def _choice(kinds: Sequence[inspect.Type], made: dict[type, _Struct]) -> Shape | None:

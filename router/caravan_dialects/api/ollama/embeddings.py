@@ -1,6 +1,5 @@
-"""The texts that Ollama's embedding routes embed, and their vectors as Ollama scales them."""
+"""The texts that Ollama's embedding routes embed."""
 
-import math
 from collections.abc import Sequence
 
 from caravan_dialects.api.generation.checks import check_range
@@ -9,7 +8,6 @@ from caravan_dialects.api.generation.prompt import Truncation, check_token_ids, 
 from caravan_dialects.api.generation.rules import too_many_prompts_error
 from caravan_dialects.api.ollama import schema as ollama
 from caravan_dialects.api.ollama.validation import check_ranges
-from caravan_dialects.api.openai.embeddings.vectors import Vector
 
 
 async def texts_of_embed(body: ollama.OllamaEmbedRequest, context: Context) -> list[tuple[int, ...]]:
@@ -54,12 +52,3 @@ async def _token_ids(
             tokens[place] = cut.token_ids
         check_token_ids(nth(field, place, len(texts)), tokens[place], limit, context.model)
     return tokens
-
-
-def shortened(vector: Vector, dimensions: int | None) -> list[float]:
-    """Return the first ``dimensions`` numbers, scaled to length 1 as Ollama does."""
-    if dimensions is None or dimensions == len(vector):
-        return list(vector)
-    kept = vector[:dimensions]
-    length = math.hypot(*kept) or 1.0
-    return [number / length for number in kept]

@@ -15,7 +15,8 @@ from caravan_router.http.server.route import Handler, Route
 from caravan_router.http.server.state import CLIENT
 from caravan_scheduler.core.engine import ANY_SENDER, TEXT_SENDER, TextSender
 
-_ANTHROPIC_HEADER = "x-api-key"
+# Of Anthropic's clients and of Google's.
+_KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 _NOBODY = Client(NO_KEY, now=0.0)
 # Proxies add them.
 _SENT_FOR_OTHERS = (
@@ -34,6 +35,8 @@ _SENT_FOR_OTHERS = (
 class Authentication:
     """Identifies clients by ``Authorization: Bearer KEY``, or else by ``x-api-key: KEY``, as Anthropic's send it.
 
+    Google's send ``x-goog-api-key: KEY``, or, to their own routes, ``?key=KEY`` in the URL.
+
     Without a keyring there is one client, without limits, and only programs on this host may use operators' routes.
     """
 
@@ -50,7 +53,7 @@ class Authentication:
                 raise NotLocalError
             request[CLIENT] = _NOBODY
         elif route is None or not route.open:
-            request[CLIENT] = _find(self._keyring, _secret_of(request))
+            request[CLIENT] = _find(self._keyring, _secret_of(request, route))
         if route is not None and route.operator and not request[CLIENT].key.operator:
             raise ForbiddenError
         TEXT_SENDER.set(TextSender(tenant=request[CLIENT].key.tenant) if CLIENT in request else ANY_SENDER)
@@ -90,12 +93,16 @@ def _is_of_own_page(request: web.Request) -> bool:
         return False
 
 
-def _secret_of(request: web.Request) -> str:
+def _secret_of(request: web.Request, route: Route | None) -> str:
     """Return the key that the request carries; "" for none."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and secret.strip():
         return secret.strip()
-    return request.headers.get(_ANTHROPIC_HEADER, "").strip()
+    for header in _KEY_HEADERS:
+        if key := request.headers.get(header, "").strip():
+            return key
+    name = None if route is None else route.dialect.key_parameter
+    return "" if name is None else request.query.get(name, "").strip()
 
 
 def _find(keyring: Keyring, secret: str) -> Client:

@@ -38,6 +38,7 @@ class Route:
     ``open``: the route needs no API key. ``operator``: it needs an operator's, or without keys a
     client on this host.
     ``alias``: tells the operation from another one with the same handler.
+    ``slashes``: the names in the path may have slashes.
     """
 
     method: str
@@ -53,3 +54,9 @@ class Route:
     open: bool = False
     operator: bool = False
     alias: str = ""
+    slashes: bool = False
+
+    @property
+    def pattern(self) -> str:
+        """The path as aiohttp matches it."""
+        return self.path.replace("}", ":.+}") if self.slashes else self.path

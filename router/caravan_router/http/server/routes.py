@@ -33,6 +33,7 @@ class RouteOptions(TypedDict, total=False):
     open: bool
     operator: bool
     alias: str
+    slashes: bool
 
 
 class Routes(list[Route]):

@@ -30,6 +30,9 @@ async def read_body(request: web.Request, reader: BodyReader[T], tolerance: Tole
     msgspec alone reads the JSON: the standard library accepts NaN, lone surrogates and infinite numbers.
     Raises MalformedBodyError, BodyMismatchError, ValidationError, and what `read_json` raises.
     """
+    in_path = request.match_info.get("model")
+    if in_path:
+        request[NAMED_MODEL] = in_path
     exact = tolerance is Tolerance.NEVER or (
         tolerance is Tolerance.BY_DEFAULT and request.app[STATE].limits.strict_fields
     )
@@ -37,5 +40,6 @@ async def read_body(request: web.Request, reader: BodyReader[T], tolerance: Tole
     request[SHARE].grow(most_decoded_bytes(data))
     body, ignored = reader.read(data, exact=exact)
     note_ignored(request, ignored)
-    request[NAMED_MODEL] = getattr(body, "model", None) or ""
+    if not in_path:
+        request[NAMED_MODEL] = getattr(body, "model", None) or ""
     return body

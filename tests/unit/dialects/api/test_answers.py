@@ -18,6 +18,8 @@ from caravan_dialects.api.anthropic.schema import MessagesRequest
 from caravan_dialects.api.cloud.reply import AskedVertex
 from caravan_dialects.api.cloud.schema import VertexRequest
 from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.api.gemini.reply import AskedContent, AskedList
+from caravan_dialects.api.gemini.schema import GenerateContentRequest
 from caravan_dialects.api.generation.answer import Answer
 from caravan_dialects.api.generation.asked import Asked
 from caravan_dialects.api.generation.bounds import bounds_of
@@ -71,6 +73,18 @@ def chat(fields: Mapping[str, Any]) -> Asked:
 
 def message(fields: Mapping[str, Any]) -> Asked:
     return AskedMessage(msgspec.convert({**CHAT, "max_tokens": 3, "model": "m", **fields}, MessagesRequest), "id")
+
+
+def gemini(fields: Mapping[str, Any], kind: type[AskedContent] = AskedContent) -> Asked:
+    given: dict[str, Any] = {
+        "contents": {"parts": {"text": "a"}}, "generationConfig": {"maxOutputTokens": 3}, **fields
+    }  # fmt: skip
+    is_streamed = given.pop("stream", False)
+    return kind("m", msgspec.convert(given, GenerateContentRequest), LIMITS, streamed=is_streamed)
+
+
+def gemini_list(fields: Mapping[str, Any]) -> Asked:
+    return gemini(fields, AskedList)
 
 
 def ollama_chat(fields: Mapping[str, Any]) -> Asked:
@@ -131,7 +145,7 @@ async def streamed(context: Context, asked: Asked) -> str:
     return b"\n".join([*sent, *([] if last is None else [last])]).decode()
 
 
-STREAMED = (generate, completion, chat, message, ollama_chat, llama)
+STREAMED = (generate, completion, chat, message, gemini, gemini_list, ollama_chat, llama)
 
 
 @pytest.mark.parametrize("make", [*STREAMED, vertex])

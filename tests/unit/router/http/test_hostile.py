@@ -117,6 +117,52 @@ async def test_bad_bodies_of_anthropics_routes(path: str, fields: bytes) -> None
         assert not engine.streams
 
 
+def gemini_parts(*parts: bytes) -> bytes:
+    return b'"contents":[{"parts":[' + b",".join(parts) + b"]}]"
+
+
+CALL = b'{"functionCall":{"name":"f"}}'
+GEMINI_FIELDS = [
+    b'"contents":' + DEEP,
+    b'"contents":[],"a":' + DEEP,
+    b'"contents":[' + b"1," * 100_000 + b"1]",
+    gemini_parts(b'{"functionResponse":{"name":"f","response":' + b'{"a":' * 2000 + b"1" + b"}" * 2001 + b"}"),
+    b'"contents":[{"role":"model","parts":[{"functionCall":{"name":"f","args":' + b'{"a":' * 80 + b"1" + b"}" * 84,
+    b'"contents":[{"role":"model","parts":[' + b",".join([CALL] * 20_000) + b"]}]",
+    gemini_parts(b'{"text":"\\ud800"}'),
+    gemini_parts(*[b'{"text":"a"}'] * 50_000, b"{}"),
+    gemini_parts(b'{"text":"a"}') + b',"systemInstruction":' + DEEP,
+    gemini_parts(b'{"text":"a"}')
+    + b',"tools":[{"functionDeclarations":['
+    + b'{"name":"f"},' * 9999
+    + b'{"name":"f"}]}]',
+    gemini_parts(b'{"text":"a"}')
+    + b',"tools":[{"functionDeclarations":[{"name":"f","parameters":'
+    + b'{"items":' * 900
+    + b"{}"
+    + b"}" * 900
+    + b"}]}]",
+    gemini_parts(b'{"text":"a"}') + b',"generationConfig":{"responseSchema":' + b'{"items":' * 900 + b"{}" + b"}" * 901,
+    gemini_parts(b'{"text":"a"}') + b',"generationConfig":{"maxOutputTokens":' + b"9" * 10_000 + b"}",
+    gemini_parts(b'{"text":"a"}') + b',"generationConfig":{"temperature":1e400}',
+    gemini_parts(b'{"text":"a"}') + b',"generationConfig":{"candidateCount":1000000000}',
+    gemini_parts(b'{"text":"a"}') + b',"generationConfig":{"stopSequences":[' + b'"x",' * 10_000 + b'"x"]}',
+]
+
+
+@pytest.mark.parametrize("fields", GEMINI_FIELDS)
+async def test_bad_bodies_of_googles_routes(fields: bytes) -> None:
+    engine = ScriptedEngine(model=CHAT_MODEL)
+    async with serving(engine) as service:
+        path = "/v1beta/models/m:generateContent"
+        response = await service.client.post(path, data=io.BytesIO(b"{" + fields + b"}"), headers=JSON)
+        text = await response.text()
+        assert response.status == 400, text
+        assert '"status":"INVALID_ARGUMENT"' in text
+        assert len(text) < 600
+        assert not engine.streams
+
+
 MANY_TOOLS = b'"tools":[%b],"tool_choice":{"type":"allowed_tools","mode":"auto","tools":[%b]}' % (
     b",".join(b'{"type":"function","name":"f%d"}' % number for number in range(20_000)),
     b",".join(b'{"name":"f%d"}' % number for number in range(20_000)),

@@ -29,6 +29,7 @@ KNOWN = (
     r"input length exceeds the context length",
     r"exceed context limit",
     r"`inputs` tokens \+ `max_new_tokens` must be",
+    r"input token count.*exceeds the maximum",
 )
 
 
@@ -38,6 +39,10 @@ def user(content: Any) -> list[dict[str, Any]]:
 
 def openai_picture() -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url()}}
+
+
+def gemini_body(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"contents": [{"parts": list(parts)}]}
 
 
 def anthropic_picture() -> dict[str, Any]:
@@ -96,6 +101,12 @@ TGI: dict[str, Any] = {
 }
 CLAUDE_TOOLS = [{"name": "f", "description": "d", "input_schema": {"type": "object"}}]
 
+GEMINI_PATH = "/v1beta/models/m:generateContent"
+GEMINI: dict[str, Any] = {
+    "words": "The input token count ({n}) exceeds the maximum number of tokens allowed (255).",
+    "new": lambda tokens: {"generationConfig": {"maxOutputTokens": tokens}},
+}
+
 ROUTES: dict[str, Route] = {
     "chat": Route(path="/v1/chat/completions", body=lambda text: {"messages": user(text)}, **MESSAGES),
     "chat with tools": Route(
@@ -131,6 +142,17 @@ ROUTES: dict[str, Route] = {
         path="/v1/messages",
         body=lambda text: {"messages": user([anthropic_picture(), {"type": "text", "text": text}]), "max_tokens": 4},
         words=CLAUDE,
+    ),
+    "gemini": Route(path=GEMINI_PATH, body=lambda text: gemini_body({"text": text}), **GEMINI),
+    "gemini with functions": Route(
+        path=GEMINI_PATH,
+        body=lambda text: gemini_body({"text": text}) | {"tools": [{"functionDeclarations": [{"name": "f"}]}]},
+        **GEMINI,
+    ),
+    "gemini with a picture": Route(
+        path=GEMINI_PATH,
+        body=lambda text: gemini_body({"inlineData": {"mimeType": "image/png", "data": in_base64()}}, {"text": text}),
+        **GEMINI,
     ),
     "completion": Route(path="/completion", body=lambda text: {"prompt": text}, **LLAMA),
     "ollama chat": Route(
@@ -170,6 +192,8 @@ def shown(route: Route, prompt: int) -> dict[str, Any]:
         return {"code": 400, "type": "exceed_context_size_error", "param": "prompt", **counts}
     if route.path == "/v1/messages":
         return {"type": kind}
+    if route.path == GEMINI_PATH:
+        return {"code": 400, "status": "INVALID_ARGUMENT"}
     if route.path.startswith("/v1/"):
         name = {"/v1/responses": "input", "/v1/completions": "prompt"}.get(route.path, "messages")
         return {"code": "context_length_exceeded", "type": kind, "param": name}
@@ -255,7 +279,9 @@ async def test_a_stream_is_refused_before_it_starts(service: Service, name: str)
         [error] = events(await response.text())
         assert error["error"].startswith("Input validation error: `inputs` must have at most 255 tokens")
     else:
-        response = await service.post(route.path, route.body("a" * 300) | {"stream": True})
+        asked = {} if route.path == GEMINI_PATH else {"stream": True}
+        path = route.path.replace(":generate", ":streamGenerate")
+        response = await service.post(path, route.body("a" * 300) | asked)
         assert response.status == route.status
         assert response.content_type == "application/json"
 

@@ -17,6 +17,12 @@ from caravan_testing.scripted_engine import CHAT_MODEL, MODEL, ScriptedEngine
 
 _MESSAGES = [{"role": "user", "content": "a"}]
 _CHAT = {"messages": _MESSAGES}
+_GEMINI: dict[str, Any] = {"contents": [{"parts": [{"text": "a"}]}]}
+_GEMINI_REFUSED: tuple[Any, ...] = (
+    _GEMINI | {"generationConfig": {"candidateCount": 0}},
+    _GEMINI | {"generationConfig": {"temperature": -1}},
+    {"contents": []},
+)
 _GENERATE = {"inputs": "a", "parameters": {"best_of": 0}}
 _RATED = ApiKey(digest=digest_of("key"), tenant=Tenant(name="rated"), requests_per_minute=1)
 
@@ -36,6 +42,11 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "/chat/completions": (_CHAT | {"n": 0}, _CHAT | {"temperature": -1}),
     "/responses": ({"input": "a", "background": True}, {"input": "a", "temperature": -1}),
     "/v1/messages": (_CHAT | {"max_tokens": 1, "temperature": -1}, _CHAT | {"max_tokens": 0}),
+    **{
+        f"/{version}/models/{{model}}:{method}": _GEMINI_REFUSED
+        for version in ("v1", "v1beta")
+        for method in ("generateContent", "streamGenerateContent")
+    },
     "/completion": ({"prompt": "a", "n_cmpl": 0}, {"prompt": []}, {"prompt": "a", "top_p": 2}),
     "/completions": ({"prompt": "a", "n_cmpl": 0}, {"prompt": "a", "top_p": 2}),
     "/infill": ({"input_prefix": "a", "input_suffix": "b", "n_cmpl": 0}, {"input_prefix": "a", "input_suffix": "b"}),

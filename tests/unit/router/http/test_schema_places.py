@@ -14,6 +14,7 @@ GOOD = {"type": "object", "properties": {"a": {"type": "string", "format": "pass
 REFUSED = {"type": "object", "properties": {"a": {"type": "string", "not": {}}}}
 REASON = "`properties.a.not`: it cannot be enforced"
 
+GEMINI = "/v1beta/models/toy:generateContent"
 TEMPLATE = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -42,6 +43,10 @@ def tools_of(path: str, schema: Any) -> dict[str, Any]:
         case "/v1/messages":
             tools = [{"name": "f", "input_schema": GOOD}, {"name": "g", "input_schema": schema}]
             return {"tools": tools, "tool_choice": {"type": "any"}}
+        case path if path == GEMINI:
+            declared = [{"name": "f", "parameters": GOOD}, {"name": "g", "parametersJsonSchema": schema}]
+            tools = [{"googleSearch": {}}, {"functionDeclarations": declared}]
+            return {"tools": tools, "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}
         case _:
             # Ollama has no choice of tools: beside a format, calls match their schemas.
             return {"tools": [function("f", GOOD), function("g", schema)], "format": GOOD}
@@ -55,6 +60,8 @@ def format_of(path: str, schema: Any) -> dict[str, Any]:
             return {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}
         case "/v1/messages":
             return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+        case path if path == GEMINI:
+            return {"generationConfig": {"responseMimeType": "application/json", "responseJsonSchema": schema}}
         case _:
             return {"format": schema}
 
@@ -63,12 +70,14 @@ TOOLS = {
     "/v1/chat/completions": "tools[1].function.parameters",
     "/v1/responses": "tools[2].parameters",
     "/v1/messages": "tools[1].input_schema",
+    GEMINI: "tools[1].functionDeclarations[1].parametersJsonSchema",
     "/api/chat": "tools[1].function.parameters",
 }
 FORMATS = {
     "/v1/chat/completions": "response_format",
     "/v1/responses": "text.format",
     "/v1/messages": "output_config.format",
+    GEMINI: "generationConfig.responseJsonSchema",
     "/api/chat": "format",
     "/api/generate": "format",
 }
@@ -79,8 +88,10 @@ async def refused(service: Service, path: str, fields: dict[str, Any]) -> str:
     content: dict[str, Any] = {"input": "hi"} if path == "/v1/responses" else {"messages": HI}
     if path == "/api/generate":
         content = {"prompt": "hi"}
+    if path == GEMINI:
+        content = {"contents": [{"parts": [{"text": "hi"}]}]}
     sent = {"model": "toy", "max_tokens": 9, **content, **fields}
-    if path == "/v1/responses" or path.startswith("/api"):
+    if path in {"/v1/responses", GEMINI} or path.startswith("/api"):
         del sent["max_tokens"]
     response = await service.post(path, sent)
     body = await response.json()

@@ -19,6 +19,10 @@ MESSAGES: tuple[str, dict[str, Any]] = ("/v1/messages", {"model": "any", "max_to
 RESPONSES: tuple[str, dict[str, Any]] = ("/v1/responses", {"input": "hi", "max_output_tokens": 2})
 LLAMA: tuple[str, dict[str, Any]] = ("/completion", {"prompt": "hi", "n_predict": 2})
 INFILL: tuple[str, dict[str, Any]] = ("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 2})
+GEMINI: tuple[str, dict[str, Any]] = (
+    "/v1beta/models/any:generateContent",
+    {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": {"maxOutputTokens": 2}},
+)
 OLLAMA_CHAT: tuple[str, dict[str, Any]] = ("/api/chat", {"model": "any", "stream": False, "messages": HI})
 OLLAMA_GENERATE: tuple[str, dict[str, Any]] = ("/api/generate", {"model": "any", "stream": False, "prompt": "hi"})
 OLLAMA_EMBED: tuple[str, dict[str, Any]] = ("/api/embed", {"model": "any", "input": "hi"})
@@ -69,6 +73,11 @@ IGNORED: list[tuple[Route, dict[str, Any], list[str]]] = [
      ["x", "parameters.use_cache"]),
     (MESSAGES, {"betas": ["a"], "messages": [{"role": "user", "content": [
         {"type": "text", "text": "hi", "citations": []}]}]}, ["betas", "messages[0].content[0].citations"]),
+    (GEMINI, {"safetySettings": [{"category": "C"}], "labels": {}, "x": 1, "tools": [{"googleSearch": {}, "y": 1}],
+              "generationConfig": {"speechConfig": {}, "max_output_tokens": 3, "z_z": 1},
+              "contents": {"parts": {"text": "hi", "mediaResolution": {}}}},
+     ["safetySettings", "labels", "x", "tools[0].y", "generationConfig.speechConfig", "generationConfig.z_z",
+      "contents.parts.mediaResolution"]),
     (RESPONSES, {"generate_pictures": True, "reasoning": {"context": "all"}},
      ["generate_pictures", "reasoning.context"]),
     (LLAMA, {"cache": True, "id_slot": 1, "n_keep": 2}, ["cache", "id_slot", "n_keep"]),

@@ -23,7 +23,8 @@ class SchemaPlaces:
     """Where the clients of a dialect write schemas, for errors.
 
     ``answer``: the field of the answer's format. ``parameters``: the field of a tool that has the schema of its
-    parameters. ``tools``: the field of each function, by its name; None if all tools of the body are functions.
+    parameters, "" if that is what ``tools`` has. ``tools``: the field of each function, by its name; None if all tools
+    of the body are functions.
     """
 
     answer: str = "response_format"
@@ -35,7 +36,7 @@ class SchemaPlaces:
         fields = self.tools
         if fields is None:
             fields = {tool.function.name: f"tools[{number}]" for number, tool in enumerate(tools)}
-        return f"{fields[name]}.{self.parameters}"
+        return f"{fields[name]}.{self.parameters}" if self.parameters else fields[name]
 
 
 IN_CHAT = SchemaPlaces()

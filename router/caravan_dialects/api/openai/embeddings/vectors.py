@@ -1,5 +1,6 @@
 """Computes vectors for the embedding routes of all dialects."""
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -56,3 +57,12 @@ def _check_model(model: ModelFacts, *, for_scores: bool) -> None:
     if for_scores:
         raise no_scores_error()
     raise ranking_model_error() if model.ranks else no_vectors_error()
+
+
+def shortened(vector: Vector, dimensions: int | None) -> list[float]:
+    """Return the first ``dimensions`` numbers, scaled to length 1; all of them for None."""
+    if dimensions is None or dimensions == len(vector):
+        return list(vector)
+    kept = vector[:dimensions]
+    length = math.hypot(*kept) or 1.0
+    return [number / length for number in kept]
