@@ -268,7 +268,6 @@ def test_models_are_made_of_others_and_a_restart_knows_them(
             ("/api/create", {"model": "a", "from": NAME, "template": "{{ .Prompt }}"}, 400),
             ("/api/create", {"model": "a", "from": NAME, "parameters": {"temperature": -1}}, 400),
             ("/api/create", {"model": "a", "from": NAME, "parameters": {"num_predict": 0}}, 400),
-            ("/api/create", {"model": "a", "from": NAME, "parameters": {"num_thread": 4}}, 400),
         ):
             refused = client.post(path, json=bad)
             assert refused.status_code == status, (bad, refused.text)

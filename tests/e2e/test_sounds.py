@@ -55,8 +55,9 @@ def text(words: str) -> dict[str, Any]:
 def test_openai_python_sends_sounds_in_chats(hearing: Hearing) -> None:
     data = base64.b64encode(hearing.sound).decode()
     sound = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
-    words = text(BEGIN + WORDS + END)
-    assert hearing.said(text("Hear:"), sound, text(" Well?")) == hearing.said(text("Hear:"), words, text(" Well?"))
+    # Between two parts of text there would be a line break.
+    words = text(f"Hear:{BEGIN}{WORDS}{END} Well?")
+    assert hearing.said(text("Hear:"), sound, text(" Well?")) == hearing.said(words)
     with pytest.raises(BadRequestError, match="does not see pictures"):
         hearing.said({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}})
 
