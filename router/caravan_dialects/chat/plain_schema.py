@@ -166,10 +166,10 @@ class _Writer:
                 return {key: value} if value else {}
             case "items" if isinstance(value, list):
                 # Before `prefixItems` there were lists of schemas here.
-                rest = {"items": inner(schema["additionalItems"], "additionalItems")}
-                return {"prefixItems": [inner(each, key, index) for index, each in enumerate(value)]} | (
-                    rest if "additionalItems" in schema else {}
-                )
+                plain: Json = {"prefixItems": [inner(each, key, index) for index, each in enumerate(value)]}
+                if "additionalItems" in schema:
+                    plain["items"] = inner(schema["additionalItems"], "additionalItems")
+                return plain
             case "items" | "additionalProperties":
                 return {key: inner(value, key)}
             case "multipleOf":

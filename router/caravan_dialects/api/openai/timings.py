@@ -11,6 +11,8 @@ def timings_of(run: Run, predicted: int) -> Timings:
     prompt_s = 0.0 if times.started is None or times.first_token is None else times.first_token - times.started
     predicted_s = max(0.0, timings.inference_s - prompt_s)
     computed = len(run.spec.prompt) - run.cached_tokens
+    # The first token comes with the end of the prompt.
+    steps = max(0, predicted - 1)
     return Timings(
         cache_n=run.cached_tokens,
         prompt_n=computed,
@@ -19,8 +21,8 @@ def timings_of(run: Run, predicted: int) -> Timings:
         prompt_per_second=computed / prompt_s if prompt_s else 0.0,
         predicted_n=predicted,
         predicted_ms=1000 * predicted_s,
-        predicted_per_token_ms=1000 * predicted_s / max(1, predicted),
-        predicted_per_second=predicted / predicted_s if predicted_s else 0.0,
+        predicted_per_token_ms=1000 * predicted_s / max(1, steps),
+        predicted_per_second=steps / predicted_s if predicted_s else 0.0,
     )
 
 

@@ -51,6 +51,9 @@ async def chat_input_tokens(request: web.Request, body: ChatRequest) -> web.Resp
     return json_reply(InputTokenCount(len((await rendered_chat(request, body)).tokens.token_ids)))
 
 
+ROUTES.also("/chat/completions/input_tokens", "unversioned")
+
+
 @ROUTES.route(
     "POST",
     "/v1/chat/completions/render",

@@ -1,6 +1,7 @@
 """The form of schemas that grammars are made of: references, what is left out, what is refused."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -186,6 +187,8 @@ REWRITTEN = [
     ({"type": "integer", "multipleOf": 1}, INTEGER),
     ({"minLength": 2.0}, {"minLength": 2}),
     ({"items": [TEXT], "additionalItems": False}, {"prefixItems": [TEXT], "items": False}),
+    ({"items": [TEXT]}, {"prefixItems": [TEXT]}),
+    ({"items": []}, {"prefixItems": []}),
     (objects(a=TEXT) | {"unevaluatedProperties": False}, objects(a=TEXT) | {"additionalProperties": False}),
     # llguidance allows a whole number that is excluded, if the other bound is less than 1 away.
     ({"exclusiveMinimum": 0, "maximum": 0.5}, {"minimum": 5e-7, "maximum": 0.5}),
@@ -264,3 +267,31 @@ def test_models_told_apart_by_a_constant_are_any_of_them() -> None:
     assert plain_schema(schema) == {"anyOf": schema["oneOf"], "$defs": kinds}
     optional = {**schema, "$defs": {name: objects(kind={"const": name}) for name in kinds}}
     assert "oneOf" in plain_schema(optional)
+
+
+# fmt: off
+_WORDS = (
+    "type", "enum", "const", "required", "items", "prefixItems", "additionalItems", "additionalProperties",
+    "properties", "patternProperties", "propertyNames", "minItems", "maxItems", "minLength", "maxLength", "minimum",
+    "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf", "oneOf", "allOf", "not", "if", "then",
+    "else", "contains", "minContains", "uniqueItems", "dependentRequired", "dependentSchemas", "unevaluatedItems",
+    "unevaluatedProperties", "$ref", "$defs", "$id", "$anchor", "$dynamicRef", "$recursiveRef", "format", "pattern",
+    "minProperties",
+)
+# fmt: on
+_ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1.5, 10**30, "x", "integer", ["integer", "null"], [], {}, ["a"], [{}], [TEXT], [[]]),
+    *({"a": {}}, {"a": 1}, {"a": ["b"]}, {"type": "object"}, {"$ref": "#"}),
+)
+
+
+@pytest.mark.parametrize("word", _WORDS)
+def test_a_word_with_any_value_is_taken_or_refused(word: str) -> None:
+    for value in _ODD:
+        for schema in (
+            {word: value},
+            objects(p={word: value}),
+            {"items": {word: value}, "$defs": {"x": {word: value}}},
+        ):
+            with suppress(UnsupportedSchemaError):
+                plain_schema(schema)

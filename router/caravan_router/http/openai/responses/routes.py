@@ -89,6 +89,9 @@ async def count_input_tokens(request: web.Request, body: InputFields) -> web.Res
     return json_reply(InputTokenCount(len((await _valid_chat(request, body)).request.prompt)))
 
 
+ROUTES.also("/responses/input_tokens", "unversioned")
+
+
 @ROUTES.route(
     "POST",
     "/v1/responses/render",
