@@ -68,9 +68,9 @@ def loads(served: Served) -> list[str]:
 async def test_requests_of_one_model_are_collected_so_that_each_is_loaded_once(
     toys: Served, client: aiohttp.ClientSession
 ) -> None:
-    """A B A A B A C with 20 requests each, and room for one model. All are there before the first of them ends."""
+    """A B A A B A C with 8 requests each, and room for one model. All are there before the first of them ends."""
     before = len(loads(toys))
-    order = [model for model in "abaabac" for _ in range(20)]
+    order = [model for model in "abaabac" for _ in range(8)]
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(complete(client, "a", 8000))
         # It runs, and the others wait for it.
