@@ -81,7 +81,9 @@ class ContentsReader:
             return None
 
     def _begin_telling(self, contents: Contents, found: tuple[RunFiles, list[StoredRun]] | None) -> None:
-        self._telling = asyncio.create_task(self._tell(contents, found))
+        # A task of a loop that is about to close would never start.
+        if not self._ended.is_set():
+            self._telling = asyncio.create_task(self._tell(contents, found))
 
     async def _tell(self, contents: Contents, found: tuple[RunFiles, list[StoredRun]] | None) -> None:
         def use_saved() -> None:
