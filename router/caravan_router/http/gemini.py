@@ -50,7 +50,7 @@ ROUTES = Routes(GEMINI, tolerance=Tolerance.ALWAYS, slashes=True, parameters=(_M
 @ROUTES.route(
     "POST",
     "/v1beta/models/{model}:generateContent",
-    "Answer a conversation in Gemini's form, with text, thoughts or calls of the offered functions",
+    "Answer a conversation in Gemini's form, with text, reasoning or function calls",
     around=counting_refusals,
     reply=GenerateContentResponse,
     errors=GENERATION_ERRORS,
@@ -85,7 +85,7 @@ ROUTES.also("/v1/models/{model}:streamGenerateContent", "v1")
 @ROUTES.route(
     "POST",
     "/v1beta/models/{model}:countTokens",
-    "Count the tokens of the prompt that a conversation in Gemini's form has",
+    "Count the prompt tokens of a conversation in Gemini's form",
     around=reading_texts,
     reply=CountTokensResponse,
     errors=_TEXT_ERRORS,
