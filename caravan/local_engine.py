@@ -67,6 +67,7 @@ class LocalEngine:
                 step_timeout_s=_NEVER_S,
                 wants_drafts=router.speculate > 0,
                 connect=lambda address: LocalShard(address, loaded.calls, _REPLY_INTERVAL_MS),
+                outlives_bugs=False,
             )
             fleet = Fleet((Address(_ADDRESS),), router.scheduler, link, metrics.of)
             running = asyncio.create_task(fleet.run())

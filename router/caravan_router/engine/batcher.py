@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
@@ -62,6 +62,9 @@ from caravan_scheduler.scheduler import Scheduler
 from caravan_scheduler.sequence import Request, Sequence
 from caravan_scheduler.shard.kept_run import Tier
 
+# So many calls of a scheduler in a row, each of which meets a bug that it must begin anew for, are no accident.
+_HOPELESS = 20
+
 
 class Batcher:
     """The engine of one model. Nothing moves unless ``run`` is running; everything happens on its event loop.
@@ -96,11 +99,13 @@ class Batcher:
         self.prefixes = ModelPrefixes(facts, self.scheduler, self.post)
         # They are told of each call of the scheduler.
         self.followers = Followers()
+        # Calls of the scheduler in a row in which it began anew.
+        self._begun_anew = 0
         # Set once the first shard has joined.
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until cancelled, whatever bugs there are."""
+        """Serve until cancelled. Raises the bug that every call of the scheduler meets, if there is one."""
         while True:
             await self._posted.wait()
             self._posted.clear()
@@ -118,6 +123,15 @@ class Batcher:
                     self._give_up(action, error)
             if self.scheduler.shards:
                 self.ready.set()
+            self._note_faults(actions)
+
+    def _note_faults(self, actions: Iterable[Action]) -> None:
+        """Raise the bug of a scheduler that has to begin anew at every call, and serves nothing."""
+        faults = [one for one in actions if isinstance(one, Faulted) and one.is_rebuilt]
+        self._begun_anew = self._begun_anew + 1 if faults else 0
+        if self._begun_anew >= _HOPELESS:
+            self._begun_anew = 0
+            raise faults[-1].error
 
     def _give_up(self, action: Action, error: Exception) -> None:
         """End the request of which an action was not carried out; let all shards be lost if it was one of theirs."""

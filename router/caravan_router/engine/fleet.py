@@ -90,6 +90,7 @@ class Fleet:
 
         self._make_batcher = make_batcher
         self._url = link_config.url
+        self._outlives_bugs = link_config.outlives_bugs
         # Shards that this program starts while it runs.
         self.started_here = AddressBook()
         self._pool = LinkPool((*sources, self.started_here), link_config, self)
@@ -109,7 +110,10 @@ class Fleet:
         self.demand = Demand(self, Absence(scheduler_config.no_shard_grace_s))
 
     async def run(self) -> None:
-        """Serve until cancelled. A bug ends the request that has met it, or the sessions with the shards of a model."""
+        """Serve until cancelled. A bug ends the request that has met it, or the sessions with the shards of a model.
+
+        Unless the fleet outlives bugs, it raises one that every call of a scheduler meets.
+        """
 
         async def tick() -> None:
             while True:
@@ -255,7 +259,9 @@ class Fleet:
         self.timeline.on_engine(batcher)
         self._batchers.append(batcher)
         self._last[batcher] = _Last(time.monotonic(), time.monotonic())
-        self._runs[batcher] = self._tasks.create_task(lasting(batcher.run, f"the engine of {facts.name}"))
+        what = f"the engine of {facts.name}"
+        work = lasting(batcher.run, what) if self._outlives_bugs else batcher.run()
+        self._runs[batcher] = self._tasks.create_task(work)
         self.demand.note_model(batcher)
         return batcher
 

@@ -22,6 +22,8 @@ class LinkConfig:
     files of addresses are looked up every ``address_refresh_s`` seconds. Without ``tls``, nothing is encrypted.
     ``wants_drafts``: requests may have draft tokens, which is no reason to refuse a shard that cannot have any.
     ``connect`` makes the calls to an address in place of those over the network, for a shard in this process.
+    ``outlives_bugs``: an engine that serves nothing, since its scheduler meets a bug at every call, is tried again. In
+    a program it ends with the bug, or else calls would wait for ever.
     """
 
     router_id: str
@@ -35,3 +37,4 @@ class LinkConfig:
     tls: ShardTls | None = None
     wants_drafts: bool = False
     connect: Callable[[str], ShardCalls] | None = None
+    outlives_bugs: bool = True

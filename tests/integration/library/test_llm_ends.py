@@ -163,6 +163,29 @@ async def test_a_scheduler_that_fails_ends_asynchronous_calls(scheduler_fails: C
         assert (await llm.generate("after", _GREEDY))[0].finished
 
 
+def test_a_scheduler_that_always_fails_ends_the_model(scheduler_fails: Callable[[bool], None]) -> None:
+    before = threading.active_count()
+    with LLM("toy.gguf", backend="fake") as llm:
+        scheduler_fails(True)
+
+        def refusal() -> caravan.CaravanError:
+            with pytest.raises(caravan.CaravanError) as raised:
+                llm.generate("p")
+            return raised.value
+
+        # The first requests end by the bug, and then the engine.
+        ended = wait_until(refusal, "the model has failed", lambda error: isinstance(error, caravan.ClosedError))
+        assert str(ended) == "the model has failed: _Bug: an invariant is violated"
+        assert isinstance(ended.__cause__, _Bug)
+    wait_until(threading.active_count, "its threads have ended", lambda count: count <= before)
+
+
+def test_a_model_whose_scheduler_always_fails_is_not_opened(scheduler_fails: Callable[[bool], None]) -> None:
+    scheduler_fails(True)
+    with pytest.raises(caravan.ClosedError, match="the model has failed: _Bug: an invariant"):
+        LLM("toy.gguf", backend="fake")
+
+
 async def test_a_model_that_cannot_be_opened_leaves_nothing() -> None:
     before = threading.active_count()
     with pytest.raises(caravan.ModelError, match=r"nowhere\.gguf"):
