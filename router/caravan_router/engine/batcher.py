@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import assert_never
 
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
@@ -62,9 +62,6 @@ from caravan_scheduler.scheduler import Scheduler
 from caravan_scheduler.sequence import Request, Sequence
 from caravan_scheduler.shard.kept_run import Tier
 
-# So many calls of a scheduler in a row, each of which meets a bug that it must begin anew for, are no accident.
-_HOPELESS = 20
-
 
 class Batcher:
     """The engine of one model. Nothing moves unless ``run`` is running; everything happens on its event loop.
@@ -99,8 +96,6 @@ class Batcher:
         self.prefixes = ModelPrefixes(facts, self.scheduler, self.post)
         # They are told of each call of the scheduler.
         self.followers = Followers()
-        # Calls of the scheduler in a row in which it began anew.
-        self._begun_anew = 0
         # Set once the first shard has joined.
         self.ready = asyncio.Event()
 
@@ -123,15 +118,7 @@ class Batcher:
                     self._give_up(action, error)
             if self.scheduler.shards:
                 self.ready.set()
-            self._note_faults(actions)
-
-    def _note_faults(self, actions: Iterable[Action]) -> None:
-        """Raise the bug of a scheduler that has to begin anew at every call, and serves nothing."""
-        faults = [one for one in actions if isinstance(one, Faulted) and one.is_rebuilt]
-        self._begun_anew = self._begun_anew + 1 if faults else 0
-        if self._begun_anew >= _HOPELESS:
-            self._begun_anew = 0
-            raise faults[-1].error
+            self._faults.check(actions)
 
     def _give_up(self, action: Action, error: Exception) -> None:
         """End the request of which an action was not carried out; let all shards be lost if it was one of theirs."""

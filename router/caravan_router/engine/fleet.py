@@ -89,8 +89,7 @@ class Fleet:
             return Batcher(facts, scheduler_config, guarded(observer_of(facts.name)), request_ids)
 
         self._make_batcher = make_batcher
-        self._url = link_config.url
-        self._outlives_bugs = link_config.outlives_bugs
+        self._config = link_config
         # Shards that this program starts while it runs.
         self.started_here = AddressBook()
         self._pool = LinkPool((*sources, self.started_here), link_config, self)
@@ -260,7 +259,7 @@ class Fleet:
         self._batchers.append(batcher)
         self._last[batcher] = _Last(time.monotonic(), time.monotonic())
         what = f"the engine of {facts.name}"
-        work = lasting(batcher.run, what) if self._outlives_bugs else batcher.run()
+        work = lasting(batcher.run, what) if self._config.outlives_bugs else batcher.run()
         self._runs[batcher] = self._tasks.create_task(work)
         self.demand.note_model(batcher)
         return batcher
@@ -315,7 +314,7 @@ class Fleet:
                 for link in links
                 if link.info is not None
             }
-        others = sorted(urls - {"", self._url})
+        others = sorted(urls - {"", self._config.url})
         return random.choice(others) if others else None  # noqa: S311  any of them will do
 
     def shards(self) -> list[ShardReport]:

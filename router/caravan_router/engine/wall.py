@@ -4,15 +4,18 @@ import asyncio
 import functools
 import logging
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
 from caravan_router.engine.observer import EngineObserver
+from caravan_scheduler.actions import Action, Faulted
 
 _log = logging.getLogger(__name__)
 
 # Work that has a bug begins again after this many seconds.
 _PAUSE_S = 1.0
+# So many calls of a scheduler in a row, each of which meets a bug that it must begin anew for, are no accident.
+_HOPELESS = 20
 
 
 async def lasting(work: Callable[[], Awaitable[None]], what: str, pause_s: float = _PAUSE_S) -> None:
@@ -36,6 +39,16 @@ class FaultLog:
     def __init__(self, model: str) -> None:
         self._model = model
         self._known: set[str] = set()
+        # Calls in a row in which the scheduler began anew.
+        self._begun_anew = 0
+
+    def check(self, actions: Iterable[Action]) -> None:
+        """Raise the bug of a scheduler that has to begin anew at every call, and serves nothing."""
+        faults = [one for one in actions if isinstance(one, Faulted) and one.is_rebuilt]
+        self._begun_anew = self._begun_anew + 1 if faults else 0
+        if self._begun_anew >= _HOPELESS:
+            self._begun_anew = 0
+            raise faults[-1].error
 
     def log(self, error: Exception, **extra: object) -> None:
         """Log one. ``extra``: what it has led to."""
