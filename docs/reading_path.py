@@ -39,7 +39,7 @@ STOPS = (
     ),
     Stop(
         "router/caravan_scheduler/planning/planner.py",
-        "What does each shard do next: who is preempted, who starts, and when is nobody admitted?",
+        "What does each shard do next: who is preempted, who starts, and when is no request admitted?",
         ("plan", "_admit", "_send"),
     ),
     Stop(

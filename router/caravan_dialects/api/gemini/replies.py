@@ -56,7 +56,7 @@ class GeminiCandidate(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 
 class UsageMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """``promptTokenCount``: with those that were cached. ``candidatesTokenCount``: without thoughts.
+    """``promptTokenCount``: with those that were cached. ``candidatesTokenCount``: without reasoning.
 
     ``thoughtsTokenCount``: absent if the model does not think.
     """

@@ -110,7 +110,7 @@ class FunctionDeclaration(_Body, frozen=True, kw_only=True):
 
 
 class GeminiTool(_Body, frozen=True, kw_only=True):
-    """Functions. Tools that Google runs are left out: a model has no use for what nobody runs."""
+    """Functions. Tools that only Google runs are left out."""
 
     function_declarations: list[FunctionDeclaration] | None = None
     google_search: Any = None

@@ -34,7 +34,7 @@ class ToolFields:
 
 
 def skipped_tools(tools: Sequence[GeminiTool] | None) -> frozenset[str]:
-    """Return the names of the ``tools`` that Google would run, and that nobody runs here."""
+    """Return the names of the ``tools`` that only Google runs."""
     return frozenset(
         name for tool in tools or () for name, attribute in _HOSTED.items() if getattr(tool, attribute) is not None
     )
