@@ -10,7 +10,8 @@ from pathlib import Path
 import llama_cpp
 
 from bench.llama_source import logged, package_source, with_cmake
-from bench.paths import ROOT, peers_dir, pinned_version
+from bench.paths import peers_dir, pinned_version
+from caravan_shard.llama_wheel import kernel_sources
 
 _AVX2 = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C")
 _AVX512 = (*_AVX2, "AVX512")
@@ -50,7 +51,7 @@ def _built(name: str, folder: Path, features: tuple[str, ...]) -> Path:
     environment = with_cmake(os.environ.copy())
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=environment["PATH"]) else []
     work = folder / "build"
-    changes = ROOT / "deploy" / "setup" / "llama.cmake"
+    changes = kernel_sources() / "llama.cmake"
     flags = [f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={changes}", "-DCMAKE_BUILD_TYPE=Release", "-DLLAVA_BUILD=OFF"]
     flags += ["-DGGML_NATIVE=OFF", *(f"-DGGML_{feature}=ON" for feature in features)]
     configure = ["cmake", "-S", str(package_source()), "-B", str(work), *generator, *flags]

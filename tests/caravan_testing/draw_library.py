@@ -1,4 +1,4 @@
-"""Compiles the functions for rows of logits, as a build of llama.cpp by `deploy/setup` has them."""
+"""Compiles the functions for rows of logits, as a build of llama.cpp with `shard/kernels` has them."""
 
 import ctypes
 import subprocess
@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from caravan_shard.backends.llama.joint_draw import LlamaJointDraw
 from caravan_shard.backends.llama.joint_logprobs import LlamaJointLogprobs
 
-_SETUP = Path(__file__).parents[2] / "deploy" / "setup"
-_SOURCES = [str(_SETUP / name) for name in ("draw_rows.c", "draw_weighed.c", "logprob_rows.c")]
+_KERNELS = Path(__file__).parents[2] / "shard" / "kernels"
+_SOURCES = [str(_KERNELS / "src" / name) for name in ("draw_rows.c", "draw_weighed.c", "logprob_rows.c")]
 
 
 @cache
@@ -18,8 +18,8 @@ def compile_row_functions(*flags: str) -> ctypes.CDLL:
     """Compile with these flags of the compiler, and load; once per process, since it takes a second."""
     with TemporaryDirectory() as folder:
         library = Path(folder) / "librow_functions.so"
-        command = ["cc", "-O3", *flags, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *_SOURCES]
-        subprocess.run([*command, "-o", str(library), "-lm"], check=True)
+        command = ["cc", "-O3", *flags, "-Wall", "-Wextra", "-Werror", f"-I{_KERNELS / 'include'}", "-shared", "-fPIC"]
+        subprocess.run([*command, *_SOURCES, "-o", str(library), "-lm"], check=True)
         return ctypes.CDLL(str(library))
 
 

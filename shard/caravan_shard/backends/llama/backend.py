@@ -30,6 +30,7 @@ from caravan_shard.backends.llama.filter import LlamaFilter
 from caravan_shard.backends.llama.forward import LlamaForward
 from caravan_shard.backends.llama.joint_draw import find_joint_draw
 from caravan_shard.backends.llama.joint_logprobs import find_joint_logprobs
+from caravan_shard.backends.llama.kernels_abi import installed_kernels
 from caravan_shard.backends.llama.known_equality import known_equality, library_files
 from caravan_shard.backends.llama.model import LoadedModel, open_model
 from caravan_shard.backends.llama.numerics import NumericsProbe
@@ -256,6 +257,7 @@ class LlamaCppBackend:
             flash_attention=flash_attention,
             same_in_company=same_in_company,
             same_in_chunks=same_in_chunks,
+            kernels=installed_kernels(),
         )
         _log.info(
             "compared a token's logits alone and together",

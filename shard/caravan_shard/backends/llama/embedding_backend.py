@@ -12,6 +12,7 @@ from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, Star
 from caravan_shard.backends.file_contents import FileContents
 from caravan_shard.backends.llama.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.filter import LlamaFilter
+from caravan_shard.backends.llama.kernels_abi import installed_kernels
 from caravan_shard.backends.llama.model import LoadedModel
 from caravan_shard.config import ShardConfig
 from caravan_shard.media.spans import CellSpan
@@ -43,7 +44,9 @@ class LlamaEmbeddingBackend:
         self.gives_candidates = False
         self.media = None
         self.draft_model = None
-        self.numerics = Numerics(fingerprint=_fingerprint(self.facts.fingerprint, config)[:16])
+        self.numerics = Numerics(
+            fingerprint=_fingerprint(self.facts.fingerprint, config)[:16], kernels=installed_kernels()
+        )
         # No cells are saved.
         self.contents = FileContents(loaded.files, lambda _contents: "")
         none = LayoutLimits(

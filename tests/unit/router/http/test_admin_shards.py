@@ -6,7 +6,7 @@ import pytest
 
 from caravan_dialects.api.admin.shards import shard_of
 from caravan_dialects.api.limits import Limits
-from caravan_proto.messages.model import Numerics
+from caravan_proto.messages.model import Kernels, Numerics
 from caravan_scheduler.core.shards import ShardReport, ShardRoom, ShardStanding, ShardState
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import ScriptedEngine
@@ -36,6 +36,7 @@ async def test_shards_are_listed(service: Service) -> None:
                 flash_attention={"split": False},
                 same_in_company=True,
                 same_in_chunks=None,
+                kernels=Kernels.STOCK,
             ),
             sequences=2,
             used_cells=99,
@@ -70,6 +71,7 @@ async def test_shards_are_listed(service: Service) -> None:
             "flash_attention": {"split": False},
             "same_in_company": True,
             "same_in_chunks": None,
+            "kernels": "stock",
         },
         "sequences": 2,
         "used_cells": 99,

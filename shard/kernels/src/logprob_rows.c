@@ -20,7 +20,7 @@ struct likely {
 };
 
 static int is_behind(const void * one, const void * other) {
-    const struct likely * left = one, * right = other;
+    const struct likely *left = one, *right = other;
     if (left->logit != right->logit) {
         return left->logit < right->logit ? 1 : -1;
     }

@@ -1,0 +1,63 @@
+"""The command `caravan build-llama`: builds llama.cpp with Caravan's kernels and installs it into this environment.
+
+It replaces the llama-cpp-python that is installed, in the same version. CMAKE_ARGS has further flags of CMake, such as
+-DGGML_CUDA=on. The wheel is kept in pip's cache folder.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from caravan_shard.llama_wheel import BuildError, built_wheel, pinned_requirement, say
+
+# In a process of its own: this one may have loaded the library that was replaced.
+_CHECK = """
+import llama_cpp
+from caravan_shard.backends.llama.kernels_abi import check_kernels, installed_kernels
+
+llama_cpp.llama_backend_init()
+check_kernels()
+print(installed_kernels().value)
+"""
+_OWN = "own"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build and install; return the status of the process."""
+    parser = argparse.ArgumentParser(prog="caravan build-llama", description=__doc__, allow_abbrev=False)
+    parser.parse_args(argv)
+    try:
+        _install(_wheel())
+    except BuildError as error:
+        sys.stderr.write(f"caravan build-llama: error: {error}\n")
+        return 1
+    say("llama.cpp has Caravan's kernels now. Shards that run already use them once they are started again")
+    return 0
+
+
+def _wheel() -> Path:
+    if importlib.util.find_spec("pip") is None:
+        raise BuildError(f"this environment has no pip: {sys.executable} -m ensurepip installs it")
+    requirement = pinned_requirement("\n".join(importlib.metadata.requires("llama-caravan") or []))
+    return built_wheel(sys.executable, requirement, Path.home() / ".cache")
+
+
+def _install(wheel: Path) -> None:
+    """Install ``wheel`` in place of another build of its version; raises BuildError."""
+    say(f"Installing {wheel.name}")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    # First what it needs, for which pip looks only where the version is not there already.
+    for flags in ([], ["--force-reinstall", "--no-deps"]):
+        if subprocess.run([*pip, *flags, str(wheel)], check=False).returncode != 0:  # noqa: S603 - pip
+            raise BuildError(f"pip could not install {wheel}; its output is above")
+    found = subprocess.run([sys.executable, "-c", _CHECK], capture_output=True, text=True, check=False)  # noqa: S603
+    if found.stdout.strip() != _OWN:
+        raise BuildError(f"{wheel} was installed, but llama.cpp has no kernels of Caravan:\n{found.stderr}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
