@@ -14,15 +14,7 @@ from pathlib import Path
 
 from caravan_shard.llama_wheel import BuildError, built_wheel, pinned_requirement, say
 
-# In a process of its own: this one may have loaded the library that was replaced.
-_CHECK = """
-import llama_cpp
-from caravan_shard.backends.llama.kernels_abi import check_kernels, installed_kernels
-
-llama_cpp.llama_backend_init()
-check_kernels()
-print(installed_kernels().value)
-"""
+_CHECK = "from caravan_shard.build_llama import print_kernels; print_kernels()"
 _OWN = "own"
 
 
@@ -54,9 +46,21 @@ def _install(wheel: Path) -> None:
     for flags in ([], ["--force-reinstall", "--no-deps"]):
         if subprocess.run([*pip, *flags, str(wheel)], check=False).returncode != 0:  # noqa: S603 - pip
             raise BuildError(f"pip could not install {wheel}; its output is above")
+    # In a process of its own, since this one found no library.
     found = subprocess.run([sys.executable, "-c", _CHECK], capture_output=True, text=True, check=False)  # noqa: S603
     if found.stdout.strip() != _OWN:
         raise BuildError(f"{wheel} was installed, but llama.cpp has no kernels of Caravan:\n{found.stderr}")
+
+
+def print_kernels() -> None:
+    """Load llama.cpp, and print which kernels there are. Raises StartupError if a shard cannot call them."""
+    # What it needs comes with llama-cpp-python, which may be installed before the rest.
+    from caravan_shard.backends.llama.devices import first_devices
+    from caravan_shard.backends.llama.kernels_abi import check_kernels, installed_kernels
+
+    first_devices()
+    check_kernels()
+    sys.stdout.write(installed_kernels().value)
 
 
 if __name__ == "__main__":
