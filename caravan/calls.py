@@ -147,7 +147,7 @@ def _chat(options: ChatOptions) -> ChatCall:
 
 
 def _ignore(_output: RequestOutput) -> None:
-    """Take an output that nobody counts."""
+    """Take an output that is not counted."""
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def test_a_model_without_a_projector_refuses_pictures() -> None:
         conversation = executor.create()
         with pytest.raises(RequestError, match="does not see"):
             conversation.prompt(_picture("cat"))
-        with pytest.raises(RequestError, match="does not hear"):
+        with pytest.raises(RequestError, match="does not read audio"):
             conversation.prompt(["a", _sound("cat")])
         assert conversation.tokens == []
 
