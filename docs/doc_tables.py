@@ -114,9 +114,12 @@ def metrics_table() -> str:
 
 
 def routes_table() -> str:
-    """One row for each route, in the order of registration."""
-    rows = ((f"`{route.method} {route.path}`", route.dialect.name, route.summary) for route in ROUTES)
-    return _table(("route", "dialect", "what it does"), rows)
+    """One row for each answer, with all of its routes, in the order of registration."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for route in ROUTES:
+        rows.setdefault((route.dialect.name, route.summary), []).append(f"`{route.method} {route.path}`")
+    head = ("routes", "dialect", "what they do")
+    return _table(head, ((", ".join(routes), *answer) for answer, routes in rows.items()))
 
 
 def errors_table() -> str:
@@ -300,7 +303,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulated latency": simulated_latency_table,
     "tool calls": lambda: _table(tool_calls.HEAD, tool_calls.table_rows()),
     "full": lambda: comparison_table("full"),
-    "overhead": lambda: comparison_table("overhead"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
     "a day": lambda: sizing_table("day", ("fleet",)),
 }

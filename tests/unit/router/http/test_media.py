@@ -118,7 +118,7 @@ async def test_a_template_that_leaves_a_picture_out_is_an_error() -> None:
         body["messages"] += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
         response = await service.post(CHAT, body)
         assert response.status == 400
-        assert "does not show 1 of the 1 pictures" in await response.text()
+        assert "does not show 1 of the 1 images" in await response.text()
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
