@@ -13,7 +13,6 @@ import json
 import math
 import re
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -150,31 +149,15 @@ def limits_table() -> str:
 
 
 def packages_table() -> str:
-    """One row for each package, with the first paragraph of its docstring."""
+    """One row for each package and its rooms, with the first paragraph of the docstring. Deeper folders have theirs."""
     rows = []
     for package in _PACKAGES:
         for file in sorted((ROOT / package).rglob("__init__.py"), key=lambda file: file.parent.parts):
             docstring = ast.get_docstring(ast.parse(file.read_text()))
-            if docstring:
+            if docstring and len(file.parent.relative_to(ROOT / package).parts) <= 1:
                 folder = file.parent.relative_to(ROOT)
                 rows.append((f"`{folder}/`", " ".join(docstring.partition("\n\n")[0].split())))
     return _table(("package", "what is there"), rows)
-
-
-def import_rules_table() -> str:
-    """One row for each contract of import-linter; layers are listed from the top."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    rows = []
-    for contract in contracts:
-        layers = " > ".join(re.sub(r" [|:] ", ", ", layer) for layer in contract.get("layers", ()))
-        rows.append((contract["name"], f"`{layers}`" if layers else ""))
-    return _table(("rule", "each layer may import those after it"), rows)
-
-
-def targets_table() -> str:
-    """One row for each target of the Makefile that has a help text."""
-    found = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    return _table(("target", "what it does"), ((f"`make {target}`", text) for target, text in found))
 
 
 def decisions_table() -> str:
@@ -234,29 +217,6 @@ def unequal_shards_table() -> str:
     return _table(("unrelated prompts, half of the shards slow", "best goodput", "share of the ideal"), rows)
 
 
-def simulated_latency_table() -> str:
-    """One row for each trace and policy, at the load that the scenario shows."""
-    data = _simulations()
-    rows = []
-    for scenario in data["scenarios"]:
-        runs = [run for run in data["runs"] if run["scenario"] == scenario["name"] and run["rate"] == scenario["shown"]]
-        rows += [
-            (
-                f"{run['scenario']}, {run['offered']:.0f}/s",
-                run["policy"],
-                f"{run['ttft_p50_s']:.2f}",
-                f"{run['ttft_p99_s']:.2f}",
-                f"{1e3 * run['itl_p50_s']:.0f}",
-                f"{1e3 * run['itl_p99_s']:.0f}",
-                f"{100 * run['hit_rate']:.0f} %",
-                f"{run['output_tokens_per_s']:,.0f}",
-            )
-            for run in runs
-        ]
-    head = ("trace", "policy", "TTFT p50, s", "p99, s", "ITL p50, ms", "p99, ms", "cached", "tokens/s")
-    return _table(head, rows)
-
-
 def sizing_table(name: str, head: tuple[str, ...]) -> str:
     """One row for each fleet that `make simulate` played for the sizing guide."""
     sizings = json.loads((SIMULATE / "sizing.json").read_text())
@@ -294,13 +254,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "routes": routes_table,
     "limits": limits_table,
     "packages": packages_table,
-    "import rules": import_rules_table,
-    "make targets": targets_table,
     "decisions": decisions_table,
     "reading path": reading_path_table,
     "goodput": goodput_table,
     "unequal shards": unequal_shards_table,
-    "simulated latency": simulated_latency_table,
     "tool calls": lambda: _table(tool_calls.HEAD, tool_calls.table_rows()),
     "full": lambda: comparison_table("full"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
