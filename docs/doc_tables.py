@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import comparisons
-import tool_calls
 from reading_path import STOPS, lines_of
 
 from caravan_dialects.api.errors import INTERNAL, TABLE
@@ -166,7 +165,7 @@ def decisions_table() -> str:
     for file in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
         title = file.read_text().partition("\n")[0].removeprefix("# ")
         number, _, sentence = title.partition(". ")
-        rows.append((number, f"[{sentence}](decisions/{file.name})"))
+        rows.append((f"[{number}](decisions/{file.name})", sentence))
     return _table(("", "decision"), rows)
 
 
@@ -258,7 +257,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "reading path": reading_path_table,
     "goodput": goodput_table,
     "unequal shards": unequal_shards_table,
-    "tool calls": lambda: _table(tool_calls.HEAD, tool_calls.table_rows()),
     "full": lambda: comparison_table("full"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
     "a day": lambda: sizing_table("day", ("fleet",)),
