@@ -202,20 +202,6 @@ def goodput_table() -> str:
     return _table(("trace", "requests/s", *policies), lines)
 
 
-def unequal_shards_table() -> str:
-    """What twenty shards, half of which are slow, could serve one by one, and what the best policies make of them."""
-    data = _simulations()
-    fast, slow = data["alone"]["fast"], data["alone"]["slow"]
-    ideal = 10 * (fast + slow)
-    rows = [(f"ideal sum: 10 x {fast:.2f} and 10 x {slow:.2f} alone", f"{ideal:.1f}", "1.00")]
-    best: dict[str, float] = {}
-    for run in data["runs"]:
-        if run["scenario"] == "unrelated prompts, half of the shards slow":
-            best[run["policy"]] = max(run["goodput"], best.get(run["policy"], 0.0))
-    rows += [(policy, f"{goodput:.1f}", f"{goodput / ideal:.2f}") for policy, goodput in best.items()]
-    return _table(("unrelated prompts, half of the shards slow", "best goodput", "share of the ideal"), rows)
-
-
 def sizing_table(name: str, head: tuple[str, ...]) -> str:
     """One row for each fleet that `make simulate` played for the sizing guide."""
     sizings = json.loads((SIMULATE / "sizing.json").read_text())
@@ -256,7 +242,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "decisions": decisions_table,
     "reading path": reading_path_table,
     "goodput": goodput_table,
-    "unequal shards": unequal_shards_table,
     "full": lambda: comparison_table("full"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
     "a day": lambda: sizing_table("day", ("fleet",)),
