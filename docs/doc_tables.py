@@ -148,14 +148,11 @@ def limits_table() -> str:
 
 
 def packages_table() -> str:
-    """One row for each package and its rooms, with the first paragraph of the docstring. Deeper folders have theirs."""
+    """One row for each package, with the first paragraph of its docstring."""
     rows = []
     for package in _PACKAGES:
-        for file in sorted((ROOT / package).rglob("__init__.py"), key=lambda file: file.parent.parts):
-            docstring = ast.get_docstring(ast.parse(file.read_text()))
-            if docstring and len(file.parent.relative_to(ROOT / package).parts) <= 1:
-                folder = file.parent.relative_to(ROOT)
-                rows.append((f"`{folder}/`", " ".join(docstring.partition("\n\n")[0].split())))
+        docstring = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text())) or ""
+        rows.append((f"`{package}/`", " ".join(docstring.partition("\n\n")[0].split())))
     return _table(("package", "what is there"), rows)
 
 
