@@ -59,6 +59,7 @@ AVOIDED = (
     _avoided(r"who(?:so)?ever|nought|lest|thereby|wherefrom|hitherto|of late", "plain words"),
     _avoided(r"made\s+models?", "derived model"),
     _avoided(r"stays?\s+so", "stay as it is"),
+    _avoided(r"(?<=\.\s)(?-i:Of)(?=\s(?!course))", "a sentence with a subject"),
 )
 # Where such a word is right: the file, and the words around it.
 RIGHT: dict[str, tuple[str, ...]] = {

@@ -29,6 +29,7 @@ def found(words: str) -> list[str]:
         "It is no matter how a draft adds.",
         "Each shard has a thread of its own.",
         "The model is not loaded, and it stays so.",
+        "A message names a place. Of several texts, it names the first.",
         "Two\nwords: nothing\nbut the prompt",
     ],
 )

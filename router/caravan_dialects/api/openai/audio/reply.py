@@ -1,4 +1,4 @@
-"""Writes down what a sound says: a chat with a model that hears, whose message has the sound."""
+"""Transcribes audio: a chat with a model that reads audio, whose message has the audio."""
 
 from collections.abc import Sequence
 
