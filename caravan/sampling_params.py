@@ -59,7 +59,7 @@ class ChoiceParameters(TypedDict, total=False):
 class SamplingParams:
     """How tokens are chosen and when an output ends. Names, defaults and meaning are vLLM's.
 
-    ``max_tokens``: None for all that fit in the context. ``seed``: equal seeds sample equal tokens; None picks a new one.
+    ``max_tokens``: None for all that fit in the context. ``seed``: equal seeds sample equal tokens; None: a new one.
     ``logprobs``, ``prompt_logprobs``: how many alternatives each token has beside its own log probability; None for no
     log probabilities. ``n``: outputs for each prompt, which share the computation of the prompt. ``top_k``: 0 or -1 for
     all tokens.

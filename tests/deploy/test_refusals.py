@@ -26,7 +26,10 @@ from deploy.tools import try_tool
         ("models.a.source.claim.name=x,models.a.pools.x.replicas=1", "at '/models/a': missing property 'file'"),
         ("models.smollm=null", "at '/models/smollm': got null, want object"),
         ("monitoring.prometheusUrl=prometheus:9090", "at '/monitoring/prometheusUrl'"),
-        ("networkPolicy.enabled=false", "anyone who reaches a shard commands it: set mtls.mode, or networkPolicy.enabled"),
+        (
+            "networkPolicy.enabled=false",
+            "anyone who reaches a shard commands it: set mtls.mode, or networkPolicy.enabled",
+        ),
         ("shard.autoscaling.type=keda", "autoscaling by keda needs monitoring.prometheusUrl"),
         ("mtls.mode=secrets", "mtls.mode secrets needs routerSecretName and shardSecretName"),
         ("router.drainSeconds=600", "router.shardGraceSeconds must be at least router.drainSeconds"),

@@ -1,1 +1,1 @@
-"""Recordings of the events and decisions of schedulers, as files that are played again. By default they have no tokens."""
+"""Recordings of the events and decisions of schedulers, as files that are played again. By default without tokens."""

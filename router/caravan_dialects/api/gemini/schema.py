@@ -148,8 +148,8 @@ _Level = Literal["THINKING_LEVEL_UNSPECIFIED", "MINIMAL", "LOW", "MEDIUM", "HIGH
 class ThinkingConfig(_Body, frozen=True, kw_only=True):
     """How much a model thinks; one that does not ignores it.
 
-    ``includeThoughts``: replies have parts with reasoning. ``thinkingBudget``: reasoning ends by force after this number
-    of tokens; 0 switches reasoning off, -1 means no limit.
+    ``includeThoughts``: replies have parts with reasoning. ``thinkingBudget``: reasoning ends by force after this
+    number of tokens; 0 switches reasoning off, -1 means no limit.
     """
 
     include_thoughts: bool | None = None

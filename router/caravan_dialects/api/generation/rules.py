@@ -155,7 +155,9 @@ def media_size_error(field: str, limit_bytes: int, given_bytes: int) -> Validati
 
 def too_many_media_error(field: str, limit: int, given: int) -> ValidationError:
     """``field``: the first picture or sound that is too many."""
-    return ValidationError(field, f"`{field}`: a request may have at most {limit} images and audio files. Given: {given}")
+    return ValidationError(
+        field, f"`{field}`: a request may have at most {limit} images and audio files. Given: {given}"
+    )
 
 
 def token_id_error(field: str, vocabulary_size: int, given: int) -> ValidationError:

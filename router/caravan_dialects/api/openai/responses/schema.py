@@ -21,8 +21,8 @@ Item = Annotated[
     dict[str, Any],
     msgspec.Meta(
         description="OpenAI's item: a message, a function or custom tool call, its output, a reasoning item, or a "
-        "reference to an earlier item. The model is shown calls, results and texts of other types. The default `type` is "
-        "message."
+        "reference to an earlier item. The model is shown calls, results and texts of other types. The default `type` "
+        "is message."
     ),
 ]
 Input = str | list[Item]
