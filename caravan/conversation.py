@@ -155,8 +155,8 @@ class Conversation(Closing):
         """Let it have the prompt that `LLM.chat` makes of all ``messages``; `Executor.infer` computes what is new.
 
         Its tokens stay as far as they stand for the same text, also where the tokenizer would split a reply otherwise;
-        those after them are replaced. ``add_generation_prompt``: open the assistant's turn at the end; None for the rule
-        of `LLM.chat`, by which the model continues an assistant's message at the end. All tokens count as the prompt, not
+        later ones are replaced. ``add_generation_prompt``: open the assistant's turn at the end; None for the rule of
+        `LLM.chat`, by which the model continues an assistant's message at the end. All tokens count as the prompt, not
         as outputs. Raises AlreadyPrompted, TooLong, RequestError.
         """
         self._check_unprompted()
