@@ -199,6 +199,19 @@ def goodput_table() -> str:
     return _table(("trace", "requests/s", *policies), lines)
 
 
+def simulated_latency_table() -> str:
+    """One row for each trace at the load that it shows: Caravan beside the best other policy."""
+    data = _simulations()
+    rows = []
+    for scenario in data["scenarios"]:
+        runs = [run for run in data["runs"] if run["scenario"] == scenario["name"] and run["rate"] == scenario["shown"]]
+        (ours,) = (run for run in runs if run["policy"] == "Caravan")
+        best = min((run for run in runs if run is not ours), key=lambda run: run["ttft_p99_s"])
+        times = (f"{run[key]:.2f}" for run in (ours, best) for key in ("ttft_p50_s", "ttft_p99_s"))
+        rows.append((f"{scenario['name']}, {ours['offered']:.0f}/s", *times, best["policy"]))
+    return _table(("trace", "Caravan: p50", "p99", "other: p50", "p99", "policy"), rows)
+
+
 def sizing_table(name: str, head: tuple[str, ...]) -> str:
     """One row for each fleet that `make simulate` played for the sizing guide."""
     sizings = json.loads((SIMULATE / "sizing.json").read_text())
@@ -239,6 +252,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "decisions": decisions_table,
     "reading path": reading_path_table,
     "goodput": goodput_table,
+    "simulated latency": simulated_latency_table,
     "full": lambda: comparison_table("full"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
     "a day": lambda: sizing_table("day", ("fleet",)),

@@ -17,7 +17,7 @@ def check_shape(shape: MediaShape, facts: MediaFacts | None) -> Iterator[Refusal
     match shape.kind:
         case MediaKind.IMAGE:
             if facts is None or not facts.images:
-                yield bad_request("this model does not see")
+                yield bad_request("this model does not read images")
             least, most = MEDIA_SIDES
             if not least <= min(shape.width, shape.height) <= max(shape.width, shape.height) <= most:
                 yield Refusal(
