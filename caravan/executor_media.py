@@ -70,9 +70,9 @@ class ExecutorMedia:
     def _encoder(self, media: Media) -> MediaEncoder:
         encoder = self._backend.media
         if encoder is None or not _reads(encoder.facts, media):
-            verb = "see" if isinstance(media, Picture) else "hear"
+            kind = "images" if isinstance(media, Picture) else "audio"
             raise RequestError(
-                f"{self._backend.facts.name} does not {verb}: open it with a projector (mmproj) that does"
+                f"{self._backend.facts.name} does not read {kind}: open it with a projector (mmproj) that does"
             )
         return encoder
 

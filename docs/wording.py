@@ -51,7 +51,7 @@ AVOIDED = (
     _avoided(r"calls?\s+of\s+(?:a\s+|the\s+|its\s+)?(?:tools?|functions?)", "tool call"),
     _avoided(r"(?<!take )(?<!takes )in\s+turns?", "alternately, one after another"),
     _avoided(r"hears?|heard", "read audio; receive"),
-    _avoided(r"models?\s+(?:that\s+|does\s+not\s+|neither\s+)?sees?", "read images, multimodal"),
+    _avoided(r"models?\s+(?:that|does\s+not|neither)\s+sees?", "read images, multimodal"),
     _avoided(r"writes?\s+down|written\s+down", "transcribe, record"),
     _avoided(r"what\s+lacks?|that\s+lacks?\s+in", "what is missing"),
     _avoided(r"is\s+no\s+matter|no\s+matter\s+(?:how|what|which)", "does not matter, whatever"),
