@@ -46,7 +46,7 @@ def _install(wheel: Path) -> None:
     for flags in ([], ["--force-reinstall", "--no-deps"]):
         if subprocess.run([*pip, *flags, str(wheel)], check=False).returncode != 0:  # noqa: S603 - pip
             raise BuildError(f"pip could not install {wheel}; its output is above")
-    # In a process of its own, since this one found no library.
+    # In a new process, which finds what is installed now and may crash alone.
     found = subprocess.run([sys.executable, "-c", _CHECK], capture_output=True, text=True, check=False)  # noqa: S603
     if found.stdout.strip() != _OWN:
         raise BuildError(f"{wheel} was installed, but llama.cpp has no kernels of Caravan:\n{found.stderr}")
@@ -54,13 +54,10 @@ def _install(wheel: Path) -> None:
 
 def print_kernels() -> None:
     """Load llama.cpp, and print which kernels there are. Raises StartupError if a shard cannot call them."""
-    # What it needs comes with llama-cpp-python, which may be installed before the rest.
-    from caravan_shard.backends.llama.devices import first_devices
-    from caravan_shard.backends.llama.kernels_abi import check_kernels, installed_kernels
+    # It needs nothing that does not come with llama-cpp-python, which may be installed before the rest.
+    from caravan_shard.backends.llama.kernels_abi import loaded_kernels
 
-    first_devices()
-    check_kernels()
-    sys.stdout.write(installed_kernels().value)
+    sys.stdout.write(loaded_kernels().value)
 
 
 if __name__ == "__main__":

@@ -153,3 +153,13 @@ def test_a_shard_that_finds_another_number_ends_with_one_line(tmp_path: Path) ->
     assert errors == done.stderr.splitlines()[-1:]
     assert f"version {KERNELS_ABI + 1} of Caravan's kernels" in errors[0]
     assert "Traceback" not in done.stderr
+
+
+def test_a_build_can_be_checked_before_any_extra_is_installed() -> None:
+    """`caravan build-llama` may run first, so that pip need not compile llama.cpp itself."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('aiohttp', 'google', 'grpc', 'llguidance', 'msgspec'))); "
+        "from caravan_shard.build_llama import print_kernels; print_kernels()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "own"), done.stderr

@@ -4,6 +4,8 @@ import ctypes
 import logging
 from collections.abc import Sequence
 
+import llama_cpp
+
 from caravan_proto.messages.model import Kernels
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.cpu_libraries import cpu_libraries, row_library
@@ -29,6 +31,13 @@ def warn_of_missing_kernels() -> None:
             _SLOWER[kernels],
             extra={"kernels": kernels.value},
         )
+
+
+def loaded_kernels() -> Kernels:
+    """Initialize llama.cpp, and return which kernels this process has. Raises StartupError as `check_kernels`."""
+    llama_cpp.llama_backend_init()
+    check_kernels()
+    return installed_kernels()
 
 
 def installed_kernels() -> Kernels:
