@@ -36,6 +36,7 @@ from caravan_scheduler.events import (
     PinRequested,
     Replaced,
     RunsFound,
+    SavedRun,
     ShardDraining,
     ShardJoined,
     ShardLost,
@@ -100,6 +101,11 @@ class Scheduler:
         """Return where a request is that has not ended."""
         return Standing(self._state.state_of(request_id), self._state.computed_of(request_id))
 
+    @property
+    def runs_under_way(self) -> list[SavedRun]:
+        """The saved runs that shards fetch from others."""
+        return self._state.transfers.runs_under_way
+
     def reasons_to_wait(self, now: float) -> Iterator[tuple[Sequence, Why]]:
         """Yield the requests of the queue in its order, then those that wait for one shard, each with its reason.
 
@@ -108,11 +114,6 @@ class Scheduler:
         waiting = self._state.waiting
         for sequence in itertools.chain(waiting.in_order(now), waiting.deferred):
             yield sequence, self._planner.reason_to_wait(sequence)
-
-    def forget_forks(self) -> None:
-        """Forget where prompts have begun alike, which is known by the keys of their prefixes alone."""
-        for shard in self._state.shards.values():
-            shard.checkpoints.forget_seen()
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next. Raises whatever a bug raises: see `recovery`."""

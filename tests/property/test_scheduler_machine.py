@@ -411,12 +411,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tick(self, seconds: float) -> None:
         self.simulation.tick(seconds)
 
-    @precondition(lambda self: self.recorder.may_turn_over)
-    @rule()
-    def turn_over(self) -> None:
-        """Begin another part of the recording, with the state of the scheduler."""
-        self.recorder._turn_over()
-
     def teardown(self) -> None:
         if not hasattr(self, "simulation"):
             return
@@ -429,7 +423,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.simulation.check_at_rest()
         self.recorder.close()
         with self.folder:
-            found = [one for part in self.recording.parent.iterdir() for one in differences(part)]
+            found = differences(self.recording)
         assert not found, f"a recording decides otherwise when it is played again: {found}"
 
 
