@@ -23,7 +23,6 @@ from caravan_scheduler.beams import BeamGroup
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.generation import Standing
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
-from caravan_scheduler.encoding_results import EncodingResults
 from caravan_scheduler.events import (
     ActionFailed,
     Cancelled,
@@ -52,13 +51,13 @@ from caravan_scheduler.pins import Pins
 from caravan_scheduler.planning.planner import Planner
 from caravan_scheduler.planning.preemption import victim_of_full_cache
 from caravan_scheduler.planning.waiting_reason import Why
+from caravan_scheduler.results import EncodingResults, apply_transfer
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.command import InFlight
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.resident import Resident
 from caravan_scheduler.state import SchedulerState
-from caravan_scheduler.transfer_results import apply_transfer
 from caravan_scheduler.waiting.fair_share import OUTPUT_TOKEN
 from caravan_scheduler.waiting.queue import WaitingQueue
 

@@ -22,7 +22,7 @@ is all that decisions depend on. A recording begins with the process, so the sta
 
 `caravan replay --with FLAG=VALUE` asks what would have happened otherwise. Then the recorded actions do not hold, so
 what is played is the demand (`replay.demand`): who asked when for how much, and how long steps of such a shape took. It
-runs in virtual time against shards that only keep time (`replay.played_shard`, `replay.recorded_shard`).
+runs in virtual time against shards that only keep time (`replay.played_shard`).
 
 What a recording contains comes from anybody. It becomes plain values, and events made of them.
 

@@ -28,10 +28,9 @@ from caravan_scheduler.actions import (
     Start,
 )
 from caravan_scheduler.config import SchedulerConfig
-from caravan_scheduler.core.generation import BeamSearch, GenerationSpec
+from caravan_scheduler.core.generation import ANYONE, BeamSearch, GenerationSpec, Tenant
 from caravan_scheduler.core.prefixes import PinRefusal, ShardPrefixes
 from caravan_scheduler.core.prompt_media import PromptMedia
-from caravan_scheduler.core.tenant import ANYONE, Tenant
 from caravan_scheduler.events import (
     Cancelled,
     Encoded,

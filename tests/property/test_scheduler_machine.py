@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.results import StepOutcome
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
-from caravan_scheduler.core.generation import BeamSearch, EarlyStopping
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, Tenant
 from caravan_scheduler.events import EncodeOutcome, ShardLimits, Unpinned
 from caravan_scheduler.prefix_keys import PrefixKeys
 from caravan_scheduler.shard.remembered import prefixes_of, tokens_of

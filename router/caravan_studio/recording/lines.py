@@ -21,6 +21,7 @@ VERSION = 2
 _PIECE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 28
 _GZIP = 16 + zlib.MAX_WBITS
+_INFINITE_BY_NAME = frozenset(field.name for field in fields(SchedulerConfig) if field.type in (float, "float"))
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,9 +73,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     told: Told | None = None
     ended: str | None = None
     page: msgspec.Raw | None = None
-
-
-_INFINITE_BY_NAME = frozenset(field.name for field in fields(SchedulerConfig) if field.type in (float, "float"))
 
 
 def config_of(config: SchedulerConfig) -> dict[str, Any]:

@@ -11,10 +11,8 @@ from caravan_proto.messages.media import MediaSpan
 from caravan_proto.messages.results import DraftCount, LayoutSet, Loaded, Saved
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler import events as heard
-from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, GenerationSpec
+from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, GenerationSpec, StoppingParams, Tenant
 from caravan_scheduler.core.prompt_media import PromptMedia
-from caravan_scheduler.core.stopping import StoppingParams
-from caravan_scheduler.core.tenant import Tenant
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_scheduler.pins import Pin
 from caravan_scheduler.prefix_keys import state_key

@@ -2,7 +2,7 @@
 
 from caravan_proto.messages.commands import Decode, Prefill
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
-from caravan_scheduler.shard.adapter_turn import TURN_STEPS, AdapterTurn
+from caravan_scheduler.shard.command import TURN_STEPS, AdapterTurn
 from caravan_testing.ledgers import limits_of
 from caravan_testing.simulation import Simulation
 

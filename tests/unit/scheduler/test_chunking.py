@@ -13,8 +13,7 @@ from caravan_scheduler.planning.chunking import (
     step_after,
     step_seconds,
 )
-from caravan_scheduler.shard.attention_cost import FAST_CHUNK_TOKENS
-from caravan_scheduler.shard.costs import ShardCosts
+from caravan_scheduler.shard.costs import FAST_CHUNK_TOKENS, ShardCosts
 
 
 def costs(*, fast_pair_s: float = 1e-5) -> ShardCosts:

@@ -2,7 +2,7 @@
 
 from caravan_scheduler.prefix_tree import NO_MATCH
 from caravan_scheduler.sequence import Sequence
-from caravan_scheduler.shard.claims import Claims
+from caravan_scheduler.shard.account import Claims
 from caravan_scheduler.shard.resident import Resident
 from caravan_testing.ledgers import ledger
 from caravan_testing.requests import prompt_of, request

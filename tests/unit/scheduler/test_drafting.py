@@ -11,7 +11,7 @@ from caravan_proto.messages.results import DraftSource
 from caravan_scheduler.actions import Deliver, Drafted
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.events import ShardLimits
-from caravan_scheduler.planning.drafting import draft_plan
+from caravan_scheduler.planning.step_plan import draft_plan
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.command import UNSEEN_STEPS
 from caravan_scheduler.shard.ledger import ShardLedger

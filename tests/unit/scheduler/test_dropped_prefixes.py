@@ -3,9 +3,8 @@
 from caravan_proto.messages.commands import RunNote, RunSlice, Save
 from caravan_scheduler.events import SavedRun
 from caravan_scheduler.prefix_keys import PrefixKeys, cuts_between
-from caravan_scheduler.shard.kept_run import Tier
 from caravan_scheduler.shard.remembered import prefixes_of, tokens_of
-from caravan_scheduler.shard.saved_runs import NO_PREFIX, SavedRuns
+from caravan_scheduler.shard.saved_runs import NO_PREFIX, SavedRuns, Tier
 from caravan_testing.ledgers import SAVING, limits_of
 from caravan_testing.simulation import Simulation, simulation
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.waiting.fair_share import FairShare
 
 A, B, C = (Tenant(name=name) for name in "abc")

@@ -3,7 +3,7 @@
 from caravan_proto.messages.commands import FilterBatch, Prefill
 from caravan_proto.messages.limits import KvLayout
 from caravan_scheduler.actions import Flushed
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.events import FlushRequested
 from caravan_scheduler.shard.remembered import prefixes_of
 from caravan_testing.ledgers import limits_of

@@ -3,7 +3,7 @@
 import random
 
 from caravan_proto.messages.limits import KvLayout, Saving
-from caravan_scheduler.planning.saving import to_save
+from caravan_scheduler.planning.planner import to_save
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.resident import Resident
 from caravan_testing.ledgers import SAVING, ledger, limits_of, run, sequence, start

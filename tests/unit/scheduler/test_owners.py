@@ -13,7 +13,7 @@ WRITERS = {
     "state.py": {"charged", "fetches", "group", "reached", "saved_on", "started"},
     "planning/admission.py": {"prefix_awaited_until_s"},
     "planning/moving.py": {"has_ended", "has_moved_prefixes"},
-    "shard/cells.py": {"shared"},
+    "shard/account.py": {"shared"},
     "shard/ledger.py": {"computed", "is_expendable", "is_pinned", "is_urgent", "tails", "target"},
     "prefix_tree.py": {"length", "live", "node", "parent", "start", "tokens"},
     "shard/saved_runs.py": {"loads", "tier", "usable_end", "used_s"},
@@ -57,8 +57,7 @@ CHANGES = {
 # Those that modules call beside the ledger.
 CHANGED_BY_OTHERS = {
     "scheduler.py": {"commands.end", "drain.begin", "saves.note_runs"},
-    "transfer_results.py": {"saves.drop", "saves.note_runs"},
-    "encoding_results.py": {"media.forget", "media.note"},
+    "results.py": {"media.forget", "media.note", "saves.drop", "saves.note_runs"},
     "planning/moving.py": {"saves.expect"},
     "planning/step_plan.py": {"claims.any_of"},
     "planning/shard_index.py": {"stays.take_prefix_changes"},

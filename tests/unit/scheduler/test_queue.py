@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from caravan_scheduler.core.tenant import ANYONE, Tenant
+from caravan_scheduler.core.generation import ANYONE, Tenant
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.waiting.fair_share import FairShare
 from caravan_scheduler.waiting.queue import NotNow, WaitingQueue, effective_priority

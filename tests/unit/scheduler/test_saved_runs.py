@@ -5,8 +5,7 @@ from typing import Any
 from caravan_proto.messages.commands import RunNote, RunSlice
 from caravan_scheduler.events import SavedRun
 from caravan_scheduler.prefix_keys import PrefixKeys, cuts_between, state_key
-from caravan_scheduler.shard.kept_run import Tier
-from caravan_scheduler.shard.saved_runs import NO_PREFIX, SavedRuns
+from caravan_scheduler.shard.saved_runs import NO_PREFIX, SavedRuns, Tier
 
 
 def keys(tokens: list[int]) -> PrefixKeys:

@@ -9,8 +9,7 @@ from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill, 
 from caravan_scheduler.actions import Start
 from caravan_scheduler.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_scheduler.output_lengths import OutputLengths
-from caravan_scheduler.parameters import parameters_of
-from caravan_scheduler.planning.step_plan import PlanInput, StepPlan
+from caravan_scheduler.planning.step_plan import PlanInput, StepPlan, parameters_of
 from caravan_scheduler.prefix_tree import NO_MATCH
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.prefix_reuse import find_match, saved_prefix, shared_by_load

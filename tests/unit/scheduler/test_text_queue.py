@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.waiting.text_queue import LEAST_ROOM, TextCall, TextQueue, room_of
 
 A, B = Tenant(name="a"), Tenant(name="b")

@@ -3,8 +3,8 @@
 from caravan_proto.messages.limits import LayoutLimits
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.events import ShardLimits
-from caravan_scheduler.planning.prefix_index import PrefixIndex
-from caravan_scheduler.planning.shard_queues import ShardQueues
+from caravan_scheduler.planning.prompts_under_way import PrefixIndex
+from caravan_scheduler.planning.shard_index import ShardQueues
 from caravan_scheduler.waiting.queue import WaitingQueue
 from caravan_testing.ledgers import index_of, ledger, limits_of, run, sequence, start
 from caravan_testing.simulation import Simulation
