@@ -321,11 +321,12 @@ class Simulation:
             assert _kept_beside(state, key) == before[state.name]
         return self.flushed.pop(flush_id)
 
-    def advance(self, name: str) -> None:
-        """Let one shard run one step, and report it to the scheduler."""
-        self.now += 0.01
-        for event in self.shards[name].advance():
-            self.handle(event)
+    def advance(self, name: str, steps: int = 1) -> None:
+        """Let one shard run ``steps``, and report each to the scheduler."""
+        for _ in range(steps):
+            self.now += 0.01
+            for event in self.shards[name].advance():
+                self.handle(event)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Run steps of all shards until no command and no transfer is left. Shards that have drained end."""
@@ -352,6 +353,17 @@ class Simulation:
         assert not list(self.scheduler.waiting)
         self.scheduler = Scheduler(self.config)
         self.handle(Taken(left.sequences))
+
+    def complete(self, prompt: tuple[int, ...], max_new_tokens: int, **fields: Any) -> int:
+        """Submit a request, and run all steps."""
+        request_id = self.submit(prompt, max_new_tokens, **fields)
+        self.run()
+        return request_id
+
+    def settle(self) -> None:
+        """Run all steps, and check what is left."""
+        self.run()
+        self.check_at_rest()
 
     def tick(self, seconds: float) -> None:
         self.now += seconds

@@ -92,8 +92,7 @@ class FaultMachine(RuleBasedStateMachine):
     @rule(data=st.data(), steps=st.integers(1, 8))
     def advance(self, data: st.DataObject, steps: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
-        for _ in range(steps):
-            self.simulation.advance(name)
+        self.simulation.advance(name, steps)
 
     @precondition(lambda self: len(self.simulation.shards) > 1)
     @rule(data=st.data())
@@ -119,8 +118,7 @@ class FaultMachine(RuleBasedStateMachine):
             return
         self.bug.countdown = None
         self.context.__exit__(None, None, None)
-        self.simulation.run()
-        self.simulation.check_at_rest()
+        self.simulation.settle()
         self.simulation.check_failed()
 
 

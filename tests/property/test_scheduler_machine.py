@@ -318,8 +318,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), steps=st.integers(1, 8))
     def advance(self, data: st.DataObject, steps: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
-        for _ in range(steps):
-            self.simulation.advance(name)
+        self.simulation.advance(name, steps)
 
     @precondition(lambda self: self.simulation.shards)
     @rule(data=st.data(), outcome=st.sampled_from([StepOutcome.NO_KV, StepOutcome.ABORTED]))
@@ -418,8 +417,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.simulation.lose(name)
         for name in set(self.limits) - set(self.simulation.shards):
             self._join(name)
-        self.simulation.run()
-        self.simulation.check_at_rest()
+        self.simulation.settle()
         self.recorder.close()
         with self.folder:
             found = differences(self.recording)

@@ -22,26 +22,6 @@ WRITERS = {
 }
 
 
-def assigned_attributes(module: Path) -> set[str]:
-    targets = [
-        node
-        for node in ast.walk(ast.parse(module.read_text()))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
-    ]
-    return {node.attr for node in targets if not (isinstance(node.value, ast.Name) and node.value.id == "self")}
-
-
-def test_only_owners_assign_to_attributes() -> None:
-    modules = {str(path.relative_to(ROOM)): assigned_attributes(path) for path in ROOM.rglob("*.py")}
-    for name, attributes in modules.items():
-        assert attributes == WRITERS.get(name, set()), name
-
-
-def test_no_attribute_has_two_writers() -> None:
-    written = [attribute for attributes in WRITERS.values() for attribute in attributes]
-    assert len(written) == len(set(written))
-
-
 # The operations that change a part of a shard's account.
 CHANGES = {
     "capacity": {"set_layout"},
@@ -63,6 +43,26 @@ CHANGED_BY_OTHERS = {
     "planning/shard_index.py": {"stays.take_prefix_changes"},
     "shard/prefix_reuse.py": {"cells.index"},
 }
+
+
+def assigned_attributes(module: Path) -> set[str]:
+    targets = [
+        node
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
+    ]
+    return {node.attr for node in targets if not (isinstance(node.value, ast.Name) and node.value.id == "self")}
+
+
+def test_only_owners_assign_to_attributes() -> None:
+    modules = {str(path.relative_to(ROOM)): assigned_attributes(path) for path in ROOM.rglob("*.py")}
+    for name, attributes in modules.items():
+        assert attributes == WRITERS.get(name, set()), name
+
+
+def test_no_attribute_has_two_writers() -> None:
+    written = [attribute for attributes in WRITERS.values() for attribute in attributes]
+    assert len(written) == len(set(written))
 
 
 def called_changes(module: Path) -> set[str]:

@@ -74,10 +74,11 @@ class TimedSimulation(Simulation):
         self.token_times.setdefault(action.request_id, []).extend(self.now for _ in action.tokens)
         super()._deliver(action)
 
-    def advance(self, name: str = "a") -> None:
-        for event in self.shards[name].advance():
-            self.now += event.seconds if isinstance(event, Stepped | LayoutSet) else 0.0
-            self.handle(event)
+    def advance(self, name: str = "a", steps: int = 1) -> None:
+        for _ in range(steps):
+            for event in self.shards[name].advance():
+                self.now += event.seconds if isinstance(event, Stepped | LayoutSet) else 0.0
+                self.handle(event)
 
     def send(self, tokens: int, new: int = 4000) -> int:
         """Submit a prompt unlike all others."""

@@ -45,8 +45,7 @@ def busy(path: Path, *, keeps_tokens: bool = False) -> Simulation:
     run.lose("b")
     run.advance("a")
     run.join("b", limits)
-    run.submit(PROMPT, 5, prompt_logprobs=True, namespace="salt")
-    run.run()
+    run.complete(PROMPT, 5, prompt_logprobs=True, namespace="salt")
     run.flush("a")
     run.run()
     recorder.close()
@@ -86,8 +85,7 @@ def test_requests_that_another_scheduler_takes_are_found_again(tmp_path: Path) -
     run.scheduler = recorded(run.scheduler, config, recorder)
     run.join("a", limits_of())
     run.submit(PROMPT, 20, ignore_eos=True)
-    for _ in range(5):
-        run.advance("a")
+    run.advance("a", 5)
     run.lose("a")
     [left] = run.handle(Replaced())
     assert isinstance(left, Left)
@@ -144,16 +142,14 @@ def test_a_prefix_that_is_pinned_by_its_key_alone_is_found_again(tmp_path: Path,
     run.join("a", limits)
 
     def compute() -> None:
-        run.submit((*PROMPT[:32], 7), 4, ignore_eos=True)
-        run.run()
+        run.complete((*PROMPT[:32], 7), 4, ignore_eos=True)
 
     if is_computed:
         compute()
     keys = PrefixKeys("", lambda start, stop: PROMPT[start:stop])
     assert run.pin(keys.at(32), length=32) is None
     compute()
-    run.submit(PROMPT, 4, ignore_eos=True)
-    run.run()
+    run.complete(PROMPT, 4, ignore_eos=True)
     assert run.scheduler.shards["a"].runs.pinned
     recorder.close()
     assert differences(tmp_path / "recording") == []
@@ -165,8 +161,7 @@ def test_prefixes_that_are_flushed_by_their_keys_are_found_again(tmp_path: Path,
     recorder, run = Recorder(tmp_path / "recording"), Simulation(SchedulerConfig())
     run.scheduler = recorded(run.scheduler, run.config, recorder)
     run.join("a", limits_of(memory_bytes=memory_bytes, saving=Saving.ANY))
-    run.submit(PROMPT, 4, ignore_eos=True)
-    run.run()
+    run.complete(PROMPT, 4, ignore_eos=True)
     shard = run.scheduler.shards["a"]
     keys = [*shard.runs.listed, *(resident.prefix_key for resident in shard.stays.parked.values())]
     for flush_id, key in enumerate([b"of nothing", *keys]):
@@ -198,13 +193,11 @@ def shown(path: Path, *, saving: Saving = Saving.ANY, keeps_tokens: bool = False
         run.run()
     before = len(run.actions)
     for prompt, media in prompts:
-        run.submit((*prompt, 9, 8, 7), 8, media=media, ignore_eos=True)
-        run.run()
+        run.complete((*prompt, 9, 8, 7), 8, media=media, ignore_eos=True)
     assert any(isinstance(action, Load) for action in run.actions[before:]), "nothing was saved"
     run.lose("a")
     run.join("a", limits)
-    run.submit(prompts[0][0], 8, media=prompts[0][1])
-    run.run()
+    run.complete(prompts[0][0], 8, media=prompts[0][1])
     recorder.close()
 
 
@@ -248,13 +241,11 @@ def test_runs_that_a_shard_finds_late_are_used_in_a_recording_as_they_were(tmp_p
     recorder = Recorder(path)
     run.scheduler = recorded(run.scheduler, run.config, recorder)
     run.join("a", limits)
-    run.submit((0, *PROMPT), 5, ignore_eos=True)
-    run.run()
+    run.complete((0, *PROMPT), 5, ignore_eos=True)
     assert not [action for action in run.actions if isinstance(action, Load)]
     run.shards["a"].runs.update(saved)
     run.handle(RunsFound("a", "f", tuple(sorted((one.saved for one in saved.values()), key=lambda one: one.start))))
-    run.submit((1, *PROMPT), 5, ignore_eos=True)
-    run.run()
+    run.complete((1, *PROMPT), 5, ignore_eos=True)
     recorder.close()
     assert [action for action in run.actions if isinstance(action, Load)]
     assert differences(path) == []
