@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_proto.messages.results import Loaded
@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from caravan_proto.messages.results import DraftCount
     from caravan_scheduler.core.tokens import PromptToken
     from caravan_scheduler.sequence import Request
+
+A = TypeVar("A")
 
 
 def expected_beam(spec: GenerationSpec) -> list[int]:
@@ -353,6 +355,10 @@ class Simulation:
         assert not list(self.scheduler.waiting)
         self.scheduler = Scheduler(self.config)
         self.handle(Taken(left.sequences))
+
+    def sent(self, *kinds: type[A], since: int = 0) -> list[A]:
+        """Return the actions of these kinds, without the first ``since`` of all."""
+        return [action for action in self.actions[since:] if isinstance(action, kinds)]
 
     def complete(self, prompt: tuple[int, ...], max_new_tokens: int, **fields: Any) -> int:
         """Submit a request, and run all steps."""

@@ -45,7 +45,7 @@ def test_a_new_request_with_another_adapter_waits_for_one_turn() -> None:
 def test_one_adapter_alone_runs_ahead() -> None:
     sim = simulation()
     sim.complete(PROMPT, 100, ignore_eos=True, adapter="x")
-    max_steps = [action.max_steps for action in sim.actions if isinstance(action, Decode)]
+    max_steps = [action.max_steps for action in sim.sent(Decode)]
     assert max_steps[0] == SchedulerConfig().run_ahead_steps
 
 
@@ -53,12 +53,7 @@ def test_adapters_share_no_cells() -> None:
     sim = simulation()
     for adapter in ("", "x", "x"):
         sim.complete(PROMPT, 4, ignore_eos=True, adapter=adapter)
-    copies = [
-        chunk.copy.length if chunk.copy else 0
-        for action in sim.actions
-        if isinstance(action, Prefill)
-        for chunk in action.chunks
-    ]
+    copies = [chunk.copy.length if chunk.copy else 0 for action in sim.sent(Prefill) for chunk in action.chunks]
     assert copies == [0, 0, len(PROMPT) - 2]
     sim.check_at_rest()
 

@@ -109,7 +109,7 @@ def test_a_search_takes_no_more_ids_than_it_is_wide() -> None:
     made.run()
     assert len(made.finished) == 4
     made.check_at_rest()
-    steps = [one for one in made.actions if isinstance(one, Evaluate)]
+    steps = made.sent(Evaluate)
     assert any(row.copy is not None for step in steps[2:] for row in step.rows), "no beam branched off"
     assert all(len(step.rows) <= 4 for step in steps)
 

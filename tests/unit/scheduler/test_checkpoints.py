@@ -41,13 +41,13 @@ def message(token: int, length: int) -> tuple[int, ...]:
 
 def computed(simulation: Simulation) -> int:
     """Return how many tokens of prompts were computed."""
-    prefills = [action for action in simulation.actions if isinstance(action, Prefill)]
+    prefills = simulation.sent(Prefill)
     return sum(len(chunk.token_ids) for prefill in prefills for chunk in prefill.chunks)
 
 
 def saved_ends(simulation: Simulation) -> list[int]:
     """Return the lengths of the prefixes that were saved while their sequence went on."""
-    saves = [action for action in simulation.actions if isinstance(action, Save)]
+    saves = simulation.sent(Save)
     return [entry.end for save in saves for entry in save.entries if entry.is_state and not entry.release]
 
 

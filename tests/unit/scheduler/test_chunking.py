@@ -247,11 +247,7 @@ def test_mixed_budget_follows_the_target() -> None:
         sim.submit(prompt_of(10), 200, ignore_eos=True)
         sim.advance("a", 40)
         sim.complete(prompt_of(1500), 5)
-        sizes = [
-            sum(len(chunk.token_ids) for chunk in action.chunks)
-            for action in sim.actions
-            if isinstance(action, Prefill) and action.ride
-        ]
+        sizes = [sum(len(chunk.token_ids) for chunk in action.chunks) for action in sim.sent(Prefill) if action.ride]
         return max(sizes[4:-1])  # after it has learnt
 
     # The model shard takes 5 ms + 1 ms per token.
@@ -269,7 +265,7 @@ def test_pause_mode_prefills_alone_while_decodes_wait() -> None:
     before = len(sim.received[running])
     while any(resident.prefilling for resident in sim.scheduler.shards["a"].stays.residents.values()):
         sim.advance("a")
-    prefills = [action for action in sim.actions if isinstance(action, Prefill)]
+    prefills = sim.sent(Prefill)
     assert all(prefill.ride == () for prefill in prefills)
     assert len(sim.received[running]) == before
 
@@ -299,4 +295,4 @@ def test_pause_mode_waits_for_the_ratio_or_the_steps() -> None:
 
 
 def joins(sim: Simulation) -> list[JoinReason]:
-    return [action.reason for action in sim.actions if isinstance(action, Joins)]
+    return [action.reason for action in sim.sent(Joins)]

@@ -25,7 +25,7 @@ def test_an_idle_shard_gets_a_command_at_once() -> None:
     assert (second.tokens, second.cells, second.tenant, second.adapter) == (22, 22, "", "")
     assert first.last_used_s < 12.0 < second.last_used_s
     assert evicted.cells == 46
-    [sent] = [action for action in sim.actions if isinstance(action, FilterBatch)]
+    [sent] = sim.sent(FilterBatch)
     assert sorted(sent.header.release) == [0, 1]
     sim.run()
     assert not sim.shards["a"].held
@@ -92,6 +92,6 @@ def test_what_is_flushed_is_computed_again() -> None:
     actions = sim.handle(FlushRequested(7, frozenset("a")))
     assert [action.flush_id for action in actions if isinstance(action, Flushed)] == [7]
     sim.complete(HELLO, 5, ignore_eos=True)
-    [*_, prefill] = [action for action in sim.actions if isinstance(action, Prefill)]
+    [*_, prefill] = sim.sent(Prefill)
     assert prefill.chunks[0].start == 0
     sim.check_at_rest()

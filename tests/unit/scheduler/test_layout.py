@@ -22,7 +22,7 @@ def simulation(limits: ShardLimits = LIMITS) -> Simulation:
 
 def layouts(sim: Simulation) -> list[bool]:
     """Return whether cells were shared after each change of the layout."""
-    return [action.layout is KvLayout.UNIFIED for action in sim.actions if isinstance(action, SetLayout)]
+    return [action.layout is KvLayout.UNIFIED for action in sim.sent(SetLayout)]
 
 
 def prompt(length: int, number: int = 1) -> tuple[int, ...]:
@@ -54,9 +54,7 @@ def test_running_sequences_move_without_losing_a_token() -> None:
     sim.settle()
     assert layouts(sim)[:1] == [True]
     assert all(before.values())
-    restarted = [
-        chunk for action in sim.actions if isinstance(action, Prefill) for chunk in action.chunks if chunk.setup
-    ]
+    restarted = [chunk for action in sim.sent(Prefill) for chunk in action.chunks if chunk.setup]
     assert len(restarted) == 1, "only the long one was computed"
 
 
@@ -93,11 +91,11 @@ def test_ended_sequences_are_saved_before_the_layout_changes() -> None:
     sim.complete(prompt(60), 5, ignore_eos=True)
     sim.actions.clear()
     sim.complete(prompt(200, 5), 20, ignore_eos=True)
-    kinds = [type(action) for action in sim.actions if isinstance(action, Save | SetLayout)]
+    kinds = [type(action) for action in sim.sent(Save, SetLayout)]
     assert kinds[:2] == [Save, SetLayout]
     sim.actions.clear()
     sim.complete((*prompt(60), 7, 8), 5, ignore_eos=True)
-    assert any(isinstance(action, Load) for action in sim.actions)
+    assert sim.sent(Load)
     sim.check_at_rest()
 
 
@@ -114,9 +112,7 @@ def test_only_one_shard_changes_for_a_long_request() -> None:
         sim.submit(prompt(20, number), 30, ignore_eos=True)
     sim.submit(prompt(300, 9), 5, ignore_eos=True)
     sim.settle()
-    changes = [
-        action.shard for action in sim.actions if isinstance(action, SetLayout) and action.layout is KvLayout.UNIFIED
-    ]
+    changes = [action.shard for action in sim.sent(SetLayout) if action.layout is KvLayout.UNIFIED]
     assert len(changes) == 1
 
 
@@ -125,7 +121,7 @@ def test_a_fixed_layout_stays() -> None:
     sim.submit(prompt(300), 20, ignore_eos=True)
     sim.settle()
     assert layouts(sim) == []
-    assert any(isinstance(action, Decode) for action in sim.actions)
+    assert sim.sent(Decode)
 
 
 def test_sequences_that_need_a_refused_layout_continue_elsewhere() -> None:

@@ -55,7 +55,7 @@ def test_no_token_is_lost_with_a_shard() -> None:
 def test_results_of_an_earlier_life_of_a_shard_are_ignored() -> None:
     sim = simulation()
     request_id = sim.submit(prompt_of(10), 10, ignore_eos=True)
-    (prefill,) = (action for action in sim.actions if isinstance(action, Prefill))
+    (prefill,) = sim.sent(Prefill)
     sim.lose("a")
     late = Stepped(shard="a", command_id=prefill.command_id, outcome=StepOutcome.OK, tokens=(), seconds=0.1)
     assert sim.handle(late, CommandEnded("a", prefill.command_id)) == []
@@ -231,7 +231,7 @@ def test_prompt_logprobs_without_numbers_are_neither_delivered_nor_known_to_othe
     bad = sim.submit(prompt_of(40), 8, prompt_logprobs=True)
     _advance(sim, without_logits=(0,))
     assert sim.failed == {bad: FailureReason.NO_LOGITS}
-    assert not [one for one in sim.actions if isinstance(one, Deliver)]
+    assert not sim.sent(Deliver)
     assert sim.scheduler._state.known_logprobs.size == 0
 
 

@@ -9,13 +9,9 @@ from caravan_scheduler.sequence import Sequence
 from caravan_testing.ledgers import LIMITS, SAVING, ledger, limits_of, run
 from caravan_testing.model_media import with_pictures
 from caravan_testing.requests import request
-from caravan_testing.simulation import Simulation, simulation
+from caravan_testing.simulation import simulation
 
 _TEXT = tuple(range(1, 41))
-
-
-def _encodes(made: Simulation) -> list[Encode]:
-    return [action for action in made.actions if isinstance(action, Encode)]
 
 
 def test_a_picture_is_encoded_before_its_chunk_and_text_goes_on_meanwhile() -> None:
@@ -31,7 +27,7 @@ def test_a_picture_is_encoded_before_its_chunk_and_text_goes_on_meanwhile() -> N
     made.finish_encoding("a")
     made.settle()
     assert shown in made.finished
-    assert len(_encodes(made)) == 1
+    assert len(made.sent(Encode)) == 1
 
 
 def test_the_same_picture_is_encoded_once_for_all_prompts_of_a_shard() -> None:
@@ -40,7 +36,7 @@ def test_the_same_picture_is_encoded_once_for_all_prompts_of_a_shard() -> None:
         prompt, media = with_pictures(text, [(10, 20, 1), (35, 5, 1)])
         made.submit(prompt, 5, media=media)
     made.settle()
-    assert len(_encodes(made)) == 1
+    assert len(made.sent(Encode)) == 1
 
 
 def test_a_picture_that_is_cached_is_not_encoded() -> None:
@@ -52,7 +48,7 @@ def test_a_picture_that_is_cached_is_not_encoded() -> None:
     longer, more = with_pictures((*_TEXT, 50, 51), [(0, 20, 1)])
     made.submit(longer, 5, media=more)
     made.settle()
-    assert len(_encodes(made)) == 1
+    assert len(made.sent(Encode)) == 1
 
 
 def test_a_picture_that_the_shard_has_dropped_is_encoded_again() -> None:
@@ -62,7 +58,7 @@ def test_a_picture_that_the_shard_has_dropped_is_encoded_again() -> None:
     made.shards["a"].encoded.clear()
     made.submit((*_TEXT[:5], *prompt), 5, media=with_pictures((*_TEXT[:5], *_TEXT), [(15, 20, 1)])[1])
     made.settle()
-    assert len(_encodes(made)) == 2
+    assert len(made.sent(Encode)) == 2
     assert len(made.finished) == 2
 
 
@@ -134,11 +130,11 @@ def test_a_request_goes_where_its_picture_is_encoded() -> None:
     made = simulation("a", "b")
     prompt, media = with_pictures(_TEXT, [(20, 20, 1)])
     made.complete(prompt, 5, media=media)
-    (first,) = _encodes(made)
+    (first,) = made.sent(Encode)
     for seed in range(4):
         text = [(token * 7 + seed) % 90 for token in _TEXT]
         made.complete(*with_pictures(text, [(20, 20, 1)])[:1], 5, media=with_pictures(text, [(20, 20, 1)])[1])
-    assert _encodes(made) == [first]
+    assert made.sent(Encode) == [first]
     made.check_at_rest()
 
 
@@ -148,7 +144,7 @@ def test_spans_that_cannot_be_cut_come_whole() -> None:
     prompt, media = with_pictures(tuple(range(1, 91)), [(5, 30, 1), (40, 31, 2), (75, 10, 3)], atomic=True)
     made.submit(prompt, 5, media=media, ignore_eos=True)
     made.settle()
-    chunks = [chunk for action in made.actions if isinstance(action, Prefill) for chunk in action.chunks]
+    chunks = [chunk for action in made.sent(Prefill) for chunk in action.chunks]
     assert [[span.count for span in chunk.media] for chunk in chunks if chunk.media] == [[30], [31], [10]]
     assert len(made.finished) == 1
 
@@ -181,7 +177,7 @@ def test_a_picture_of_another_namespace_is_not_shared() -> None:
     prompt, media = with_pictures(_TEXT, [(0, 30, 1)])
     for namespace in ("x", "y"):
         made.complete(prompt, 5, media=media, namespace=namespace)
-    prefills = [action for action in made.actions if isinstance(action, Prefill)]
+    prefills = made.sent(Prefill)
     assert all(chunk.copy is None for action in prefills for chunk in action.chunks)
     made.check_at_rest()
 

@@ -1,7 +1,5 @@
 """Sequences and saved prefixes move from shard to shard."""
 
-from typing import Any
-
 import pytest
 
 from caravan_proto.messages.commands import Load, Prefill
@@ -33,10 +31,6 @@ def simulation(**shards: ShardLimits) -> Simulation:
     return sim
 
 
-def made(sim: Simulation, kind: type[Any]) -> list[Any]:
-    return [action for action in sim.actions if isinstance(action, kind)]
-
-
 def start_on(sim: Simulation, name: str, count: int = 1) -> list[int]:
     """Start requests on the only shard so far, ``name``, and let each have some tokens."""
     requests = [sim.submit((key, *PROMPT), 30, ignore_eos=True) for key in range(count)]
@@ -63,10 +57,10 @@ def test_sequences_of_a_draining_shard_continue_elsewhere_from_their_cells() -> 
     sim.drain("a")
     sim.run()
     assert sim.finished == set(requests)
-    assert [action.how for action in made(sim, Preempt)] == [Preemption.SWAP] * 2
-    assert {(fetch.source, fetch.target) for fetch in made(sim, Fetch)} == {("a", "b")}
-    assert [action.computed_again for action in made(sim, Resume)] == [0, 0]
-    assert made(sim, Drained) == [Drained("a")]
+    assert [action.how for action in sim.sent(Preempt)] == [Preemption.SWAP] * 2
+    assert {(fetch.source, fetch.target) for fetch in sim.sent(Fetch)} == {("a", "b")}
+    assert [action.computed_again for action in sim.sent(Resume)] == [0, 0]
+    assert sim.sent(Drained) == [Drained("a")]
     assert "a" not in sim.shards
     sim.check_at_rest()
 
@@ -79,11 +73,11 @@ def test_what_cannot_be_fetched_is_computed_again() -> None:
         sim.drain("a")
         sim.run()
         assert sim.finished == {request}
-        assert [action.how for action in made(sim, Preempt)] == [Preemption.RECOMPUTE]
-        assert not made(sim, Fetch)
-        (resumed,) = made(sim, Resume)
+        assert [action.how for action in sim.sent(Preempt)] == [Preemption.RECOMPUTE]
+        assert not sim.sent(Fetch)
+        (resumed,) = sim.sent(Resume)
         assert resumed.computed_again > len(PROMPT)
-        assert made(sim, Drained) == [Drained("a")]
+        assert sim.sent(Drained) == [Drained("a")]
         sim.check_at_rest()
 
 
@@ -92,7 +86,7 @@ def test_a_request_whose_transfer_fails_is_computed_again() -> None:
     sim.finish_transfer(next(iter(sim.transfers)), fails=True)
     sim.run()
     assert sim.finished == {request}
-    assert len([fetch for fetch in made(sim, Fetch) if fetch.target == "b"]) == 2  # again, for what is kept
+    assert len([fetch for fetch in sim.sent(Fetch) if fetch.target == "b"]) == 2  # again, for what is kept
     sim.check_at_rest()
 
 
@@ -117,10 +111,10 @@ def test_sequences_stay_while_no_other_shard_has_room_but_not_forever() -> None:
     sim.drain("a")
     before = len(sim.received[first])
     sim.advance("a", 5)
-    assert not made(sim, Preempt)
+    assert not sim.sent(Preempt)
     assert len(sim.received[first]) > before
     sim.tick(6.0)
-    while not made(sim, Preempt):
+    while not sim.sent(Preempt):
         sim.advance("a")
     sim.run()
     assert sim.finished == {first, blocker}
@@ -133,8 +127,8 @@ def test_the_last_shard_ends_what_it_has() -> None:
     sim.drain("a")
     sim.run()
     assert sim.finished == set(requests)
-    assert not made(sim, Preempt)
-    assert made(sim, Drained) == [Drained("a")]
+    assert not sim.sent(Preempt)
+    assert sim.sent(Drained) == [Drained("a")]
 
 
 def test_prefixes_of_ended_sequences_move_to_a_shard_with_room() -> None:
@@ -147,7 +141,7 @@ def test_prefixes_of_ended_sequences_move_to_a_shard_with_room() -> None:
     assert "a" not in sim.shards
     assert [run.saved.start for run in sim.shards["b"].runs.values()] == [0]
     again = sim.complete((0, *PROMPT, 7, 8, 9), 5, ignore_eos=True)
-    assert len(made(sim, Load)) == 1
+    assert len(sim.sent(Load)) == 1
     assert again in sim.finished
     sim.check_at_rest()
 
@@ -168,10 +162,10 @@ def test_a_prefix_that_another_shard_has_saved_is_fetched_where_that_is_faster()
         for transfer_id in list(sim.transfers):
             sim.finish_transfer(transfer_id)
         sim.advance("b")
-    assert len(made(sim, Fetch)) == 1
-    (load,) = made(sim, Load)
+    assert len(sim.sent(Fetch)) == 1
+    (load,) = sim.sent(Load)
     assert load.shard == "b"
-    computed = [chunk for step in made(sim, Prefill) if step.shard == "b" for chunk in step.chunks]
+    computed = [chunk for step in sim.sent(Prefill) if step.shard == "b" for chunk in step.chunks]
     assert sum(len(chunk.token_ids) for chunk in computed) < 20
     sim.settle()
 
@@ -195,8 +189,8 @@ def test_cells_move_once_both_shards_know_that_their_files_are_the_same() -> Non
         sim.handle(RunsFound("gone", "same"))
         sim.drain("a")
         sim.run()
-        assert bool(made(sim, Fetch)) == (second == "same")
-        assert [resumed.computed_again > len(PROMPT) for resumed in made(sim, Resume)] == [second != "same"]
+        assert bool(sim.sent(Fetch)) == (second == "same")
+        assert [resumed.computed_again > len(PROMPT) for resumed in sim.sent(Resume)] == [second != "same"]
         assert len(sim.received[request]) == 30
 
 

@@ -140,7 +140,7 @@ def test_a_pinned_prefix_is_loaded_instead_of_computed() -> None:
     ask(sim, SYSTEM, *others(12))
     sim.actions.clear()
     sim.complete((*SYSTEM, *range(60, 90)), 2, ignore_eos=True)
-    [load] = [action for action in sim.actions if isinstance(action, Load)]
+    [load] = sim.sent(Load)
     assert load.entries[0].token_ids == SYSTEM
     sim.check_at_rest()
 
@@ -190,7 +190,7 @@ def test_a_drain_moves_pinned_prefixes_first() -> None:
     sim.join("b", exchanging)
     sim.drain("a")
     sim.run()
-    [fetch] = [action for action in sim.actions if isinstance(action, Fetch)]
+    [fetch] = sim.sent(Fetch)
     assert KEY in fetch.keys
     assert "a" not in sim.scheduler.shards
     assert saved_on(sim, "b") == len(SYSTEM)
@@ -218,7 +218,7 @@ def test_a_sequence_that_holds_a_pin_is_saved_in_two_runs_and_released_once() ->
     sim = simulation("a", limits=limits())
     assert pinned(sim) is None
     ask(sim, (*SYSTEM, *range(60, 90)))
-    [save] = [action for action in sim.actions if isinstance(action, Save)]
+    [save] = sim.sent(Save)
     assert [(entry.start, entry.cuts[-1][0], entry.release) for entry in save.entries] == [
         (0, 37, False),
         (37, 68, True),
@@ -235,7 +235,7 @@ def test_a_pin_survives_a_change_of_the_layout() -> None:
     assert pinned(sim, short) is None
     sim.complete(short, 1, ignore_eos=True)
     ask(sim, tuple(range(60, 130)), *others(8))
-    assert any(isinstance(action, SetLayout) for action in sim.actions)
+    assert sim.sent(SetLayout)
     assert saved_on(sim, "a", key_of(short)) == len(short)
     sim.check_at_rest()
 

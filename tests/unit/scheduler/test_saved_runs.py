@@ -283,7 +283,7 @@ def test_a_saved_prefix_is_dropped_on_every_shard() -> None:
 def test_a_prefix_that_is_being_saved_is_dropped_when_it_was() -> None:
     sim = made()
     sim.submit(HELLO, 2, ignore_eos=True)
-    while not any(isinstance(action, Save) for action in sim.actions):
+    while not sim.sent(Save):
         sim.advance("a")
     key = key_of((*HELLO, *sim.received[1][:1]))
     sim.drop(key)

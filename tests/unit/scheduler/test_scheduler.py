@@ -24,7 +24,7 @@ def test_a_request_is_prefilled_decoded_and_released() -> None:
     request_id = sim.submit(prompt_of(10), 5, ignore_eos=True)
     sim.settle()
     assert sim.received[request_id] == expected_output(sim.requests[request_id].spec)
-    kinds = [type(action) for action in sim.actions if isinstance(action, Prefill | Decode | FilterBatch | Start)]
+    kinds = [type(action) for action in sim.sent(Prefill, Decode, FilterBatch, Start)]
     assert kinds == [Start, Prefill, Decode, FilterBatch]
 
 
@@ -42,7 +42,7 @@ def test_endings_of_one_context_compute_it_once_and_each_gets_all_prompt_logprob
     for number in range(8):
         sim.submit((*prompt_of(100), 200 + number, 300 + number), 1, prompt_logprobs=True)
     sim.settle()
-    chunks = [chunk for action in sim.actions if isinstance(action, Prefill) for chunk in action.chunks]
+    chunks = [chunk for action in sim.sent(Prefill) for chunk in action.chunks]
     # The context and an ending, then of each other ending its two tokens and the one before them.
     assert sum(len(chunk.token_ids) for chunk in chunks) == 102 + 7 * 3
 
@@ -59,9 +59,9 @@ def test_a_later_ending_starts_from_what_was_saved_of_the_context() -> None:
     before = len(sim.actions)
     sim.submit((*prompt_of(96), 201, 202), 1, prompt_logprobs=True)
     sim.settle()
-    chunks = [chunk for action in sim.actions[before:] if isinstance(action, Prefill) for chunk in action.chunks]
+    chunks = [chunk for action in sim.sent(Prefill, since=before) for chunk in action.chunks]
     assert sum(len(chunk.token_ids) for chunk in chunks) < 98
-    assert any(isinstance(action, Load) for action in sim.actions[before:]) or chunks[0].start > 0
+    assert sim.sent(Load, since=before) or chunks[0].start > 0
 
 
 def test_prompt_logprobs_are_complete_after_preemptions_failures_and_losses() -> None:
@@ -131,7 +131,7 @@ def test_small_requests_pass_a_large_one_but_not_for_ever() -> None:
     large = sim.submit(prompt_of(60), 40, ignore_eos=True)
     small = [sim.submit(prompt_of(5, number), 5, ignore_eos=True) for number in range(12)]
     sim.run()
-    order = [action.request_id for action in sim.actions if isinstance(action, Start)]
+    order = [action.request_id for action in sim.sent(Start)]
     assert order.index(first) < order.index(large)
     assert order.index(large) <= 5, f"three may pass it, then it is its turn: {order}"
     assert set(order) == {first, large, *small}

@@ -439,7 +439,7 @@ def test_requests_hear_of_their_drafts_before_the_last_token() -> None:
     simulation = Simulation(SchedulerConfig())
     simulation.join("a", limits())
     request_id = simulation.complete((1, 2, 3), 20, ignore_eos=True, max_draft_tokens=4)
-    kinds = [type(action) for action in simulation.actions if isinstance(action, Drafted | Deliver)]
+    kinds = [type(action) for action in simulation.sent(Drafted, Deliver)]
     assert Drafted in kinds
     assert all(after is Deliver for before, after in pairwise(kinds) if before is Drafted)
     counts = simulation.drafts[request_id]

@@ -232,7 +232,7 @@ def test_streams_get_a_token_between_a_change_of_the_layout_and_the_prompt_for_w
     streams = [sim.send(100, 800) for _ in range(4)]
     sim.until_first_token(*streams)
     _, gap = land(sim, streams, 2900)
-    change = [action for action in sim.actions if isinstance(action, SetLayout)]
+    change = sim.sent(SetLayout)
     assert len(change) == 1
     assert gap <= 0.2 + 1.1 * PLAIN(StepLoad(decodes=4)), "the change takes 0.2 s"
 

@@ -194,7 +194,7 @@ def shown(path: Path, *, saving: Saving = Saving.ANY, keeps_tokens: bool = False
     before = len(run.actions)
     for prompt, media in prompts:
         run.complete((*prompt, 9, 8, 7), 8, media=media, ignore_eos=True)
-    assert any(isinstance(action, Load) for action in run.actions[before:]), "nothing was saved"
+    assert run.sent(Load, since=before), "nothing was saved"
     run.lose("a")
     run.join("a", limits)
     run.complete(prompts[0][0], 8, media=prompts[0][1])
@@ -242,10 +242,10 @@ def test_runs_that_a_shard_finds_late_are_used_in_a_recording_as_they_were(tmp_p
     run.scheduler = recorded(run.scheduler, run.config, recorder)
     run.join("a", limits)
     run.complete((0, *PROMPT), 5, ignore_eos=True)
-    assert not [action for action in run.actions if isinstance(action, Load)]
+    assert not run.sent(Load)
     run.shards["a"].runs.update(saved)
     run.handle(RunsFound("a", "f", tuple(sorted((one.saved for one in saved.values()), key=lambda one: one.start))))
     run.complete((1, *PROMPT), 5, ignore_eos=True)
     recorder.close()
-    assert [action for action in run.actions if isinstance(action, Load)]
+    assert run.sent(Load)
     assert differences(path) == []
