@@ -17,17 +17,17 @@ pytestmark = pytest.mark.examples
 _FUNCTIONS = {
     name: one
     for name, one in functions(
-        modules("planning", "waiting", "shard", "state", "failures", "encoding_results", "scheduler", "beams",
-                "prefix_tree", "prefix_keys", "transfers", "encodings", "known_logprobs", "parameters", "sequence")
+        modules("planning", "waiting", "shard", "state", "failures", "results", "scheduler", "beams",
+                "prefix_tree", "prefix_keys", "transfers", "encodings", "known_logprobs", "sequence")
     ).items()
     if not name.startswith(
         (
             # The wall itself.
             "state.SchedulerState.after_fault", "scheduler.Scheduler.begin_anew", "state.SchedulerState.expel",
             "state.SchedulerState.requests_with", "scheduler.Scheduler.state", "scheduler.Scheduler.handle",
-            # They are read by tests.
+            # They are read by tests and recordings.
             "scheduler.Scheduler.shards", "scheduler.Scheduler.sequences", "scheduler.Scheduler.waiting",
-            "scheduler.Scheduler.pins",
+            "scheduler.Scheduler.pins", "scheduler.Scheduler.runs_under_way", "transfers.Transfers.runs_under_way",
         )
     )
 }  # fmt: skip
