@@ -166,7 +166,7 @@ def test_a_definition_has_two_forms_only_if_it_is_also_used_beside_other_schemas
 
 @pytest.mark.parametrize("name", ["many options", "many bases"])
 def test_a_schema_that_would_become_too_large_stays_open(name: str) -> None:
-    many = {f"p{number}": {} for number in range(8_000)}
+    many: dict[str, Any] = {f"p{number}": {} for number in range(8_000)}
     closed = closed_schema({
         "many options": {"type": "object", "properties": many, "anyOf": [{"required": ["a"]}] * 8_000},
         "many bases": objects(**{f"o{at}": TO_BASE | objects(b=TEXT) for at in range(2_000)})
