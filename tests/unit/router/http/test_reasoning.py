@@ -278,6 +278,22 @@ async def test_objects_of_other_servers_switch_thoughts_on(
     assert text_of(engine).endswith(shown)
 
 
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ({}, "True"),
+        ({"reasoning_effort": "none"}, "False"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "False"),
+    ],
+)
+async def test_a_template_is_told_to_think_unless_the_request_says_otherwise(
+    service: Service, engine: ScriptedEngine, body: dict[str, Any], shown: str
+) -> None:
+    engine.model = replace(MODEL, chat_template=QWEN + "{{ enable_thinking }}", max_sequence_tokens=4096)
+    await chat(service, **body)
+    assert text_of(engine).endswith(shown)
+
+
 async def test_objects_of_other_servers_limit_thoughts(service: Service, engine: ScriptedEngine) -> None:
     for body in ({"reasoning": {"max_tokens": 17}}, {"thinking": {"type": "enabled", "budget_tokens": 17}}):
         await chat(service, **body)
