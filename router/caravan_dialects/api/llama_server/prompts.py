@@ -59,7 +59,7 @@ def _parts(field: str, given: str | int | list[str | int] | MarkedPrompt) -> Par
     """Return the parts of the prompt in ``field``. Raises ValidationError."""
     if isinstance(given, MarkedPrompt):
         if given.multimodal_data:
-            neutral = "send pictures to /v1/chat/completions"
+            neutral = "send images to /v1/chat/completions"
             raise unsupported_field_error(f"{field}.multimodal_data", neutral, f"{len(given.multimodal_data)} entries")
         return [given.prompt_string]
     return given if isinstance(given, list) else [given]
