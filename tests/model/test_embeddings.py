@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama.hidden_states import HiddenStates
+from caravan_shard.backends.llama.kernels.hidden_states import HiddenStates
 from caravan_shard.protocol.commands import EmbedText
 from caravan_shard.protocol.results import Embedded
 from caravan_testing.shard_builders import first_chunk

@@ -12,7 +12,7 @@ from gguf import PoolingType
 from caravan import LLM, Executor, ModelError, RequestError
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.backend import LlamaCppBackend
-from caravan_shard.backends.llama.embedding_backend import LlamaEmbeddingBackend
+from caravan_shard.backends.llama.embeddings.backend import LlamaEmbeddingBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loading import backend_loader
 from caravan_testing.shard_models import DEMO_MODEL, PLAIN_MODEL, WORDS_MODEL, fetched

@@ -23,7 +23,7 @@ KEYS = {"fim_pre": 5, "fim_suf": 6, "fim_mid": 7, "fim_sep": 8}
 def test_a_model_fills_in_if_it_has_three_tokens(given: tuple[str, ...], expected: FillTokens | None) -> None:
     from llama_cpp import Llama
 
-    from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
+    from caravan_shard.backends.llama.model.vocabulary import LlamaVocabulary
 
     overrides: dict[str, bool | int | float | str] = {f"tokenizer.ggml.{key}_token_id": KEYS[key] for key in given}
     model = Llama(str(DEMO_MODEL), vocab_only=True, verbose=False, kv_overrides=overrides)
@@ -34,7 +34,7 @@ def test_a_model_fills_in_if_it_has_three_tokens(given: tuple[str, ...], expecte
 def test_a_begin_token_is_named_where_the_model_wants_one() -> None:
     from llama_cpp import Llama
 
-    from caravan_shard.backends.llama.vocabulary import LlamaVocabulary
+    from caravan_shard.backends.llama.model.vocabulary import LlamaVocabulary
 
     overrides: dict[str, bool | int | float | str] = {
         f"tokenizer.ggml.{key}_token_id": token for key, token in KEYS.items()

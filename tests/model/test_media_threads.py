@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from caravan_proto.messages.limits import KvLayout
-from caravan_shard.service.encoder_thread import EncoderThread
+from caravan_shard.service.media import EncoderThread
 from caravan_shard.service.model_calls import ModelCalls
 from caravan_testing.media_kinds import KINDS, MadeKind
 from caravan_testing.waiting import eventually

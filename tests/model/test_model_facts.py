@@ -71,14 +71,14 @@ def test_the_demo_models_facts() -> None:
     ],
 )
 def test_a_value_has_the_type_of_its_key(key: str, text: str, value: object) -> None:
-    from caravan_shard.backends.llama.metadata import typed
+    from caravan_shard.backends.llama.model.loading import typed
 
     found = typed(key, text)
     assert (found, type(found)) == (value, type(value))
 
 
 def test_a_model_stays_in_memory_while_its_vocabulary_is_read() -> None:
-    from caravan_shard.backends.llama.model import open_model
+    from caravan_shard.backends.llama.model.loading import open_model
 
     loaded = open_model(ShardConfig(model=str(DEMO_MODEL)))
     began, go_on = Event(), Event()
@@ -102,7 +102,7 @@ def test_a_model_stays_in_memory_while_its_vocabulary_is_read() -> None:
 
 def test_a_model_in_parts_is_loaded_from_any_of_them_if_all_are_there(tmp_path: Path) -> None:
     from caravan_shard.backends.base import StartupError
-    from caravan_shard.backends.llama.model import open_model
+    from caravan_shard.backends.llama.model.loading import open_model
 
     first = write_tiny_llama(tmp_path / "m.gguf", parts=Parts(8))
     parts = parts_of(first)
@@ -120,7 +120,7 @@ def test_a_model_in_parts_is_loaded_from_any_of_them_if_all_are_there(tmp_path: 
 
 
 def test_a_whole_model_may_have_the_name_of_a_part(tmp_path: Path) -> None:
-    from caravan_shard.backends.llama.model import open_model
+    from caravan_shard.backends.llama.model.loading import open_model
 
     path = write_tiny_llama(tmp_path / "m-00001-of-00002.gguf")
     loaded = open_model(ShardConfig(model=str(path)))
@@ -130,7 +130,7 @@ def test_a_whole_model_may_have_the_name_of_a_part(tmp_path: Path) -> None:
 
 def test_why_a_model_cannot_be_loaded_is_a_part_of_the_error(tmp_path: Path) -> None:
     from caravan_shard.backends.base import StartupError
-    from caravan_shard.backends.llama.model import open_model
+    from caravan_shard.backends.llama.model.loading import open_model
 
     path = write_tiny_llama(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes().replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
@@ -139,7 +139,7 @@ def test_why_a_model_cannot_be_loaded_is_a_part_of_the_error(tmp_path: Path) -> 
 
 
 def test_a_file_without_a_pre_tokenizer_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from caravan_shard.backends.llama.model import open_model
+    from caravan_shard.backends.llama.model.loading import open_model
 
     path = write_tiny_llama(tmp_path / "m.gguf", tokenizer_of=DEMO_MODEL)
     open_model(ShardConfig(model=str(path))).close()
@@ -171,7 +171,7 @@ def test_logits_may_depend_on_company_in_the_unified_layout(layout: str, tmp_pat
 
 
 def test_the_end_token_that_the_file_names_ends_an_output(tmp_path: Path) -> None:
-    from caravan_shard.backends.llama.model import open_model
+    from caravan_shard.backends.llama.model.loading import open_model
 
     # llama.cpp takes it out of the tokens that end an output where the vocabulary has the other one.
     path = write_tiny_ranker(tmp_path / "m.gguf", controls=["<|tool_response>"], end=2)
@@ -183,7 +183,7 @@ def test_the_end_token_that_the_file_names_ends_an_output(tmp_path: Path) -> Non
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     from caravan_shard.backends.base import StartupError
-    from caravan_shard.backends.llama.model import open_model
+    from caravan_shard.backends.llama.model.loading import open_model
 
     pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)

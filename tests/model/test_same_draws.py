@@ -12,7 +12,7 @@ import pytest
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.llama.filter import LlamaFilter
+from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.sampling.choice import Choice, choose_token
 from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_testing.logits import kinds_of_logits

@@ -1,24 +1,92 @@
 """The protocol of a model with a KV cache, and the types it uses."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from caravan_models.contents import Contents, SeenFiles
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
 from caravan_shard.arrays import Flags, Floats, Ids, State
-from caravan_shard.backends.file_contents import FileContents
-from caravan_shard.backends.model_users import ModelUsers
-from caravan_shard.media.encoder import MediaEncoder, MediaRows
-from caravan_shard.media.spans import CellSpan
+from caravan_shard.media import CellSpan, MediaEncoder, MediaRows
 from caravan_shard.sampling.joint_draw import JointDraw
-from caravan_shard.sampling.joint_logprobs import JointLogprobs
+from caravan_shard.sampling.logprobs import JointLogprobs
 from caravan_shard.sampling.token_candidates import CandidateFilter
 from caravan_shard.sampling.top_candidates import StepCandidates
+
+
+class ModelUsers:
+    """Threads that use a model: its vocabulary, its media encoder. Any thread may call it.
+
+    A call that nobody waits for any more still has a thread that reads the model, so threads are counted, not calls.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._are_refused = False
+
+    @property
+    def are_refused(self) -> bool:
+        """Whether nobody may begin to use the model any more."""
+        return self._are_refused
+
+    @contextmanager
+    def using(self) -> Iterator[bool]:
+        """Yield whether the model may be used. If so, it stays until the block ends."""
+        with self._changed:
+            may_use = not self._are_refused
+            self._inside += may_use
+        try:
+            yield may_use
+        finally:
+            if may_use:
+                with self._changed:
+                    self._inside -= 1
+                    self._changed.notify_all()
+
+    def refuse(self) -> None:
+        """Let nobody begin to use the model from now on."""
+        with self._changed:
+            self._are_refused = True
+
+    def end(self) -> None:
+        """Refuse users and wait until those inside have left, without a limit. Whoever frees the model calls it first.
+
+        One text, one medium or one reading of the vocabulary is what each of them does.
+        """
+        with self._changed:
+            self._are_refused = True
+            while self._inside:
+                self._changed.wait()
+
+
+class FileContents:
+    """What is in the files that a backend was loaded from, once somebody has read them.
+
+    ``files``: as they were before they were loaded; None if there are none to be read. ``sha256``: see `ModelFile`.
+    ``state_fingerprint``: the hexadecimal name of everything that decides what states mean: states of an equal one can
+    be restored. Both are empty as long as it is not known: nothing that was saved before may be used then.
+    """
+
+    def __init__(self, files: SeenFiles | None, state_fingerprint_of: Callable[[Contents], str]) -> None:
+        """``state_fingerprint_of`` returns the fingerprint for these contents; any thread may call it."""
+        self.files = files
+        self.state_fingerprint_of = state_fingerprint_of
+        self.sha256 = self.state_fingerprint = ""
+        if files is not None and (known := files.known()) is not None:
+            self.know(known)
+
+    def know(self, contents: Contents) -> None:
+        """Note what is in the files."""
+        self.sha256 = contents.model
+        self.state_fingerprint = self.state_fingerprint_of(contents)
 
 
 class StartupError(Exception):

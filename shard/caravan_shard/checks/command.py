@@ -6,12 +6,11 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, RowOutputs, Save, SetLayout
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import Capacity
-from caravan_shard.checks.chunk import ChunkCheck
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.media import FoundMedia, MediaCheck
 from caravan_shard.checks.preview import Preview
-from caravan_shard.checks.row import RowCheck
 from caravan_shard.checks.runs import LoadCheck, SaveCheck
+from caravan_shard.checks.step import ChunkCheck, RowCheck
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase

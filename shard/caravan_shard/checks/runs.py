@@ -10,7 +10,7 @@ from caravan_proto.messages.model import ModelFile
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.media import MediaCheck, check_border
 from caravan_shard.checks.preview import Preview, check_keys
-from caravan_shard.media.spans import held_spans
+from caravan_shard.media import held_spans
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sequences.run_format import MAX_NOTE_BYTES
 from caravan_shard.sequences.runs import RunStore

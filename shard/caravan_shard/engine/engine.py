@@ -15,15 +15,12 @@ from caravan_proto.messages.limits import LayoutLimits
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_shard.backends.base import Backend, DecodeOutcome
 from caravan_shard.checks.command import CommandCheck
-from caravan_shard.constraints.finder import Finder
+from caravan_shard.constraints.matching import Finder
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget, Drafting
-from caravan_shard.engine.evaluations import take_evaluations
-from caravan_shard.engine.media_parts import find_media, missing_media, parts_with_media
-from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
-from caravan_shard.engine.step import Part, assemble, candidates_of
-from caravan_shard.engine.token_rows import sample_candidates, sample_rows
-from caravan_shard.engine.verification import verify_drafts
-from caravan_shard.media.store import MediaStore
+from caravan_shard.engine.logprobs import take_evaluations, take_prompt_logprobs
+from caravan_shard.engine.step import Part, assemble, candidates_of, find_media, missing_media, parts_with_media
+from caravan_shard.engine.token_rows import sample_candidates, sample_rows, verify_drafts
+from caravan_shard.media import MediaStore
 from caravan_shard.protocol.commands import Adopt, EmbedText, KnowContents
 from caravan_shard.protocol.results import (
     Adopted,
@@ -39,8 +36,7 @@ from caravan_shard.protocol.results import (
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.pool import SequencePool
 from caravan_shard.sequences.runs import RunStore
-from caravan_shard.sequences.sequence import Phase
-from caravan_shard.sequences.trace_log import log_traced
+from caravan_shard.sequences.sequence import Phase, log_traced
 from caravan_shard.speculation.model_drafter import ModelDrafter
 
 _log = logging.getLogger(__name__)

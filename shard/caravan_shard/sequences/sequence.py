@@ -1,20 +1,20 @@
 """A sequence as the shard knows it, and the number of cells that sequences hold."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from caravan_proto.messages.limits import KvLayout
 from caravan_shard.arrays import Floats
-from caravan_shard.constraints.matching import Matching
-from caravan_shard.constraints.thought import ThoughtMatching
-from caravan_shard.media.encoder import NO_TOKEN
-from caravan_shard.media.spans import CellSpan, spans_before
-from caravan_shard.protocol.sequence_parameters import PreparedParameters
-from caravan_shard.sampling.biases import LogitBiases
+from caravan_shard.constraints.matching import Matching, ThoughtMatching
+from caravan_shard.media import NO_TOKEN, CellSpan, spans_before
+from caravan_shard.protocol.commands import PreparedParameters
 from caravan_shard.sampling.feedback import Feedback
-from caravan_shard.sampling.penalties import Penalty
+from caravan_shard.sampling.penalties import LogitBiases, Penalty
 from caravan_shard.speculation.drafter import Drafter
+
+_log = logging.getLogger(__name__)
 
 
 class Phase(Enum):
@@ -118,3 +118,11 @@ def used_cells(sequences: Iterable[Sequence], layout: KvLayout) -> int:
             if run.birth not in longest or longest[run.birth].end < run.end:
                 longest[run.birth] = run
     return sum(run.end - run.start for run in longest.values())
+
+
+def log_traced(sequence: Sequence, message: str, **fields: object) -> None:
+    """Log an event of ``sequence`` if its request is traced: for everybody if the trace is sampled, else to debug."""
+    parameters = sequence.parameters
+    if parameters.traceparent:
+        level = logging.INFO if parameters.is_sampled else logging.DEBUG
+        _log.log(level, message, extra={"trace_id": parameters.trace_id, "sequence": sequence.sequence_id, **fields})

@@ -13,17 +13,13 @@ from caravan_proto.messages.media import EncodedMedia, MediaShape, PromptPart, T
 from caravan_proto.messages.model import Info, ShardClaim, ShardStatus, TokenizedText
 from caravan_shard.checks.embed import split_texts
 from caravan_shard.checks.preview import check_keys
-from caravan_shard.constraints.checker import CheckUnavailableError
-from caravan_shard.constraints.compiler import ConstraintCompiler
-from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.constraints.problem import Problem
+from caravan_shard.constraints.compiler import CheckUnavailableError, ConstraintCompiler
+from caravan_shard.constraints.grammar import Grammar, Problem
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
 from caravan_shard.engine.worker import Worker
-from caravan_shard.protocol.commands import EmbedText
+from caravan_shard.protocol.commands import EmbedText, StoredRun, prepared
 from caravan_shard.protocol.results import Embedded, Refusal, bad_request
-from caravan_shard.protocol.run import StoredRun
-from caravan_shard.protocol.sequence_parameters import prepared
 from caravan_shard.sampling.processors import ProcessorRegistry
 from caravan_shard.service.lease_guard import LeaseGuard
 from caravan_shard.service.media import MediaService

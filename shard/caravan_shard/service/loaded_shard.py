@@ -17,10 +17,10 @@ from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.tokenizer import ConstraintTokenizer
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
-from caravan_shard.media.store import MediaStore
+from caravan_shard.media import MediaStore
 from caravan_shard.sampling.processors import ProcessorRegistry
 from caravan_shard.sequences.runs import CLOSE_S
-from caravan_shard.service import info_codec
+from caravan_shard.service import codec
 from caravan_shard.service.calls import CallHandler, ShardParts
 from caravan_shard.service.contents import ContentsReader
 from caravan_shard.service.lease_guard import LeaseGuard
@@ -135,7 +135,7 @@ class LoadedShard:
 
         def info() -> Info:
             # The layout may change.
-            limits = info_codec.limits(
+            limits = codec.limits(
                 engine.backend.capacity,
                 max_top_n_tokens=MAX_TOP_N_TOKENS,
                 max_tokenize_bytes=self._config.max_tokenize_bytes,

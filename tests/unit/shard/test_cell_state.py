@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from caravan_shard.arrays import State
-from caravan_shard.backends.llama.cell_state import (
+from caravan_shard.backends.llama.memory.cell_state import (
     MAGIC,
     CacheFormat,
     StateError,

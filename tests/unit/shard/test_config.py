@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from caravan_proto.messages.limits import KvLayout
-from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.backends.toy.model import TOY_FACTS
 from caravan_shard.config import ShardConfig
 from caravan_shard.cores import usable_cores
+from caravan_shard.model_flags import AdapterFile
 
 
 @pytest.mark.parametrize(

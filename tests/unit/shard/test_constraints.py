@@ -19,11 +19,9 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS, TURN_END
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.protocol.results import StepResult
-from caravan_shard.sampling.allowed import Allowed
-from caravan_shard.sampling.biases import make_biases
-from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.choice import Allowed, Choice, choose_token
 from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.penalties import OccurrencePenalty
+from caravan_shard.sampling.penalties import OccurrencePenalty, make_biases
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.sequence import Phase
 from caravan_testing.shard_builders import (

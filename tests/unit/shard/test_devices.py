@@ -9,7 +9,7 @@ import llama_cpp
 import pytest
 
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama.devices import Device, ModelPlacement, find_devices
+from caravan_shard.backends.llama.devices.devices import Device, ModelPlacement, find_devices
 from caravan_shard.config import ShardConfig
 from caravan_testing.waiting import DEADLINE_S
 

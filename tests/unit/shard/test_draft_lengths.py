@@ -8,10 +8,8 @@ import pytest
 from caravan_shard.backends.base import TokenBatch
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.engine.drafts import Drafting
-from caravan_shard.speculation.acceptance import KindAcceptance, SequenceAcceptance
-from caravan_shard.speculation.draft import Draft, DraftKind
-from caravan_shard.speculation.lengths import best_lengths, gains
-from caravan_shard.speculation.step_costs import StepCosts
+from caravan_shard.speculation.acceptance import Draft, DraftKind, KindAcceptance, SequenceAcceptance
+from caravan_shard.speculation.step_costs import StepCosts, best_lengths, gains
 from caravan_testing.shard_builders import EngineDriver, first_chunk, toy_prompt, with_parameters
 from caravan_testing.toy_oracle import expected_output
 

@@ -2,12 +2,8 @@
 
 import pytest
 
-from caravan_shard.speculation.acceptance import KindAcceptance
-from caravan_shard.speculation.context import Context
-from caravan_shard.speculation.draft import Draft, DraftKind
-from caravan_shard.speculation.drafter import Drafter
-from caravan_shard.speculation.ended_texts import EndedTexts
-from caravan_shard.speculation.prediction import PredictionFollower
+from caravan_shard.speculation.acceptance import Draft, DraftKind, KindAcceptance
+from caravan_shard.speculation.drafter import Context, Drafter, EndedTexts, PredictionFollower
 from caravan_shard.speculation.token_text import TokenText, as_bytes
 
 

@@ -1,9 +1,7 @@
 """What sequences draft from ended ones: of their own pool only, and only while there is room for it."""
 
-from caravan_shard.speculation.acceptance import KindAcceptance
-from caravan_shard.speculation.draft import Draft, DraftKind
-from caravan_shard.speculation.drafter import Drafter
-from caravan_shard.speculation.ended_texts import EndedTexts
+from caravan_shard.speculation.acceptance import Draft, DraftKind, KindAcceptance
+from caravan_shard.speculation.drafter import Drafter, EndedTexts
 
 PROMPT = list(range(100, 120))
 OUTPUT = list(range(200, 230))

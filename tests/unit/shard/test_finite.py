@@ -5,11 +5,10 @@ import pytest
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.sampling.allowed import Allowed
-from caravan_shard.sampling.biases import make_biases
-from caravan_shard.sampling.choice import Choice
+from caravan_shard.sampling.choice import Allowed, Choice
 from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.finite import rows_without_numbers
+from caravan_shard.sampling.peaks import rows_without_numbers
+from caravan_shard.sampling.penalties import make_biases
 from caravan_shard.sampling.sampler import Sampler
 
 _SIZE = 500

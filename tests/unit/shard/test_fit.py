@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_shard.backends.llama.fit import ALL_LAYERS, Choice, best, choices, expert_order, leaves_margins
-from caravan_shard.backends.llama.measure import ModelShape
+from caravan_shard.backends.llama.devices.measure import ModelShape
+from caravan_shard.backends.llama.devices.plan import ALL_LAYERS, Choice, best, choices, expert_order, leaves_margins
 from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, FreeMemory, MemoryNeed, Part
 

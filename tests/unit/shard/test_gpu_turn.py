@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caravan_shard.service.gpu_turn import gpu_turn
+from caravan_shard.service.loading import gpu_turn
 
 DEADLINE_S = 60
 
@@ -25,7 +25,7 @@ def test_the_second_waits_until_the_first_has_loaded(tmp_path: Path) -> None:
             order.append(first_ended.is_set())
             entered.set()
 
-    log = logging.getLogger("caravan_shard.service.gpu_turn")
+    log = logging.getLogger("caravan_shard.service.loading")
     watch, level = Watch(), log.level
     log.addHandler(watch)
     log.setLevel(logging.INFO)

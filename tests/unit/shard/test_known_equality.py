@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from caravan_shard.backends.llama.known_equality import known_equality
-from caravan_shard.backends.llama.numerics import Equality
+from caravan_shard.backends.llama.numerics import Equality, known_equality
 
 FIRST, SECOND = "a" * 64, "a" * 32 + "b" * 32
 FOUND = Equality(company=True, chunk=None, logits="12ab")

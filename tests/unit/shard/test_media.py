@@ -13,9 +13,9 @@ from caravan_proto.messages.commands import PrefixCopy, RowOutputs, Save
 from caravan_proto.messages.results import StepOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.media import SLICE_CELLS, ToyEncoder
-from caravan_shard.media.encoder import NO_TOKEN, EncodedSlice, SliceSize
+from caravan_shard.media import NO_TOKEN, EncodedSlice, SliceSize
 from caravan_shard.protocol.results import Refusal, StepResult
-from caravan_shard.speculation.context import Context
+from caravan_shard.speculation.drafter import Context
 from caravan_testing.media_prompts import MediaPrompt, Medium, encode, media_prompt, run_prompt
 from caravan_testing.shard_builders import EngineDriver, load_entry, row, save_entry, with_parameters
 from caravan_testing.toy_media import toy_picture, toy_sound

@@ -10,11 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caravan_shard.backends.base import TokenBatch
-from caravan_shard.media.encoder import NO_TOKEN, EncodedSlice, MediaRows, SliceSize
-from caravan_shard.media.spans import CellSpan, cell_count, position_of, positions_of, spans_before
-from caravan_shard.media.store import MediaStore
+from caravan_shard.media import (
+    NO_TOKEN,
+    CellSpan,
+    EncodedSlice,
+    MediaRows,
+    MediaStore,
+    SliceSize,
+    cell_count,
+    position_of,
+    positions_of,
+    spans_before,
+)
 
-media_calls = pytest.importorskip("caravan_shard.backends.llama.media_calls")
+media_calls = pytest.importorskip("caravan_shard.backends.llama.media.passes")
 
 
 def _piece(cells: int, *, causal: bool = True) -> EncodedSlice:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from caravan_shard.backends.model_users import ModelUsers
+from caravan_shard.backends.base import ModelUsers
 from caravan_shard.engine.worker import ENDING
 from caravan_shard.service.model_calls import ModelCalls
 from caravan_testing.waiting import DEADLINE_S

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.sampling.dry import DryPenalty, suffix_matches
-from caravan_shard.sampling.penalties import OccurrencePenalty, make_penalties
+from caravan_shard.sampling.penalties import DryPenalty, OccurrencePenalty, make_penalties, suffix_matches
 
 SIZE = 100
 # A token that breaks every repetition.

@@ -6,7 +6,7 @@ import llama_cpp
 import pytest
 
 from caravan_proto.flags import load
-from caravan_shard.backends.llama.rope import set_rope
+from caravan_shard.backends.llama.memory.context import set_rope
 from caravan_shard.config import ShardConfig
 from caravan_shard.placement_flags import EXPERTS, TensorOverride
 

@@ -7,8 +7,7 @@ import pytest
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.sampling.allowed import Allowed
-from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.choice import Allowed, Choice, choose_token
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.processors import ProcessorRegistry, Processors
 from caravan_shard.sampling.sampler import Sampler

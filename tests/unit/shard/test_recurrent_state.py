@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from caravan_shard.arrays import State
-from caravan_shard.backends.llama.cell_state import MAGIC, StateError
-from caravan_shard.backends.llama.recurrent_state import RecurrentFormat, find_recurrent_format
+from caravan_shard.backends.llama.memory.cell_state import MAGIC, StateError
+from caravan_shard.backends.llama.memory.recurrent_state import RecurrentFormat, find_recurrent_format
 
 LAYERS, ROW_BYTES = 2, 24
 

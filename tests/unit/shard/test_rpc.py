@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama import rpc
+from caravan_shard.backends.llama.devices import rpc
 from caravan_shard.cli import main
 from caravan_shard.config import ShardConfig
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from caravan_shard.protocol.run import StoredRun
+from caravan_shard.protocol.commands import StoredRun
 from caravan_shard.sequences.run_format import FIXED_BYTES, BadRunError, RunFormat, RunReceiver
 
 FORMAT = RunFormat("ab" * 32)

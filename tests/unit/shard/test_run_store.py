@@ -15,7 +15,7 @@ import pytest
 
 from caravan_proto.messages.limits import SavedBytes
 from caravan_shard.arrays import State
-from caravan_shard.protocol.run import StoredRun
+from caravan_shard.protocol.commands import StoredRun
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.run_format import BadRunError
 from caravan_shard.sequences.runs import RunStore
@@ -322,7 +322,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from caravan_shard.protocol.run import StoredRun
+from caravan_shard.protocol.commands import StoredRun
 from caravan_shard.sequences.run_files import RunFiles
 files = RunFiles(Path(sys.argv[1]), "ab" * 32)
 state = np.zeros(1 << 24, np.uint8)

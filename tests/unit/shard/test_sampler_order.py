@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from caravan_proto.messages.sampling import SAMPLERS, SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.sampling.allowed import Allowed
-from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.choice import Allowed, Choice, choose_token
 from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.order import DEFAULT_ORDER, apply_in_order
+from caravan_shard.sampling.order import DEFAULT_ORDER, apply_in_order, temperature_of
 from caravan_shard.sampling.penalties import make_penalties
-from caravan_shard.sampling.temperature import temperature_of
 from caravan_shard.sampling.token_candidates import find_candidates
 
 

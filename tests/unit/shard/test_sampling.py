@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats, Ids
-from caravan_shard.sampling.allowed import Allowed
-from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.choice import Allowed, Choice, choose_token
 from caravan_shard.sampling.draw import Purpose, draw_index, uniform
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.logprobs import token_logprobs

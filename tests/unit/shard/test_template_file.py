@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama.template_file import template_in
+from caravan_shard.backends.llama.model.loading import template_in
 
 
 def test_a_template_is_read_or_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from caravan_proto.limits import MAX_MEDIA_BYTES
 from caravan_proto.messages.media import MediaFacts, MediaKind, MediaShape
 from caravan_shard.arrays import Floats
-from caravan_shard.media.encoder import EncodedSlice, MediumTokens, SliceSize
+from caravan_shard.media import EncodedSlice, MediumTokens, SliceSize
 
 PATCH = 4
 HOP = 400
