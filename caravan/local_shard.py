@@ -27,11 +27,11 @@ from caravan_scheduler.actions import Fetch
 from caravan_scheduler.core.media import Media
 from caravan_scheduler.events import SavedRun, Stepped
 from caravan_shard.engine.replies import Replies
-from caravan_shard.protocol.results import LogprobColumns, Refusal, Result, StepResult, TokenRows
+from caravan_shard.protocol.results import KnownLogprobs, Refusal, Result, StepResult, TokenRows
 from caravan_shard.service.calls import CallHandler
 
 _T = TypeVar("_T")
-_Columns = TypeVar("_Columns", TokenRows, LogprobColumns)
+_Columns = TypeVar("_Columns", TokenRows, KnownLogprobs)
 
 
 class LocalShard:

@@ -1,7 +1,7 @@
 """Checks what a step computes, a prompt chunk or a row of an Evaluate, against what the shard will hold."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 from caravan_proto.errors import ShardError
 from caravan_proto.limits import MAX_SCORE_TOKEN_IDS, MAX_STOP_TOKEN_IDS, MAX_THOUGHT_CLOSINGS, MAX_THOUGHT_MARKER
@@ -13,6 +13,7 @@ from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.media import MediaCheck, check_border
 from caravan_shard.checks.preview import Preview
 from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS, check_sampling
+from caravan_shard.checks.tokens import check_ids
 from caravan_shard.media import held_spans
 from caravan_shard.protocol.commands import PreparedParameters
 from caravan_shard.protocol.results import Refusal, bad_request
@@ -25,8 +26,18 @@ _MOST_POOL_BYTES = 64
 MAX_FEEDBACK = 1e12
 
 
-class ChunkCheck:
-    """Checks the chunks of one command, whose header ``preview`` has seen."""
+DRAINING = Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
+
+
+def check_adapter(adapter: str, facts: ModelFile) -> Refusal | None:
+    """Check that the model has an adapter of this name; empty for none."""
+    if not adapter or adapter in facts.adapters:
+        return None
+    return bad_request(f"there is no adapter {adapter[:_SHOWN_CHARACTERS]!r} here")
+
+
+class _StepCheck:
+    """Checks the parts of one command, whose header ``preview`` has seen."""
 
     def __init__(
         self, preview: Preview, capacity: Capacity, facts: ModelFile, media: MediaCheck, *, draining: bool
@@ -37,13 +48,18 @@ class ChunkCheck:
         self._facts = facts
         self._draining = draining
 
+    def _check_ids(self, name: str, token_ids: Collection[int]) -> Refusal | None:
+        return check_ids(name, token_ids, self._facts.vocabulary_size)
+
+
+class ChunkCheck(_StepCheck):
+    """Checks prompt chunks."""
+
     def __call__(self, chunk: Chunk) -> Refusal | None:
         """Check the first chunk of a sequence or a further one."""
         if not chunk.token_ids:
             return bad_request(f"the chunk of sequence {chunk.sequence_id} is empty")
-        if min(chunk.token_ids) < 0 or max(chunk.token_ids) >= self._facts.vocabulary_size:
-            return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(chunk.token_ids)}")
-        refusal = self._check_media(chunk.media, chunk.token_ids)
+        refusal = self._check_ids("token ids", chunk.token_ids) or self._check_media(chunk.media, chunk.token_ids)
         if refusal is not None:
             return refusal
         sequence = self._preview.find(chunk.sequence_id)
@@ -64,11 +80,12 @@ class ChunkCheck:
     @first_refusal
     def _check_first(self, chunk: Chunk, parameters: PreparedParameters) -> Iterator[Refusal | None]:
         if self._draining:
-            yield Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
+            yield DRAINING
         start = 0
         if chunk.copy is not None:
             start = chunk.copy.length
             yield self._preview.check_prefix(chunk.copy, parameters.adapter)
+        yield check_adapter(parameters.adapter, self._facts)
         yield self._check_parameters(parameters)
         yield self._check_stopping(parameters)
         yield self._check_drafts(parameters)
@@ -77,8 +94,6 @@ class ChunkCheck:
         yield self._check_place(chunk, start, parameters)
 
     def _check_parameters(self, parameters: PreparedParameters) -> Refusal | None:
-        if parameters.adapter and parameters.adapter not in self._facts.adapters:
-            return bad_request(f"there is no adapter {parameters.adapter[:_SHOWN_CHARACTERS]!r} here")
         if not 1 <= parameters.prompt_length < parameters.max_length:
             return bad_request(
                 "prompt_length must be >= 1 and < max_length. "
@@ -105,8 +120,8 @@ class ChunkCheck:
         stops = parameters.stop_token_ids
         if len(stops) > MAX_STOP_TOKEN_IDS:
             return bad_request(f"there must be <= {MAX_STOP_TOKEN_IDS} stop_token_ids. Given: {len(stops)}")
-        if any(not 0 <= token < self._facts.vocabulary_size for token in stops):
-            return bad_request(f"stop_token_ids must be < {self._facts.vocabulary_size}. Given: {max(stops)}")
+        if (refusal := self._check_ids("stop_token_ids", stops)) is not None:
+            return refusal
         most = parameters.max_length - parameters.prompt_length
         if not 0 <= parameters.min_tokens <= most:
             return bad_request(
@@ -119,8 +134,8 @@ class ChunkCheck:
         most = max(limits.cells_per_sequence for limits in self._capacity.layouts)
         if len(predicted) > most:
             return bad_request(f"there must be <= {most} predicted_token_ids. Given: {len(predicted)}")
-        if predicted and not 0 <= min(predicted) <= max(predicted) < self._facts.vocabulary_size:
-            return bad_request(f"predicted_token_ids must be < {self._facts.vocabulary_size}. Given: {max(predicted)}")
+        if (refusal := self._check_ids("predicted_token_ids", predicted)) is not None:
+            return refusal
         if len(parameters.draft_pool) > _MOST_POOL_BYTES:
             return bad_request(f"draft_pool must have <= {_MOST_POOL_BYTES} bytes. Given: {len(parameters.draft_pool)}")
         return None
@@ -135,10 +150,8 @@ class ChunkCheck:
             return bad_request(
                 f"the closings, the opening and the ending of a thought must be at most {MAX_THOUGHT_MARKER} long"
             )
-        if any(token >= self._facts.vocabulary_size for token in thought.ending):
-            return bad_request(
-                f"ending_token_ids must be < {self._facts.vocabulary_size}. Given: {max(thought.ending)}"
-            )
+        if (refusal := self._check_ids("ending_token_ids", thought.ending)) is not None:
+            return refusal
         if thought.max_tokens is not None and not thought.ending:
             return bad_request("max_tokens of a thought needs ending_token_ids")
         return None
@@ -167,17 +180,8 @@ class ChunkCheck:
         return None
 
 
-class RowCheck:
-    """Checks the rows of one command, whose header ``preview`` has seen."""
-
-    def __init__(
-        self, preview: Preview, capacity: Capacity, facts: ModelFile, media: MediaCheck, *, draining: bool
-    ) -> None:
-        self._preview = preview
-        self._check_media = media
-        self._capacity = capacity
-        self._facts = facts
-        self._draining = draining
+class RowCheck(_StepCheck):
+    """Checks the rows of an Evaluate."""
 
     @first_refusal
     def __call__(self, row: Row) -> Iterator[Refusal | None]:
@@ -195,10 +199,6 @@ class RowCheck:
         if row.end > most:
             yield Refusal(ShardError.SEQUENCE_TOO_LONG, f"a sequence holds {most} tokens. Given: {row.end}")
         yield self._check_kept(row)
-
-    def _check_ids(self, name: str, token_ids: Sequence[int]) -> Refusal | None:
-        wrong = [token for token in token_ids if not 0 <= token < self._facts.vocabulary_size]
-        return bad_request(f"{name} must be < {self._facts.vocabulary_size}. Given: {wrong[0]}") if wrong else None
 
     def _check_outputs(self, row: Row) -> Refusal | None:
         if row.outputs is None:
@@ -221,9 +221,8 @@ class RowCheck:
             yield _check_start(row, row.copy.length)
             return
         if self._draining:
-            yield Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
-        if row.adapter and row.adapter not in self._facts.adapters:
-            yield bad_request(f"there is no adapter {row.adapter[:_SHOWN_CHARACTERS]!r} here")
+            yield DRAINING
+        yield check_adapter(row.adapter, self._facts)
         yield _check_start(row, 0)
 
     @first_refusal

@@ -15,10 +15,11 @@ from caravan_proto.messages.limits import LayoutLimits
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_shard.backends.base import Backend, DecodeOutcome
 from caravan_shard.checks.command import CommandCheck
+from caravan_shard.checks.media import FoundMedia
 from caravan_shard.constraints.matching import Finder
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget, Drafting
 from caravan_shard.engine.logprobs import take_evaluations, take_prompt_logprobs
-from caravan_shard.engine.step import Part, assemble, candidates_of, find_media, missing_media, parts_with_media
+from caravan_shard.engine.step import Part, assemble, candidates_of, find_media, parts_with_media
 from caravan_shard.engine.token_rows import sample_candidates, sample_rows, verify_drafts
 from caravan_shard.media import MediaStore
 from caravan_shard.protocol.commands import Adopt, EmbedText, KnowContents
@@ -107,30 +108,13 @@ class Engine:
         """Run one step over chunks and riders."""
         media = find_media(self.media, command.chunks)
         refusal = self._new_check().prefill(command, facts=self.backend.facts, media=media, draining=self.draining)
-        if refusal is not None:
-            return refusal
-        self._pool.apply(command.header)
-        if missing := missing_media(media):
-            return _without_media(missing, started_ns)
-        parts = [_chunk_part(self._pool, chunk) for chunk in command.chunks]
-        if media:
-            parts = parts_with_media(parts, command.chunks, media, self.backend.facts.media)
-        parts += _decode_parts(self._pool, command.ride)
-        return self._run_chunks(parts, command.chunks, started_ns)
+        return refusal or self._run_new(command, command.chunks, media, started_ns)
 
     def evaluate(self, command: Evaluate, started_ns: int) -> StepResult | Refusal:
         """Run one step over rows."""
         media = find_media(self.media, command.rows)
         refusal = self._new_check().evaluate(command, facts=self.backend.facts, media=media, draining=self.draining)
-        if refusal is not None:
-            return refusal
-        self._pool.apply(command.header)
-        if missing := missing_media(media):
-            return _without_media(missing, started_ns)
-        parts = [_row_part(self._pool, row) for row in command.rows]
-        if media:
-            parts = parts_with_media(parts, command.rows, media, self.backend.facts.media)
-        return self._run_chunks(parts, command.rows, started_ns)
+        return refusal or self._run_new(command, command.rows, media, started_ns)
 
     def begin_decode(self, command: Decode) -> Refusal | None:
         """Check the command and carry out its header; `decode_step` follows."""
@@ -243,10 +227,19 @@ class Engine:
     def _new_check(self) -> CommandCheck:
         return CommandCheck(self._pool.held, self.runs, self.backend.capacity)
 
-    def _run_chunks(
-        self, parts: list[Part], chunks: Sequence[Chunk] | Sequence[Row], started_ns: int
+    def _run_new(
+        self, command: Prefill | Evaluate, chunks: Sequence[Chunk] | Sequence[Row], media: FoundMedia, started_ns: int
     ) -> StepResult | Refusal:
-        """Make the copies of ``chunks``, then run a step over ``parts``."""
+        """Carry out the header of a checked command, make the copies of ``chunks``, then run a step over them."""
+        self._pool.apply(command.header)
+        if missing := tuple(media_id for media_id, slices in media.items() if slices is None):
+            timings = _timings(started_ns, 0, 0)
+            return StepResult(StepOutcome.MEDIA_MISSING, TokenRows(), timings, missing_media=missing)
+        parts = [_new_part(self._pool, chunk) for chunk in chunks]
+        if media:
+            parts = parts_with_media(parts, chunks, media, self.backend.facts.media)
+        if isinstance(command, Prefill):
+            parts += _decode_parts(self._pool, command.ride)
         if not parts:
             return StepResult(StepOutcome.OK, TokenRows(), _timings(started_ns, 0, 0))
         parts.sort(key=lambda part: part.sequence.sequence_id)
@@ -345,16 +338,17 @@ class Engine:
         return evaluations
 
 
-def _chunk_part(pool: SequencePool, chunk: Chunk) -> Part:
-    new = chunk.setup is not None
-    sequence = pool.make(chunk) if new else pool.held[chunk.sequence_id]
-    return Part(sequence=sequence, start=chunk.start, tokens=chunk.token_ids, samples=chunk.last, prompt=True, new=new)
-
-
-def _row_part(pool: SequencePool, row: Row) -> Part:
-    new = row.takes_over or row.sequence_id not in pool.held
-    sequence = pool.make_ended(row) if new else pool.held[row.sequence_id]
-    return Part(sequence=sequence, start=row.start, tokens=row.token_ids, samples=False, new=new, row=row)
+def _new_part(pool: SequencePool, chunk: Chunk | Row) -> Part:
+    """Return the part of a chunk or a row, which may begin a sequence."""
+    if isinstance(chunk, Chunk):
+        new = chunk.setup is not None
+        sequence = pool.make(chunk) if new else pool.held[chunk.sequence_id]
+        return Part(
+            sequence=sequence, start=chunk.start, tokens=chunk.token_ids, samples=chunk.last, prompt=True, new=new
+        )
+    new = chunk.takes_over or chunk.sequence_id not in pool.held
+    sequence = pool.make_ended(chunk) if new else pool.held[chunk.sequence_id]
+    return Part(sequence=sequence, start=chunk.start, tokens=chunk.token_ids, samples=False, new=new, row=chunk)
 
 
 def _decode_parts(pool: SequencePool, sequence_ids: Iterable[int]) -> list[Part]:
@@ -364,10 +358,6 @@ def _decode_parts(pool: SequencePool, sequence_ids: Iterable[int]) -> list[Part]
         if sequence.phase is Phase.RUNNING:
             parts.append(Part(sequence=sequence, start=sequence.computed, tokens=sequence.tokens[-1:], samples=True))
     return parts
-
-
-def _without_media(missing: tuple[bytes, ...], started_ns: int) -> StepResult:
-    return StepResult(StepOutcome.MEDIA_MISSING, TokenRows(), _timings(started_ns, 0, 0), missing_media=missing)
 
 
 def _seconds_since(started_ns: int) -> float:

@@ -7,35 +7,8 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Vocabulary
 from caravan_shard.engine.step import Part
 from caravan_shard.media import NO_TOKEN
-from caravan_shard.protocol.results import Evaluations, LogprobColumns, PromptLogprobs
-from caravan_shard.sampling.logprobs import token_logprobs
-
-
-def add_entry(
-    columns: LogprobColumns, logits: Floats | None, token: int | None, top_n: int, others: Sequence[int] = ()
-) -> list[float]:
-    """Add the log probability of ``token``, and ``top_n`` alternatives, and return those of ``others``.
-
-    NaN without a token, and without ``logits`` [vocabulary], which are those before it.
-    """
-    if logits is None:
-        columns.logprobs.append(float("nan"))
-        columns.top_counts.append(0)
-        return []
-    found = token_logprobs(logits, token, top_n, others)
-    columns.logprobs.append(found.chosen)
-    columns.top_counts.append(len(found.top_ids))
-    columns.top_token_ids.extend(found.top_ids)
-    columns.top_logprobs.extend(found.top)
-    return found.others
-
-
-def add_pieces(columns: LogprobColumns, vocabulary: Vocabulary) -> None:
-    """Add the pieces of the alternatives that have none yet."""
-    for top_id in columns.top_token_ids[len(columns.top_pieces) :]:
-        piece = vocabulary.piece(top_id)
-        columns.top_pieces.append(piece.data)
-        columns.top_specials.append(piece.special)
+from caravan_shard.protocol.results import Evaluations, PromptLogprobs
+from caravan_shard.sampling.logprobs import NO_LOGPROBS, token_logprobs
 
 
 def take_prompt_logprobs(
@@ -54,7 +27,7 @@ def take_prompt_logprobs(
             sampled.append(end - 1)
         if part.leading_outputs:
             _add_part(columns, part, logits[start : start + part.leading_outputs])
-    add_pieces(columns, vocabulary)
+    columns.add_pieces(vocabulary)
     return columns, logits[sampled]
 
 
@@ -73,8 +46,12 @@ def _add_part(columns: PromptLogprobs, part: Part, logits: Floats) -> None:
         known = logits[place - 1] if place else before
         # A medium has none.
         known = None if token == NO_TOKEN else known
-        add_entry(columns, known, token, sequence.parameters.sampling.top_n_tokens)
-        is_broken = is_broken or (known is not None and math.isnan(columns.logprobs[-1]))
+        if known is None:
+            columns.add(NO_LOGPROBS)
+            continue
+        found = token_logprobs(known, token, sequence.parameters.sampling.top_n_tokens)
+        columns.add(found)
+        is_broken = is_broken or math.isnan(found.chosen)
     if is_broken:
         columns.without_logits.append(sequence.sequence_id)
     end = part.start + len(logits)
@@ -97,6 +74,8 @@ def take_evaluations(parts: Sequence[Part], logits: Floats, vocabulary: Vocabula
         following = (*part.tokens[len(part.tokens) - count + 1 :], None)
         for output, token in zip(logits[start:end], following, strict=True):
             known = None if token == NO_TOKEN else token
-            columns.score_logprobs += add_entry(columns, output, known, row.top_n_tokens, row.score_token_ids)
-    add_pieces(columns, vocabulary)
+            found = token_logprobs(output, known, row.top_n_tokens, row.score_token_ids)
+            columns.add(found)
+            columns.score_logprobs += found.others
+    columns.add_pieces(vocabulary)
     return columns

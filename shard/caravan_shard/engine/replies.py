@@ -79,6 +79,11 @@ class Replies:
         self.flush()
         call_on(self._loop, self._arrive, None)
 
+    def answer(self, result: Result) -> None:
+        """Worker: send the last result, behind what is held, and the end."""
+        self.put(result)
+        self.end()
+
     def cancel(self) -> None:
         """Loop: tell the worker that the caller has gone or wants no more."""
         if not self._cancelled:

@@ -130,11 +130,6 @@ def find_media(store: MediaStore, chunks: Chunks) -> FoundMedia:
     return {span.media_id: store.find(span.media_id) for chunk in chunks for span in chunk.media}
 
 
-def missing_media(media: FoundMedia) -> tuple[bytes, ...]:
-    """Return the ids of the media that are not here."""
-    return tuple(media_id for media_id, slices in media.items() if slices is None)
-
-
 def parts_with_media(parts: Sequence[Part], chunks: Chunks, media: FoundMedia, facts: MediaFacts | None) -> list[Part]:
     """Return the parts of a step with the embeddings of their spans, all of which are here.
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from caravan_proto.messages.results import FinishReason
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import Backend, Vocabulary
+from caravan_shard.backends.base import Backend
 from caravan_shard.engine.step import Part
 from caravan_shard.protocol.results import DraftRows, TokenRows
 from caravan_shard.sampling.choice import Choice
 from caravan_shard.sampling.joint_draw import LEFT
-from caravan_shard.sampling.logprobs import LogprobRow, TokenLogprobs
+from caravan_shard.sampling.logprobs import NO_LOGPROBS, LogprobRow
 from caravan_shard.sampling.peaks import has_peak, rows_without_numbers
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sampling.top_candidates import StepCandidates, draw_from
@@ -125,7 +125,8 @@ def _append(
         rows.finish_reasons.append(reason)
         if with_logprobs:
             asked = choices[index].parameters.logprobs
-            _add_logprobs(rows, next(logprobs) if asked else _NO_LOGPROBS, backend.vocabulary)
+            rows.add(next(logprobs) if asked else NO_LOGPROBS)
+    rows.add_pieces(backend.vocabulary)
 
 
 def _choice(sequence: ShardSequence, eog_ids: frozenset[int], logits: Floats) -> Choice:
@@ -178,20 +179,6 @@ def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int])
     if length >= parameters.max_length:
         return FinishReason.LENGTH
     return None
-
-
-def _add_logprobs(rows: TokenRows, found: TokenLogprobs, vocabulary: Vocabulary) -> None:
-    rows.logprobs.append(found.chosen)
-    rows.top_counts.append(len(found.top_ids))
-    rows.top_token_ids.extend(found.top_ids)
-    rows.top_logprobs.extend(found.top)
-    for top_id in found.top_ids:
-        piece = vocabulary.piece(top_id)
-        rows.top_pieces.append(piece.data)
-        rows.top_specials.append(piece.special)
-
-
-_NO_LOGPROBS = TokenLogprobs(math.nan, [], [], [])
 
 
 def verify_drafts(

@@ -157,8 +157,7 @@ class Worker:
         replies = Replies(self._loop, self._notify)
         with self._changed:
             if self._stopping:
-                replies.put(ENDING)
-                replies.end()
+                replies.answer(ENDING)
                 return replies
             queue = self._asides if isinstance(command, EmbedText | Adopt | KnowContents) else self._queue
             queue.append(_Job(command, replies))
@@ -174,8 +173,7 @@ class Worker:
             self._queue.clear()
         for job in overtaken:
             if not isinstance(job.command, ReleaseAll):
-                job.replies.put(refusal)
-                job.replies.end()
+                job.replies.answer(refusal)
         self.submit(ReleaseAll())
 
     @property
@@ -211,8 +209,7 @@ class Worker:
             # A bug: the contents of the cache are unknown now, so the process must end.
             _log.exception("the worker failed")
             if running is not None:
-                running.replies.put(ENDING)
-                running.replies.end()
+                running.replies.answer(ENDING)
             self._refuse_all()
             call_on(self._loop, _fail, self.ended, error)
         else:
@@ -233,8 +230,7 @@ class Worker:
         with self._changed:
             self._stopping = True
             for job in (*self._queue, *self._asides):
-                job.replies.put(ENDING)
-                job.replies.end()
+                job.replies.answer(ENDING)
             self._queue.clear()
             self._asides.clear()
 
@@ -307,8 +303,7 @@ class Worker:
             results = engine.embed([text.command for text in texts], lane)
         finally:
             for text, result in zip(texts, results, strict=True):
-                text.replies.put(result)
-                text.replies.end()
+                text.replies.answer(result)
 
     def _embed_in_lanes(self, engine: Engine, first: WaitingText) -> None:
         """Embed texts until none waits and no lane computes, or another command comes, or a text for all threads."""

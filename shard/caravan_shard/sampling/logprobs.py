@@ -29,6 +29,9 @@ class TokenLogprobs:
     others: list[float]
 
 
+NO_LOGPROBS = TokenLogprobs(math.nan, [], [], [])
+
+
 def token_logprobs(logits: Floats, token: int | None, top_n: int, others: Sequence[int] = ()) -> TokenLogprobs:
     """Compute them from raw ``logits`` [vocabulary]."""
     peaks = Peaks(logits)

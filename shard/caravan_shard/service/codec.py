@@ -7,7 +7,7 @@ from caravan_proto.messages.results import DraftSource, FinishReason, StepOutcom
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_shard.backends.base import Capacity
 from caravan_shard.protocol.commands import StoredRun
-from caravan_shard.protocol.results import Evaluations, PromptLogprobs, StepResult, StepTimings, TokenRows
+from caravan_shard.protocol.results import LogprobColumns, StepResult, StepTimings
 
 _CUT_BYTES = 20
 # A message ends with the run that makes it this large. That is far below the limit, since a run may have a long note.
@@ -102,7 +102,7 @@ def _fill_step(message: shard_pb2.PrefillResponse | shard_pb2.DecodeStep, result
 
 def _fill_logprobs(
     columns: types_pb2.TokenColumns | types_pb2.PromptColumns | types_pb2.EvaluationColumns,
-    rows: TokenRows | PromptLogprobs | Evaluations,
+    rows: LogprobColumns,
 ) -> None:
     columns.logprobs.extend(rows.logprobs)
     columns.top_counts.extend(rows.top_counts)

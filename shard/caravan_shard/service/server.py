@@ -20,7 +20,7 @@ from caravan_shard.backends.base import Backend, StartupError
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
-from caravan_shard.service.lease_guard import LeaseGuard
+from caravan_shard.service.lease import ShardLease
 from caravan_shard.service.loaded_shard import LoadedShard
 from caravan_shard.service.phase import Phase
 from caravan_shard.service.servicer import ShardServicer
@@ -44,7 +44,7 @@ class HealthMonitor:
     """The gRPC health service. Checks the lease and the worker's progress several times a second."""
 
     def __init__(
-        self, worker: Worker, engine: Engine, lease: LeaseGuard, services: Sequence[str], stall_timeout_s: float
+        self, worker: Worker, engine: Engine, lease: ShardLease, services: Sequence[str], stall_timeout_s: float
     ) -> None:
         self.servicer = health.aio.HealthServicer()
         self._worker = worker

@@ -3,20 +3,18 @@
 import hashlib
 import logging
 from collections.abc import Sequence
+from typing import Any
 
-from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import Numerics
-from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, FileContents, StartupError, TokenBatch
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import Capacity, FileContents, StartupError
 from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.model.loading import LoadedModel
 from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.config import ShardConfig
-from caravan_shard.media import CellSpan
 from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.logprobs import leave_all_logprobs
-from caravan_shard.sampling.top_candidates import StepCandidates
 
 _log = logging.getLogger(__name__)
 
@@ -86,47 +84,11 @@ class LlamaEmbeddingBackend:
         assert self._embedder is not None
         return self._embedder.embed(texts, lane)
 
-    def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """Not called: there are no sequences."""
+    def _not_called(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Not called: there are no cells, no sequences, and one layout."""
         raise NotImplementedError
 
-    def logits(self, rows: int) -> Floats:
-        """Not called."""
-        raise NotImplementedError
-
-    def candidates(self, rows: int) -> StepCandidates | None:
-        """Not called."""
-        raise NotImplementedError
-
-    def length(self, sequence_id: int) -> int:
-        """Not called."""
-        raise NotImplementedError
-
-    def trim(self, sequence_id: int, length: int) -> bool:
-        """Not called."""
-        raise NotImplementedError
-
-    def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """Not called."""
-        raise NotImplementedError
-
-    def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
-        """Not called."""
-        raise NotImplementedError
-
-    def restore(
-        self,
-        sequence_id: int,
-        slices: Sequence[CellSlice],
-        shared: PrefixCopy | None = None,
-        spans: Sequence[CellSpan] = (),
-    ) -> bool:
-        """Not called."""
-        raise NotImplementedError
-
-    def set_layout(self, layout: KvLayout) -> bool:
-        """Not called: there is one layout."""
-        raise NotImplementedError
+    decode = logits = candidates = length = trim = copy = save = restore = set_layout = _not_called
 
     def close(self) -> None:
         """Wait for the users of the model. Free the context, then the model."""

@@ -103,12 +103,10 @@ class LlamaMediaEncoder:
         self.facts = replace(self.facts, max_cells=max(cells) if most is None else min(most, max(cells)))
 
     def tokenize(self, shape: MediaShape) -> MediumTokens:
-        """See `MediaEncoder`."""
         with self._tokenizing, self._chunks(shape, None) as chunks:
             return [self._described(chunk) for chunk in chunks]
 
     def encode(self, shape: MediaShape, data: bytes) -> Sequence[EncodedSlice]:
-        """See `MediaEncoder`."""
         with self._encoding, self._chunks(shape, data) as chunks:
             return [self._encoded(chunk) for chunk in chunks if _kind_of(chunk) != _TEXT]
 

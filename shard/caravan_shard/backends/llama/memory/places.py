@@ -71,26 +71,21 @@ class GridPlaces(Places):
                 self.set(sequence_id, (*self._of(sequence_id), span))
 
     def clear(self) -> None:
-        """See `Places`."""
         self._spans.clear()
 
     def set(self, sequence_id: int, spans: Sequence[CellSpan]) -> None:
-        """See `Places`."""
         if spans:
             self._spans[sequence_id] = tuple(spans)
         else:
             self._spans.pop(sequence_id, None)
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """See `Places`."""
         self.set(destination_id, spans_before(self._of(source_id), length))
 
     def trim(self, sequence_id: int, length: int) -> None:
-        """See `Places`."""
         self.set(sequence_id, spans_before(self._of(sequence_id), length))
 
     def positions(self, batch: TokenBatch) -> Ids:
-        """See `Places`."""
         if not self._spans:
             return batch.positions
         found = batch.positions.copy()
@@ -101,19 +96,15 @@ class GridPlaces(Places):
         return found
 
     def position(self, sequence_id: int, cell: int) -> int:
-        """See `Places`."""
         return position_of(self._of(sequence_id), cell)
 
     def all_positions(self, sequence_id: int, start: int, end: int) -> Ids:
-        """See `Places`."""
         return positions_of(self._of(sequence_id), start, end)
 
     def length(self, sequence_id: int, last: int) -> int:
-        """See `Places`."""
         return cell_count(self._of(sequence_id), last)
 
     def cut(self, cache: CacheCells, sequence_id: int, start: int, end: int) -> CacheCells:
-        """See `Places`."""
         wanted = self.all_positions(sequence_id, start, end)
         order = np.argsort(cache.positions, kind="stable")
         order = order[np.searchsorted(cache.positions, wanted[0], sorter=order) :][: len(wanted)]

@@ -1,6 +1,6 @@
-"""Checks the texts of an Embed request before the first of them is computed."""
+"""Checks token ids, and the texts of an Embed request before the first of them is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from caravan_proto.errors import ShardError
 from caravan_shard.backends.base import Capacity
@@ -8,6 +8,14 @@ from caravan_shard.protocol.results import Refusal, bad_request
 
 # Texts in one request; bounds the size of its reply.
 MAX_TEXTS = 256
+
+
+def check_ids(name: str, token_ids: Collection[int], vocabulary_size: int) -> Refusal | None:
+    """Check that the model has all tokens. ``name``: what the refusal calls them."""
+    if not token_ids or 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:
+        return None
+    wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+    return bad_request(f"{name} must be < {vocabulary_size}. Given: {wrong}")
 
 
 def split_texts(
@@ -20,8 +28,8 @@ def split_texts(
         return bad_request(f"there must be <= {MAX_TEXTS} texts. Given: {len(counts)}")
     if sum(counts) != len(token_ids):
         return bad_request(f"the counts must add up to the {len(token_ids)} tokens. Given: {sum(counts)}")
-    if token_ids and not 0 <= max(token_ids) < vocabulary_size:
-        return bad_request(f"token ids must be < {vocabulary_size}. Given: {max(token_ids)}")
+    if (refusal := check_ids("token ids", token_ids, vocabulary_size)) is not None:
+        return refusal
     texts = []
     start = 0
     for place, count in enumerate(counts):
