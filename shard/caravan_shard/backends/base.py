@@ -237,29 +237,11 @@ class Vocabulary(Protocol):
 
 
 class DraftModel(Protocol):
-    """A second model with a KV cache, which guesses the next tokens of the main model's sequences.
+    """A model with a KV cache. Only the thread that made it may call it.
 
-    Its sequence ids are those of the main model, and the methods are those of `Backend`. Tokens of the main model that
-    are below ``facts.vocabulary_size`` are the same here. A sequence can be cut back to any length.
+    A second one guesses the next tokens of the main model's sequences. Its sequence ids are those of the main model,
+    whose tokens below ``facts.vocabulary_size`` are the same here, and a sequence can be cut back to any length.
     """
-
-    @property
-    def facts(self) -> ModelFile: ...
-
-    @property
-    def capacity(self) -> Capacity: ...
-
-    def decode(self, batch: TokenBatch) -> DecodeOutcome: ...
-
-    def logits(self, rows: int) -> Floats: ...
-
-    def trim(self, sequence_id: int, length: int) -> bool: ...
-
-    def copy(self, source_id: int, destination_id: int, length: int) -> None: ...
-
-
-class Backend(Protocol):
-    """A model with a KV cache. Only the thread that made it may call it."""
 
     @property
     def facts(self) -> ModelFile: ...
@@ -268,6 +250,32 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """What fits. Only `set_layout` changes it."""
         ...
+
+    def decode(self, batch: TokenBatch) -> DecodeOutcome:
+        """Run one forward pass; return when its logits are there."""
+        ...
+
+    def logits(self, rows: int) -> Floats:
+        """Return [rows, vocabulary]: a row per output of the last forward pass, in batch order.
+
+        The array is valid until the next forward pass. The last one is run again if it gave candidates only.
+        """
+        ...
+
+    def trim(self, sequence_id: int, length: int) -> bool:
+        """Keep the first ``length`` tokens of the sequence; False if nothing could be done.
+
+        A length of 0 forgets the sequence and always works.
+        """
+        ...
+
+    def copy(self, source_id: int, destination_id: int, length: int) -> None:
+        """Let ``destination_id``, which holds nothing, start with the first ``length`` tokens of ``source_id``."""
+        ...
+
+
+class Backend(DraftModel, Protocol):
+    """The model of a shard."""
 
     @property
     def contents(self) -> FileContents:
@@ -305,17 +313,6 @@ class Backend(Protocol):
         """The draft model, which is closed with the backend; None without one."""
         ...
 
-    def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """Run one forward pass; return when its logits are there."""
-        ...
-
-    def logits(self, rows: int) -> Floats:
-        """Return [rows, vocabulary]: a row per output of the last forward pass, in batch order.
-
-        The array is valid until the next forward pass. The last one is run again if it gave candidates only.
-        """
-        ...
-
     @property
     def gives_candidates(self) -> bool:
         """Whether it is of use to say in a batch how many candidates suffice."""
@@ -327,17 +324,6 @@ class Backend(Protocol):
 
     def length(self, sequence_id: int) -> int:
         """Return how many tokens of the sequence the cache holds."""
-        ...
-
-    def trim(self, sequence_id: int, length: int) -> bool:
-        """Keep the first ``length`` tokens of the sequence; False if nothing could be done.
-
-        A length of 0 forgets the sequence and always works.
-        """
-        ...
-
-    def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """Let ``destination_id``, which holds nothing, start with the first ``length`` tokens of ``source_id``."""
         ...
 
     def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:

@@ -10,7 +10,18 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from caravan_proto.errors import ShardError
-from caravan_proto.messages.commands import Chunk, Decode, Evaluate, FilterBatch, Load, Prefill, Row, Save, SetLayout
+from caravan_proto.messages.commands import (
+    Chunk,
+    Command,
+    Decode,
+    Evaluate,
+    FilterBatch,
+    Load,
+    Prefill,
+    Row,
+    Save,
+    SetLayout,
+)
 from caravan_proto.messages.limits import LayoutLimits
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_shard.backends.base import Backend, DecodeOutcome
@@ -118,10 +129,7 @@ class Engine:
 
     def begin_decode(self, command: Decode) -> Refusal | None:
         """Check the command and carry out its header; `decode_step` follows."""
-        refusal = self._new_check().decode(command)
-        if refusal is None:
-            self._pool.apply(command.header)
-        return refusal
+        return self._accept(command, self._new_check().decode(command))
 
     def decode_step(
         self, sequence_ids: Sequence[int], started_ns: int, budget: DraftBudget = NO_DRAFTS
@@ -140,19 +148,15 @@ class Engine:
 
     def filter_batch(self, command: FilterBatch) -> Holdings | Refusal:
         """Keep some sequences and release all others."""
-        refusal = self._new_check().filter_batch(command)
-        if refusal is not None:
+        if (refusal := self._accept(command, self._new_check().filter_batch(command))) is not None:
             return refusal
-        self._pool.apply(command.header)
         self._pool.release(self._pool.held.keys() - set(command.keep))
         return Holdings(free_cells=self.free_cells, sequence_ids=sorted(self._pool.held))
 
     def save(self, command: Save, started_ns: int) -> Saved | Refusal:
         """Save runs."""
-        refusal = self._new_check().save(command)
-        if refusal is not None:
+        if (refusal := self._accept(command, self._new_check().save(command))) is not None:
             return refusal
-        self._pool.apply(command.header)
         sizes = [self._pool.save(entry) for entry in command.entries]
         return Saved(
             saved=[size is not None for size in sizes],
@@ -162,10 +166,9 @@ class Engine:
 
     def load(self, command: Load, started_ns: int) -> Loaded | Refusal:
         """Make sequences of saved runs."""
-        refusal = self._new_check().load(command, facts=self.backend.facts, draining=self.draining)
-        if refusal is not None:
+        checked = self._new_check().load(command, facts=self.backend.facts, draining=self.draining)
+        if (refusal := self._accept(command, checked)) is not None:
             return refusal
-        self._pool.apply(command.header)
         bad_runs = [self._pool.load(entry) for entry in command.entries]
         return Loaded(
             loaded=[bad is None for bad in bad_runs],
@@ -175,10 +178,8 @@ class Engine:
 
     def set_layout(self, command: SetLayout, started_ns: int) -> LayoutSet | Refusal:
         """Give the cells another layout."""
-        refusal = self._new_check().set_layout(command)
-        if refusal is not None:
+        if (refusal := self._accept(command, self._new_check().set_layout(command))) is not None:
             return refusal
-        self._pool.apply(command.header)
         assert command.layout is not None
         lost = self._pool.set_layout(command.layout) if command.layout is not self._limits.layout else []
         return LayoutSet(layout=self._limits, lost=lost, seconds=_seconds_since(started_ns))
@@ -223,6 +224,12 @@ class Engine:
         if any(part.start + len(part.tokens) > most for part in parts):
             return False
         return self._pool.has_room((part.sequence for part in parts), sum(len(part.tokens) for part in parts))
+
+    def _accept(self, command: Command, refusal: Refusal | None) -> Refusal | None:
+        """Carry out the header of a command, unless there is a ``refusal``, which is returned."""
+        if refusal is None:
+            self._pool.apply(command.header)
+        return refusal
 
     def _new_check(self) -> CommandCheck:
         return CommandCheck(self._pool.held, self.runs, self.backend.capacity)

@@ -266,24 +266,27 @@ class Worker:
                 job.replies.put(engine.load(command, started_ns))
             case SetLayout():
                 job.replies.put(engine.set_layout(command, started_ns))
-            case EmbedText():
+            case EmbedText() | Adopt() | KnowContents():
                 self._aside_began_ns = started_ns
-                self._embed_waiting(engine, WaitingText(command, job.replies))
+                self._do_aside(engine, command, job.replies)
                 self._aside_ended_ns = perf_counter_ns()
                 return
-            case Adopt():
-                self._aside_began_ns = started_ns
-                job.replies.put(engine.adopt(command))
-                self._aside_ended_ns = perf_counter_ns()
-            case KnowContents():
-                self._aside_began_ns = started_ns
-                engine.know_contents(command)
-                self._aside_ended_ns = perf_counter_ns()
             case ReleaseAll():
                 engine.release_all()
             case _:
                 assert_never(command)
         job.replies.end()
+
+    def _do_aside(self, engine: Engine, command: EmbedText | Adopt | KnowContents, replies: Replies) -> None:
+        match command:
+            case EmbedText():
+                self._embed_waiting(engine, WaitingText(command, replies))
+                return
+            case Adopt():
+                replies.put(engine.adopt(command))
+            case KnowContents():
+                engine.know_contents(command)
+        replies.end()
 
     def _embed_waiting(self, engine: Engine, first: WaitingText) -> None:
         """Embed a text, and those that wait behind it, as far as they may share its forward pass or have lanes."""

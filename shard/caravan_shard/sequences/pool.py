@@ -111,7 +111,7 @@ class SequencePool:
             return
         if sequence.computed == sequence.own_start:
             # It may have held other cells of its own at these positions, which others still hold.
-            sequence.inherited, sequence.birth = sequence.runs(), next(self._births)
+            sequence.inherited, sequence.birth = sequence.ranges(), next(self._births)
         del sequence.tokens[row.start :]
         sequence.tokens.extend(with_media(row.token_ids, row.media))
         sequence.spans += held_spans(self._backend.facts.media, row.media, row.start)
@@ -275,7 +275,7 @@ class SequencePool:
     def _inherit(self, sequence: Sequence, prefix: PrefixCopy) -> None:
         """Record the cells of a copied prefix: those of the source if unified, new ones if split."""
         if self._limits.layout is KvLayout.UNIFIED:
-            sequence.inherited = self.held[prefix.source_id].runs_up_to(prefix.length)
+            sequence.inherited = self.held[prefix.source_id].ranges_up_to(prefix.length)
         else:
             sequence.own_start = 0
 

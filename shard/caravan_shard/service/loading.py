@@ -62,10 +62,10 @@ def backend_loader(config: ShardConfig, read_vocabulary: ReadVocabulary | None =
     ``read_vocabulary``: called, if loading takes long, with the vocabulary of a model that generates. What it begins
     goes on while the context is made.
     """
-    return (lambda: _load_fake(config)) if config.backend == "fake" else (lambda: _load_llama(config, read_vocabulary))
+    return (lambda: _load_toy(config)) if config.backend == "fake" else (lambda: _load_llama(config, read_vocabulary))
 
 
-def _load_fake(config: ShardConfig) -> Backend:
+def _load_toy(config: ShardConfig) -> Backend:
     # Imported here, so that a model need not wait for the toy.
     from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend
     from caravan_shard.backends.toy.media import ToyEncoder

@@ -28,7 +28,7 @@ from caravan_shard.backends.base import (
 from caravan_shard.backends.llama.devices.devices import drafting_devices, find_devices
 from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.forward import LlamaForward
-from caravan_shard.backends.llama.kernels.joint_draw import find_joint_draw
+from caravan_shard.backends.llama.kernels.joint_draw import draw_threads, find_joint_draw
 from caravan_shard.backends.llama.kernels.joint_logprobs import find_joint_logprobs
 from caravan_shard.backends.llama.kernels.row_by_row import ROW_BY_ROW, has_own_kernels
 from caravan_shard.backends.llama.media.projector_file import load_projector
@@ -42,8 +42,6 @@ from caravan_shard.backends.llama.sampling.candidates import PATIENCE, DeviceCan
 from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.config import ShardConfig
 from caravan_shard.media import CellSpan, MediaEncoder
-from caravan_shard.sampling.joint_draw import JointDraw
-from caravan_shard.sampling.logprobs import JointLogprobs
 from caravan_shard.sampling.top_candidates import StepCandidates
 
 _log = logging.getLogger(__name__)
@@ -87,16 +85,6 @@ class LlamaCppBackend:
             },
         )
 
-    @property
-    def joint_draw(self) -> JointDraw:
-        """What draws rows of a step together, in this build of llama.cpp."""
-        return find_joint_draw(self._contexts.draw_threads)
-
-    @property
-    def joint_logprobs(self) -> JointLogprobs:
-        """What computes log probabilities of rows of a step together, in this build of llama.cpp."""
-        return find_joint_logprobs()
-
     def _set_up(self, loaded: LoadedModel, config: ShardConfig, *, is_draft_model: bool) -> None:
         """Make the context, measure what depends on the host, and load the draft model. Raises StartupError."""
         self.vocabulary = loaded.vocabulary
@@ -105,6 +93,8 @@ class LlamaCppBackend:
         self._adapters = LlamaAdapters(loaded.pointer, config.adapters)
         self.facts = replace(loaded.facts, adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
+        self.joint_draw = find_joint_draw(draw_threads(config))
+        self.joint_logprobs = find_joint_logprobs()
         self._contexts = Contexts(loaded.pointer, config, self.facts.trained_context)
         if not is_draft_model:
             self.media = load_projector(config, loaded.pointer, self._contexts)

@@ -7,9 +7,8 @@ import llama_cpp
 
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama.kernels.joint_draw import draw_threads
 from caravan_shard.backends.llama.memory.memory import LlamaMemory
-from caravan_shard.backends.llama.memory.places import GridPlaces, Places
+from caravan_shard.backends.llama.memory.places import Places
 from caravan_shard.backends.llama.memory.recurrent import RecurrentMemory, RollbackMemory
 from caravan_shard.backends.llama.memory.window import SplitWindowedMemory, WindowedMemory, ids_needed
 from caravan_shard.config import CELL_BLOCK, ShardConfig
@@ -136,11 +135,6 @@ class Contexts:
         self.prompt_logprob_tokens = min(self.batch_tokens, max(_LEAST_PROMPT_LOGPROB_TOKENS, fitting))
 
     @property
-    def draw_threads(self) -> int:
-        """How many threads share the rows of logits from which a step's tokens are drawn."""
-        return draw_threads(self._config)
-
-    @property
     def layouts(self) -> tuple[KvLayout, ...]:
         """The possible layouts, beginning with the one to start with."""
         return tuple(self._traits)
@@ -230,7 +224,7 @@ class Contexts:
 
     def _memory(self, context: Any, layout: KvLayout) -> LlamaMemory:
         traits, parallel = self._traits[layout], self._config.parallel
-        places = GridPlaces() if position_dimensions(self._model) > 1 else Places()
+        places = Places(has_grids=position_dimensions(self._model) > 1)
         # llama.cpp does so whenever it is told to leave flash attention.
         transposes = self._config.flash_attn == "off"
         if traits.has_guards:
