@@ -1,4 +1,4 @@
-"""Evaluate: log probabilities after tokens of a row, and sequences that are cut back afterwards."""
+"""Prompt logprobs, and Evaluate: log probabilities of known tokens on the toy model."""
 
 import math
 from collections.abc import Sequence
@@ -7,18 +7,172 @@ import numpy as np
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_proto.messages.commands import PrefixCopy, RowOutputs
+from caravan_proto.messages.commands import Chunk, PrefixCopy, RowOutputs
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import StepOutcome
 from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import ToyVocabulary
-from caravan_shard.protocol.results import Evaluations, Refusal, StepResult
-from caravan_testing.shard_builders import EngineDriver, first_chunk, load_entry, row, save_entry, toy_prompt
+from caravan_shard.protocol.results import Evaluations, PromptLogprobs, Refusal, StepResult
+from caravan_testing.shard_builders import (
+    EngineDriver,
+    first_chunk,
+    load_entry,
+    next_chunk,
+    row,
+    save_entry,
+    toy_prompt,
+    with_parameters,
+)
 from caravan_testing.toy_oracle import expected_logprobs, expected_output
+
+PROMPT = toy_prompt("a prompt with its log probabilities")
+TOP = 3
+VOCABULARY = ToyVocabulary()
 
 CONTEXT = toy_prompt("a context that many rows share: ")
 ENDINGS = [toy_prompt(text) for text in ("yes", "no, never", "x")]
+
+
+def with_prompt_logprobs(
+    sequence_id: int, tokens: list[int], *, prompt: list[int] = PROMPT, last: bool = True
+) -> Chunk:
+    """Make the first chunk of ``prompt``, with prompt logprobs."""
+    chunk = first_chunk(
+        sequence_id, tokens, total=len(prompt), last=last, logprobs=True, top_n_tokens=TOP, ignore_eos=True
+    )
+    return with_parameters(chunk, prompt_logprobs=True)
+
+
+def check(chunks: list[PromptLogprobs], sequence_id: int, prompt: list[int] = PROMPT) -> None:
+    """Check the prompt logprobs of one sequence, chunk after chunk, against the model's."""
+    logprobs, top_counts, top_ids, top_logprobs = [], [], [], []
+    for rows in chunks:
+        at = rows.sequence_ids.index(sequence_id)
+        start = sum(rows.counts[:at])
+        stop = start + rows.counts[at]
+        logprobs += rows.logprobs[start:stop]
+        top_counts += rows.top_counts[start:stop]
+        first, end = sum(rows.top_counts[:start]), sum(rows.top_counts[:stop])
+        top_ids += rows.top_token_ids[first:end]
+        top_logprobs += rows.top_logprobs[first:end]
+        pieces = [VOCABULARY.piece(token) for token in rows.top_token_ids[first:end]]
+        assert rows.top_pieces[first:end] == [piece.data for piece in pieces]
+        assert rows.top_specials[first:end] == [piece.special for piece in pieces]
+    expected = expected_logprobs(prompt)
+    assert np.isnan(logprobs[0])
+    assert logprobs[1:] == pytest.approx(
+        [row[token] for row, token in zip(expected, prompt[1:], strict=True)], abs=1e-4
+    )
+    assert top_counts == [0] + [TOP] * len(expected)
+    assert top_ids == [token for row in expected for token in np.argsort(-row, kind="stable")[:TOP]]
+    assert top_logprobs == pytest.approx([value for row in expected for value in np.sort(row)[::-1][:TOP]], abs=1e-4)
+
+
+def prompt_logprobs_of(result: StepResult | Refusal) -> PromptLogprobs:
+    assert isinstance(result, StepResult), result
+    assert result.prompt_logprobs is not None
+    return result.prompt_logprobs
+
+
+@pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
+@pytest.mark.parametrize("size", [1, 2, 7, len(PROMPT) - 1, len(PROMPT)])
+def test_chunks_of_any_size_give_the_same_prompt_logprobs(layout: KvLayout, size: int) -> None:
+    driver = EngineDriver(ToyBackend(layout=layout))
+    driver.prefill(first_chunk(0, toy_prompt("rider"), ignore_eos=True))
+    rows = []
+    for start in range(0, len(PROMPT), size):
+        part, last = PROMPT[start : start + size], start + size >= len(PROMPT)
+        chunk = next_chunk(1, start, part, last=last) if start else with_prompt_logprobs(1, part, last=last)
+        result = driver.prefill(chunk, riders=[0])
+        assert result.rows.sequence_ids == ([0, 1] if last else [0])
+        rows.append(prompt_logprobs_of(result))
+    check(rows, 1)
+    assert driver.engine._pool.held[1].last_logits is None
+    driver.decode([0, 1])
+    assert driver.output[1] == expected_output(PROMPT, 50, ignore_eos=True)
+    assert driver.output[0] == expected_output(toy_prompt("rider"), 50, ignore_eos=True)
+
+
+def test_prompt_logprobs_of_one_step_go_to_their_sequences() -> None:
+    other = toy_prompt("another")
+    driver = EngineDriver()
+    result = driver.prefill(
+        with_prompt_logprobs(1, PROMPT),
+        with_prompt_logprobs(4, other, prompt=other),
+        first_chunk(0, PROMPT),
+        first_chunk(2, other, ignore_eos=True),
+    )
+    rows = prompt_logprobs_of(result)
+    assert (rows.sequence_ids, rows.counts) == ([1, 4], [len(PROMPT), len(other)])
+    check([rows], 1)
+    check([rows], 4, other)
+    driver.decode([0, 1, 2, 4])
+    assert driver.output[0] == expected_output(PROMPT, 50)
+    assert driver.output[4] == driver.output[2] == expected_output(other, 50, ignore_eos=True)
+
+
+def test_prompt_logprobs_are_computed_only_on_request() -> None:
+    driver = EngineDriver()
+    assert driver.prefill(first_chunk(0, PROMPT, logprobs=True)).prompt_logprobs is None
+
+
+def test_earlier_output_has_no_prompt_logprobs() -> None:
+    driver = EngineDriver()
+    earlier = expected_output(PROMPT, 8, ignore_eos=True)
+    tokens = PROMPT + earlier
+    chunk = with_parameters(with_prompt_logprobs(0, tokens[:-3], prompt=tokens, last=False), prompt_length=len(PROMPT))
+    result = driver.prefill(chunk)
+    check([prompt_logprobs_of(result)], 0)
+    result = driver.prefill(next_chunk(0, len(tokens) - 3, tokens[-3:]))
+    assert result.prompt_logprobs is None
+    driver.decode([0])
+    assert driver.output[0] == expected_output(PROMPT, 50, ignore_eos=True, earlier_output=earlier)
+
+
+@pytest.mark.parametrize("outcome", [DecodeOutcome.NO_KV, DecodeOutcome.ABORTED, DecodeOutcome.FAILED])
+def test_a_failed_step_changes_no_prompt_logprobs(outcome: DecodeOutcome) -> None:
+    driver = EngineDriver()
+    rows = [prompt_logprobs_of(driver.prefill(with_prompt_logprobs(0, PROMPT[:10], last=False)))]
+    driver.backend.hook = lambda _batch: outcome
+    answer = driver.try_prefill(next_chunk(0, 10, PROMPT[10:20], last=False))
+    assert isinstance(answer, Refusal) or (answer.outcome is not StepOutcome.OK and answer.prompt_logprobs is None)
+    driver.backend.hook = None
+    rows.append(prompt_logprobs_of(driver.prefill(next_chunk(0, 10, PROMPT[10:25], last=False))))
+    rows.append(prompt_logprobs_of(driver.prefill(next_chunk(0, 25, PROMPT[25:]))))
+    check(rows, 0)
+
+
+def test_a_prompt_continues_in_the_other_layout() -> None:
+    driver = EngineDriver(ToyBackend(other_layouts=[KvLayout.SPLIT]))
+    rows = [prompt_logprobs_of(driver.prefill(with_prompt_logprobs(0, PROMPT[:10], last=False)))]
+    assert driver.set_layout(KvLayout.SPLIT) == []
+    rows.append(prompt_logprobs_of(driver.prefill(next_chunk(0, 10, PROMPT[10:]))))
+    check(rows, 0)
+
+
+@pytest.mark.parametrize("size", [1, 4, len(PROMPT)])
+@pytest.mark.parametrize("takes_over", [False, True])
+def test_a_copy_has_prompt_logprobs_from_the_second_token_behind_it(size: int, *, takes_over: bool) -> None:
+    driver = EngineDriver()
+    copied, key = 9, 0 if takes_over else 1
+    driver.prefill(first_chunk(0, PROMPT, max_new=1))
+    logprobs = []
+    for start in range(copied, len(PROMPT), size):
+        part, last = PROMPT[start : start + size], start + size >= len(PROMPT)
+        chunk = next_chunk(key, start, part, last=last)
+        if start == copied:
+            copy = PrefixCopy(source_id=0, length=copied)
+            chunk = first_chunk(key, part, total=len(PROMPT), last=last, copy=copy, logprobs=True, ignore_eos=True)
+            chunk = with_parameters(chunk, prompt_logprobs=True)
+        rows = prompt_logprobs_of(driver.prefill(chunk))
+        assert rows.counts == [len(part)]
+        logprobs += rows.logprobs
+    assert np.isnan(logprobs[0])
+    expected = [row[token] for row, token in zip(expected_logprobs(PROMPT), PROMPT[1:], strict=True)]
+    assert logprobs[1:] == pytest.approx(expected[copied:], abs=1e-4)
+    driver.decode([key])
+    assert driver.output[key] == expected_output(PROMPT, 50, ignore_eos=True)
 
 
 @pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
@@ -34,7 +188,7 @@ def expected_after(tokens: Sequence[int], outputs: int) -> np.ndarray:
     return np.array(expected_logprobs([*tokens, 0])[-outputs:])
 
 
-def check(found: Evaluations, place: int, tokens: Sequence[int], outputs: int) -> None:
+def check_evaluations(found: Evaluations, place: int, tokens: Sequence[int], outputs: int) -> None:
     """Check the log probabilities of the tokens that follow the outputs of a row that ends ``tokens``."""
     start = sum(found.counts[:place])
     assert found.counts[place] == outputs
@@ -54,7 +208,7 @@ def test_endings_of_one_context_are_scored_in_one_step(driver: EngineDriver) -> 
     found = driver.evaluate(*rows)
     assert found.sequence_ids == [1, 2, 3]
     for place, ending in enumerate(ENDINGS):
-        check(found, place, CONTEXT + ending, len(ending) + 1)
+        check_evaluations(found, place, CONTEXT + ending, len(ending) + 1)
     assert driver.backend.cache.used == used
     assert driver.keep(0).sequence_ids == [0]
 
@@ -110,7 +264,7 @@ def test_a_sequence_is_cut_back_and_grows_again(driver: EngineDriver, kept: int)
     assert driver.backend.length(0) == kept
     driver.checked_free_cells()
     found = driver.evaluate(row(0, toy_prompt("again"), kept))
-    check(found, 0, [*tokens, *toy_prompt("again")], 5)
+    check_evaluations(found, 0, [*tokens, *toy_prompt("again")], 5)
     driver.checked_free_cells()
     driver.evaluate(row(1, [71], len(CONTEXT) + 1))
     driver.keep(1)
@@ -135,7 +289,7 @@ def test_a_sequence_that_has_not_ended_continues_as_if_there_had_been_no_row(dri
 def test_a_taken_over_sequence_becomes_an_ended_one(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(5, CONTEXT, ignore_eos=True))
     found = driver.evaluate(row(5, [65, 66], copy=PrefixCopy(source_id=5, length=4)))
-    check(found, 0, [*CONTEXT[:4], 65, 66], 2)
+    check_evaluations(found, 0, [*CONTEXT[:4], 65, 66], 2)
     assert driver.decode([5]) == []
     driver.checked_free_cells()
 
@@ -145,14 +299,14 @@ def test_an_evaluated_sequence_is_saved_and_loaded(driver: EngineDriver) -> None
     driver.evaluate(row(0, [65, 66], len(CONTEXT)))
     assert driver.save(save_entry(0, tokens, release=True)) == [True]
     assert driver.load(load_entry(3, tokens)) == [True]
-    check(driver.evaluate(row(3, [67, 68], len(tokens))), 0, [*tokens, 67, 68], 2)
+    check_evaluations(driver.evaluate(row(3, [67, 68], len(tokens))), 0, [*tokens, 67, 68], 2)
 
 
 def test_a_sequence_that_ended_by_itself_grows_from_its_cells(driver: EngineDriver) -> None:
     driver.prefill(first_chunk(5, CONTEXT, max_new=2, ignore_eos=True))
     driver.decode([5])
     tokens = [*CONTEXT, driver.output[5][0]]
-    check(driver.evaluate(row(5, [65, 66], len(tokens))), 0, [*tokens, 65, 66], 2)
+    check_evaluations(driver.evaluate(row(5, [65, 66], len(tokens))), 0, [*tokens, 65, 66], 2)
 
 
 @pytest.mark.parametrize("outcome", [DecodeOutcome.NO_KV, DecodeOutcome.ABORTED, DecodeOutcome.FAILED])
@@ -173,7 +327,7 @@ def test_a_failed_step_changes_nothing(driver: EngineDriver, outcome: DecodeOutc
     driver.backend.hook = None
     assert [driver.backend.length(key) for key in (0, 1, 5)] == [length, 0, length]
     driver.checked_free_cells()
-    check(driver.evaluate(row(0, [65, 66], length)), 0, [*CONTEXT, 65, 66], 2)
+    check_evaluations(driver.evaluate(row(0, [65, 66], length)), 0, [*CONTEXT, 65, 66], 2)
     driver.decode([5])
     assert driver.output[5] == expected_output(CONTEXT, 50, ignore_eos=True)
 
@@ -198,8 +352,8 @@ def test_recurrent_memory_is_kept_whole_or_released() -> None:
     assert isinstance(answer, Refusal)
     assert answer.error is ShardError.WRONG_POSITION
     assert "cannot be cut back" in answer.sentence
-    check(driver.evaluate(row(1, [65, 66], copy=whole, keep_length=0)), 0, [*CONTEXT, 65, 66], 2)
-    check(driver.evaluate(row(0, [65, 66], len(CONTEXT))), 0, [*CONTEXT, 65, 66], 2)
+    check_evaluations(driver.evaluate(row(1, [65, 66], copy=whole, keep_length=0)), 0, [*CONTEXT, 65, 66], 2)
+    check_evaluations(driver.evaluate(row(0, [65, 66], len(CONTEXT))), 0, [*CONTEXT, 65, 66], 2)
     driver.prefill(first_chunk(2, CONTEXT, ignore_eos=True))
     answer = driver.try_evaluate(row(2, [65], len(CONTEXT), keep_length=len(CONTEXT)))
     assert isinstance(answer, Refusal)
@@ -216,7 +370,7 @@ def test_of_the_last_tokens_of_a_row_recurrent_memory_may_keep_a_part() -> None:
         assert f"keep_length must be 0 or >= {max(start + 1, start + len(tokens) - 2)}." in answer.sentence
     driver.evaluate(row(0, [65, 66, 67, 68], start, keep_length=start + 2))
     assert driver.backend.length(0) == start + 2
-    check(driver.evaluate(row(0, [69], start + 2)), 0, [*CONTEXT, 65, 66, 69], 1)
+    check_evaluations(driver.evaluate(row(0, [69], start + 2)), 0, [*CONTEXT, 65, 66, 69], 1)
 
 
 def test_no_rows_are_a_step_of_nothing_after_the_header(driver: EngineDriver) -> None:
