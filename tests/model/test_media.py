@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from caravan_proto.messages.commands import PrefixCopy
@@ -119,18 +118,6 @@ def test_a_prompt_may_end_with_a_picture(model: SpellingModel, driver: ModelDriv
     expected = run_prompt(driver, MediaPrompt([*BEFORE, *FIRST]))
     driver.engine.release_all()
     assert run_prompt(driver, media_prompt(driver, BEFORE, model.picture(FIRST))) == expected
-
-
-def test_exact_logits_do_not_depend_on_chunks(tmp_path: Path) -> None:
-    model = SpellingModel(tmp_path)
-    driver = model.driver(KvLayout.SPLIT, exact=True, flash_attn="auto")
-    expected = run_prompt(driver, MediaPrompt(WORDS))
-    logits = driver.backend.logits(1).copy()
-    for cuts in ([], [5], [4, 20, 21], [1, 2, 3, 9, 10, 11]):
-        driver.engine.release_all()
-        assert run_prompt(driver, model.prompt(driver), cuts=cuts) == expected
-        np.testing.assert_array_equal(driver.backend.logits(1), logits)
-    driver.engine.close()
 
 
 @pytest.fixture(params=list(KvLayout), ids=lambda layout: layout.value)
