@@ -26,7 +26,7 @@ class MediaCheck:
         if not media:
             return
         if self._facts is None:
-            yield bad_request("this model neither sees nor hears")
+            yield bad_request("this model reads neither images nor audio")
             return
         end = 0
         for span in media:
@@ -48,7 +48,7 @@ class MediaCheck:
         if facts.atomic and (span.first != 0 or not 1 <= span.positions <= span.count):
             return bad_request("a span of media is computed whole by this model")
         if not facts.atomic and span.positions != span.count:
-            return bad_request(f"each cell has a position of its own. Given: {span.positions} for {span.count} cells")
+            return bad_request(f"each cell has its own position. Given: {span.positions} for {span.count} cells")
         if span.count > facts.max_cells:
             return Refusal(
                 ShardError.MEDIA_TOO_LARGE, f"a span of media has <= {facts.max_cells} cells. Given: {span.count}"
@@ -90,7 +90,7 @@ def check_shape(shape: MediaShape, facts: MediaFacts | None) -> Iterator[Refusal
     match shape.kind:
         case MediaKind.IMAGE:
             if facts is None or not facts.images:
-                yield bad_request("this model does not see")
+                yield bad_request("this model does not read images")
             least, most = MEDIA_SIDES
             if not least <= min(shape.width, shape.height) <= max(shape.width, shape.height) <= most:
                 yield Refusal(
@@ -99,14 +99,14 @@ def check_shape(shape: MediaShape, facts: MediaFacts | None) -> Iterator[Refusal
                 )
         case MediaKind.AUDIO:
             if facts is None or not facts.audio:
-                yield bad_request("this model does not hear")
+                yield bad_request("this model does not read audio")
             least, most = MEDIA_SAMPLES
             if not least <= shape.samples <= most:
                 yield Refusal(
-                    ShardError.MEDIA_TOO_LARGE, f"sound has {least} to {most} samples. Given: {shape.samples}"
+                    ShardError.MEDIA_TOO_LARGE, f"audio has {least} to {most} samples. Given: {shape.samples}"
                 )
         case None:
-            yield bad_request("a medium is an image or sound")
+            yield bad_request("a medium is an image or audio")
     if facts is not None and content_bytes(shape) > facts.max_bytes:
         yield Refusal(
             ShardError.MEDIA_TOO_LARGE,

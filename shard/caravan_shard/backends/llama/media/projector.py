@@ -97,7 +97,7 @@ class LlamaMediaEncoder:
                     cells.append(found.cells)
                 elif min(found) < 0:
                     raise ForeignProjectorError(
-                        "the model lacks tokens that the projector wants around pictures or sound: it was made for "
+                        "the model lacks tokens that the projector wants around images or audio: it was made for "
                         "another model; pass --mmproj with the right file, or --no-mmproj"
                     )
         self.facts = replace(self.facts, max_cells=max(cells) if most is None else min(most, max(cells)))
@@ -190,7 +190,7 @@ def _size_of(chunk: Any) -> SliceSize:
 def _in_words(shape: MediaShape) -> str:
     if shape.kind is MediaKind.IMAGE:
         return f"an image of {shape.width} x {shape.height} pixels"
-    return f"sound of {shape.samples} samples"
+    return f"audio of {shape.samples} samples"
 
 
 def open_encoder(config: ShardConfig, path: Path, model: Any, contexts: Contexts) -> LlamaMediaEncoder:
@@ -211,7 +211,7 @@ def open_encoder(config: ShardConfig, path: Path, model: Any, contexts: Contexts
     if facts.max_cells > most:
         encoder.close()
         raise StartupError(
-            f"a picture may take {facts.max_cells} tokens, which this model computes in one piece, and a step has room "
+            f"an image may take {facts.max_cells} tokens, which this model computes in one piece, and a step has room "
             f"for {most}: pass -b and -ub {facts.max_cells} or more, --image-max-tokens {most}, or --no-mmproj"
         )
     # Pictures of extreme shapes may have more cells: they are refused one by one.
@@ -260,7 +260,7 @@ def _check_file(path: Path) -> None:
     placed = [kind for key in _PROJECTOR_KEYS if (kind := header.text(key)) in _PLACED]
     if placed:
         raise StartupError(
-            f"{path} is a projector of the kind {placed[0]}, in which a picture's tokens depend on its place in the "
+            f"{path} is a projector of the kind {placed[0]}, in which an image's tokens depend on its place in the "
             "prompt: not served; pass --no-mmproj for text only"
         )
 
