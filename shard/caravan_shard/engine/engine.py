@@ -218,13 +218,6 @@ class Engine:
         self._finder.close()
         self.backend.close()
 
-    def _has_room(self, parts: list[Part]) -> bool:
-        """Whether the tokens of ``parts`` fit, also into what one sequence may have in the split layout."""
-        most = self.backend.capacity.current.cells_per_sequence
-        if any(part.start + len(part.tokens) > most for part in parts):
-            return False
-        return self._pool.has_room((part.sequence for part in parts), sum(len(part.tokens) for part in parts))
-
     def _accept(self, command: Command, refusal: Refusal | None) -> Refusal | None:
         """Carry out the header of a command, unless there is a ``refusal``, which is returned."""
         if refusal is None:
@@ -252,7 +245,7 @@ class Engine:
         parts.sort(key=lambda part: part.sequence.sequence_id)
         # Taking over cuts a sequence back, and the first passes of a step with media extend one. Where that cannot be
         # undone, the backend's own NO_KV would come too late.
-        if any(chunk.takes_over or chunk.media for chunk in chunks) and not self._has_room(parts):
+        if any(chunk.takes_over or chunk.media for chunk in chunks) and not _has_room(self._pool, self._limits, parts):
             return StepResult(StepOutcome.NO_KV, TokenRows(), _timings(started_ns, 0, 0))
         self._pool.share(chunks)
         return self._run_step(parts, started_ns)
@@ -343,6 +336,13 @@ class Engine:
                 self._pool.held[part.row.sequence_id] = part.sequence
             self._pool.keep_row(part.sequence, part.row)
         return evaluations
+
+
+def _has_room(pool: SequencePool, limits: LayoutLimits, parts: Sequence[Part]) -> bool:
+    """Whether the tokens of ``parts`` fit, also into what one sequence may have in the split layout."""
+    if any(part.start + len(part.tokens) > limits.cells_per_sequence for part in parts):
+        return False
+    return pool.has_room((part.sequence for part in parts), sum(len(part.tokens) for part in parts))
 
 
 def _new_part(pool: SequencePool, chunk: Chunk | Row) -> Part:

@@ -16,7 +16,7 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import PrefixCopy, RowOutputs, Save
 from caravan_proto.messages.results import StepOutcome
 from caravan_shard.backends.base import TokenBatch
-from caravan_shard.backends.llama.media import passes as media_calls
+from caravan_shard.backends.llama.media.passes import media_passes
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.media import SLICE_CELLS, ToyEncoder
 from caravan_shard.media import (
@@ -246,7 +246,7 @@ def _batch(*sequences: str, causal: bool = True) -> TokenBatch:
 def _shown(batch: TokenBatch, *sequences: str) -> list[str]:
     """Return the rows of each pass as the letters that they were made of."""
     letters = np.array(list("".join(sequences)))
-    return ["".join(letters[one.rows]) for one in media_calls.media_passes(batch)]
+    return ["".join(letters[one.rows]) for one in media_passes(batch)]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def _shown(batch: TokenBatch, *sequences: str) -> list[str]:
 def test_media_come_before_the_tokens_behind_them(sequences: list[str], passes: list[str]) -> None:
     batch = _batch(*sequences)
     assert _shown(batch, *sequences) == passes
-    for one in media_calls.media_passes(batch):
+    for one in media_passes(batch):
         assert bool(one.batch.media) == bool((one.batch.tokens == NO_TOKEN).all())
         assert one.causal
         rows = [row for span in one.batch.media for row in range(span.row, span.row + span.cells)]
@@ -276,7 +276,7 @@ def test_slices_that_see_themselves_are_alone() -> None:
     sequences = ["a11b", "22c", "d"]
     batch = _batch(*sequences, causal=False)
     assert _shown(batch, *sequences) == ["a", "11", "22", "bcd"]
-    assert [one.causal for one in media_calls.media_passes(batch)] == [True, False, False, True]
+    assert [one.causal for one in media_passes(batch)] == [True, False, False, True]
 
 
 @given(st.lists(st.tuples(st.text("ab", max_size=3), st.integers(1, 4)), min_size=1, max_size=4), st.booleans())
@@ -284,8 +284,8 @@ def test_every_row_is_computed_once_and_in_order(parts: list[tuple[str, int]], c
     text = "".join(before + str(place % 10) * count for place, (before, count) in enumerate(parts))
     sequences = [text, "xyz", f"{text}t"]
     batch = _batch(*sequences, causal=causal)
-    passes = media_calls.media_passes(batch)
-    assert (sum(one.rows.astype(int) for one in passes) == 1).all()
+    passes = media_passes(batch)
+    assert (np.sum([one.rows for one in passes], axis=0) == 1).all()
     for sequence_id in range(len(sequences)):
         order = [row for one in passes for row in np.flatnonzero(one.rows & (batch.sequence_ids == sequence_id))]
         assert order == sorted(order)
