@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Command, Load, Prefill
 from caravan_proto.messages.constraint import Constraint
-from caravan_proto.messages.media import EncodedMedia, MediaShape, PromptPart, TokenizedParts
-from caravan_proto.messages.model import Info, ShardClaim, ShardStatus, TokenizedText
+from caravan_proto.messages.model import Info, ShardClaim, ShardStatus
 from caravan_shard.checks.preview import check_keys
 from caravan_shard.checks.tokens import split_texts
 from caravan_shard.constraints.compiler import CheckUnavailableError, ConstraintCompiler
@@ -163,32 +162,6 @@ class CallHandler:
         if refusal is None and self.ask_drain is not None:
             self.ask_drain()
         return refusal
-
-    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenizedText | Refusal:
-        """Return the tokens of ``text``."""
-        return await self.text.tokenize(text, add_special=add_special, parse_special=parse_special)
-
-    async def tokenize_texts(
-        self, texts: Sequence[str], *, add_special: bool, parse_special: bool
-    ) -> list[list[int]] | Refusal:
-        """Return the token ids of each text."""
-        return await self.text.tokenize_texts(texts, add_special=add_special, parse_special=parse_special)
-
-    async def tokenize_pairs(self, queries: Sequence[str], documents: Sequence[str]) -> list[list[int]] | Refusal:
-        """Return the token ids of each pair as a model that ranks reads it."""
-        return await self.text.tokenize_pairs(queries, documents)
-
-    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> TokenizedText | Refusal:
-        """Return the tokens with their pieces; with ``skip_special`` without control tokens."""
-        return await self.text.detokenize(token_ids, skip_special=skip_special)
-
-    async def tokenize_parts(self, parts: Sequence[PromptPart]) -> TokenizedParts | Refusal:
-        """Return the cells of a prompt of texts and media."""
-        return await self.media.tokenize(parts)
-
-    async def encode_media(self, shape: MediaShape, data: bytes) -> EncodedMedia | Refusal:
-        """Encode a medium and keep its embeddings for a while."""
-        return await self.media.encode(shape, data)
 
     async def compile_constraint(self, constraint: Constraint) -> Problem | Refusal | None:
         """Compile a constraint for the sequences to come, or return what is wrong with it."""

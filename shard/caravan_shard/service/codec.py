@@ -1,11 +1,9 @@
-"""Encodes what the shard says of itself, and the results of commands, as protobuf messages."""
+"""Encodes saved runs and the results of commands as protobuf messages."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from caravan_proto.messages.limits import Limits, SavedBytes
 from caravan_proto.messages.results import DraftSource, FinishReason, StepOutcome
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import Capacity
 from caravan_shard.protocol.commands import StoredRun
 from caravan_shard.protocol.results import LogprobColumns, StepResult, StepTimings
 
@@ -33,32 +31,6 @@ _OUTCOMES = {
     StepOutcome.ABORTED: types_pb2.STEP_OUTCOME_ABORTED,
     StepOutcome.MEDIA_MISSING: types_pb2.STEP_OUTCOME_MEDIA_MISSING,
 }
-
-
-def limits(
-    capacity: Capacity,
-    *,
-    max_top_n_tokens: int,
-    max_tokenize_bytes: int,
-    saved_capacity: SavedBytes,
-    run_fingerprint: str,
-) -> Limits:
-    """Return the limits for Info."""
-    return Limits(
-        layouts=capacity.layouts,
-        max_sequences=capacity.max_sequences,
-        max_batch_tokens=capacity.max_batch_tokens,
-        max_top_n_tokens=max_top_n_tokens,
-        max_tokenize_bytes=max_tokenize_bytes,
-        max_prompt_logprob_tokens=capacity.max_prompt_logprob_tokens,
-        max_draft_tokens=capacity.max_draft_tokens,
-        embedding_size=capacity.embedding_size,
-        max_embed_tokens=capacity.max_embed_tokens,
-        embed_tokens_at_once=capacity.joint_embed.tokens * capacity.joint_embed.lanes,
-        ranks=capacity.ranks,
-        saved_capacity=saved_capacity,
-        run_fingerprint=run_fingerprint,
-    )
 
 
 def runs_responses(runs: Sequence[tuple[StoredRun, bool]]) -> Iterator[shard_pb2.ListRunsResponse]:

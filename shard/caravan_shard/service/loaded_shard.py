@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import caravan_proto
+from caravan_proto.messages.limits import Limits
 from caravan_proto.messages.model import Info, ModelFile
 from caravan_proto.tls import MutualTls
 from caravan_shard.backends.base import Backend, Vocabulary
@@ -20,7 +21,6 @@ from caravan_shard.engine.worker import Worker
 from caravan_shard.media import MediaStore
 from caravan_shard.sampling.processors import ProcessorRegistry
 from caravan_shard.sequences.runs import CLOSE_S
-from caravan_shard.service import codec
 from caravan_shard.service.calls import CallHandler
 from caravan_shard.service.contents import ContentsReader
 from caravan_shard.service.lease import ShardLease
@@ -135,10 +135,19 @@ class LoadedShard:
 
         def info() -> Info:
             # The layout may change.
-            limits = codec.limits(
-                engine.backend.capacity,
+            capacity = engine.backend.capacity
+            limits = Limits(
+                layouts=capacity.layouts,
+                max_sequences=capacity.max_sequences,
+                max_batch_tokens=capacity.max_batch_tokens,
                 max_top_n_tokens=MAX_TOP_N_TOKENS,
                 max_tokenize_bytes=self._config.max_tokenize_bytes,
+                max_prompt_logprob_tokens=capacity.max_prompt_logprob_tokens,
+                max_draft_tokens=capacity.max_draft_tokens,
+                embedding_size=capacity.embedding_size,
+                max_embed_tokens=capacity.max_embed_tokens,
+                embed_tokens_at_once=capacity.joint_embed.tokens * capacity.joint_embed.lanes,
+                ranks=capacity.ranks,
                 saved_capacity=engine.runs.capacity,
                 run_fingerprint=run_fingerprint(engine.backend),
             )

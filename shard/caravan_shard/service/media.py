@@ -118,7 +118,7 @@ class MediaService:
                 collected.add_slice(shape.media_id, number, piece)
                 number += 1
             else:
-                found = await self._text.detokenize(piece, skip_special=False)
+                found = await self._text.detokenize(piece)
                 if isinstance(found, Refusal):
                     return found
                 collected.add_text(found.token_ids, found.pieces, found.specials)

@@ -139,7 +139,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         return shard_pb2.DrainResponse()
 
     async def Tokenize(self, request: shard_pb2.TokenizeRequest, context: Context) -> shard_pb2.TokenizeResponse:
-        found = await self._calls.tokenize(
+        found = await self._calls.text.tokenize(
             request.text, add_special=request.add_special, parse_special=request.parse_special
         )
         return TOKENIZED_TEXT.encode(await _accepted(found, context))
@@ -148,16 +148,16 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         self, request: shard_pb2.TokenizeTextsRequest, context: Context
     ) -> shard_pb2.TokenizeTextsResponse:
         if request.documents:
-            found = await self._calls.tokenize_pairs(request.texts, request.documents)
+            found = await self._calls.text.tokenize_pairs(request.texts, request.documents)
         else:
-            found = await self._calls.tokenize_texts(
+            found = await self._calls.text.tokenize_texts(
                 request.texts, add_special=request.add_special, parse_special=request.parse_special
             )
         texts = await _accepted(found, context)
         return shard_pb2.TokenizeTextsResponse(token_ids=chain.from_iterable(texts), counts=map(len, texts))
 
     async def Detokenize(self, request: shard_pb2.DetokenizeRequest, context: Context) -> shard_pb2.DetokenizeResponse:
-        found = await self._calls.detokenize(list(request.token_ids), skip_special=request.skip_special)
+        found = await self._calls.text.detokenize(list(request.token_ids), skip_special=request.skip_special)
         text = await _accepted(found, context)
         return shard_pb2.DetokenizeResponse(text=b"".join(text.pieces), pieces=text.pieces, specials=text.specials)
 
@@ -181,13 +181,13 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             parts = decode_parts(request)
         except MalformedError as error:
             await _abort(context, bad_request(str(error)))
-        return TOKENIZED_PARTS.encode(await _accepted(await self._calls.tokenize_parts(parts), context))
+        return TOKENIZED_PARTS.encode(await _accepted(await self._calls.media.tokenize(parts), context))
 
     async def EncodeMedia(
         self, request: shard_pb2.EncodeMediaRequest, context: Context
     ) -> shard_pb2.EncodeMediaResponse:
         shape = MEDIA_SHAPE.decode(request.shape)
-        return ENCODED_MEDIA.encode(await _accepted(await self._calls.encode_media(shape, request.data), context))
+        return ENCODED_MEDIA.encode(await _accepted(await self._calls.media.encode(shape, request.data), context))
 
     async def _submit(self, message_codec: Codec[Any, Any], request: Any, context: Context) -> Replies:
         try:

@@ -78,8 +78,11 @@ class TextService:
             tuple(token_ids), tuple(piece.data for piece in pieces), tuple(piece.special for piece in pieces)
         )
 
-    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool) -> TokenizedText | Refusal:
-        """Return the tokens with their pieces. There may be as many as a text may have bytes."""
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> TokenizedText | Refusal:
+        """Return the tokens with their pieces; with ``skip_special`` without control tokens.
+
+        There may be as many as a text may have bytes.
+        """
         if len(token_ids) > self._max_bytes:
             return Refusal(
                 ShardError.TEXT_TOO_LONG, f"there must be <= {self._max_bytes} tokens. Given: {len(token_ids)}"
