@@ -64,7 +64,7 @@ class _Candidate(NamedTuple):
 
 
 class ModelDrafting:
-    """Adds drafts of the model to a step where they raise the sum that `lengths` describes, the model's time included.
+    """Adds drafts of the model to a step where they raise the sum that `step_costs` describes, with the model's time.
 
     A sequence that the model has not read yet is read first, if what it is expected to gain is worth that: a part in
     each step, which takes no longer than the step, so that no other sequence waits long.

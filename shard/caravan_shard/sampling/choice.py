@@ -141,7 +141,7 @@ def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -
         return draw_weighted(np.exp(weights, out=weights), number)
     ids, scaled = filtered(logits, parameters, candidate_filter)
     if len(ids) == 0:
-        # The logits are NaN or infinite. That must affect only this sequence, which ends by it: see `finite`.
+        # The logits are NaN or infinite. That must affect only this sequence: see `rows_without_numbers`.
         return int(logits.argmax())
     return int(ids[draw_index(scaled, number)])
 

@@ -63,7 +63,7 @@ def apply_in_order(
     values = logits if allowed is None else logits[allowed]
     named = {penalty.sampler: penalty for penalty in penalties}
     if not math.isfinite(values.max()):
-        # Logits that are NaN or infinite must affect only this sequence, which ends by it: see `finite`.
+        # Logits that are NaN or infinite must affect only this sequence, which ends by it: see `rows_without_numbers`.
         return _highest(values, tokens)
     relative = values - values.max()
     for run in _runs(tuple(name for name in parameters.order if name in named or _is_on(name, parameters))):
