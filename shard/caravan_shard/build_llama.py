@@ -55,7 +55,7 @@ def _install(wheel: Path) -> None:
 def print_kernels() -> None:
     """Load llama.cpp, and print which kernels there are. Raises StartupError if a shard cannot call them."""
     # It needs nothing that does not come with llama-cpp-python, which may be installed before the rest.
-    from caravan_shard.backends.llama.kernels_abi import loaded_kernels
+    from caravan_shard.backends.llama.kernels.kernels_abi import loaded_kernels
 
     sys.stdout.write(loaded_kernels().value)
 

@@ -34,10 +34,10 @@ with LLM("toy.gguf", backend="fake") as llm:
 
 _DRAWS = """
 import numpy as np
-from caravan_shard.backends.llama.cpu_libraries import row_library
-from caravan_shard.backends.llama.joint_draw import LlamaJointDraw
-from caravan_shard.backends.llama.joint_logprobs import LlamaJointLogprobs
-from caravan_shard.backends.llama.kernels_abi import check_kernels
+from caravan_shard.backends.llama.kernels.cpu_libraries import row_library
+from caravan_shard.backends.llama.kernels.joint_draw import LlamaJointDraw
+from caravan_shard.backends.llama.kernels.joint_logprobs import LlamaJointLogprobs
+from caravan_shard.backends.llama.kernels.kernels_abi import check_kernels
 from caravan_shard.sampling.joint_draw import Filters, Row
 
 library = row_library()

@@ -5,7 +5,7 @@
 
 #include "ggml-backend.h"
 
-// Must be what caravan_shard/backends/llama/hidden_states.py has.
+// Must be what caravan_shard/backends/llama/kernels/hidden_states.py has.
 struct caravan_states {
     void * rows;    // room for the states
     int64_t room;   // bytes of it
