@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from caravan.background import BackgroundLoop
-from caravan.chat_call import CHAT_PARAMS, Messages
-from caravan.executor_facts import LIMITS, model_facts
+from caravan.executor_sampling import LIMITS, model_facts
+from caravan.prompts import CHAT_PARAMS, Messages
 from caravan.request_bodies import chat_body
 from caravan.valid_requests import named_errors
 from caravan_dialects.api.generation.bounds import Bounds, bounds_of

@@ -4,8 +4,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
 from caravan import errors
-from caravan.chat_call import ChatCall, Messages
-from caravan.prompts import PlainPrompt
+from caravan.prompts import ChatCall, Messages, PlainPrompt
 from caravan.request_bodies import chat_body, completion_body
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.ahead import ahead, each

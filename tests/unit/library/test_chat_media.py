@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from caravan import Picture, RequestError, Sound
-from caravan.chat_media import portable
-from caravan.request_fields import chat_fields
+from caravan.request_fields import chat_fields, portable
 from caravan.sampling_params import SamplingParams
 
 _PICTURE = Picture.of(2, 3, bytes(range(18)))

@@ -30,7 +30,7 @@ from caravan.client import (
     UnavailableError,
     UnreachableError,
 )
-from caravan.client.failures import response_failure
+from caravan.client.errors import response_failure
 from caravan_dialects.api.errors import INTERNAL, TABLE, ErrorKind, KeyConcurrencyError, RateLimitedError
 from caravan_dialects.api.openai.errors import openai_code, openai_status, openai_type
 
