@@ -9,8 +9,7 @@ from caravan_dialects.api.openai.chat.output import ChatOutput
 from caravan_dialects.api.openai.chat.whole import Collected, WholeOutput
 from caravan_dialects.api.openai.events import FINISH_WORDS, new_call_id, token_ids_of
 from caravan_dialects.text.assembler import Piece
-from caravan_dialects.text.detokenize import display_text
-from caravan_dialects.text.prompt_text import PromptText
+from caravan_dialects.text.detokenize import PromptText, display_text
 from caravan_proto.messages.results import FinishReason
 from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from caravan_dialects.chat.template_environment import compiled
+from caravan_dialects.chat.template_process import compiled
 
 Json = dict[str, Any]
 Call = tuple[str, Json]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_dialects.chat.template_environment import compiled
-from caravan_dialects.chat.template_errors import TemplateError
+from caravan_dialects.chat.template_messages import TemplateError
+from caravan_dialects.chat.template_process import compiled
 from caravan_dialects.chat.tool_derivation import ToolFormats
 from caravan_dialects.chat.tool_format import ToolFormat
 from caravan_dialects.chat.tool_parser import Part, TextPart, ToolParser

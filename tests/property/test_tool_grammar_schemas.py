@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from caravan_dialects.chat.schema_problem import UnsupportedToolError
-from caravan_dialects.chat.template_environment import compiled
-from caravan_dialects.chat.template_errors import TemplateError
+from caravan_dialects.chat.schema_references import UnsupportedToolError
+from caravan_dialects.chat.template_messages import TemplateError
+from caravan_dialects.chat.template_process import compiled
 from caravan_dialects.chat.tool_derivation import ToolFormats
 from caravan_dialects.chat.tool_format import Style, ToolFormat
 from caravan_dialects.chat.tool_grammar import tool_constraint

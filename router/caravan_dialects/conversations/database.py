@@ -1,7 +1,9 @@
 """Keeps nodes and heads in SQLite. Calls block, and all of them come from one thread."""
 
 import logging
+import os
 import sqlite3
+import sys
 from collections.abc import Container, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -11,13 +13,15 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.conversations.kept_media import referenced, with_files, without_files
-from caravan_dialects.conversations.kept_tokens import packed, unpacked
 from caravan_dialects.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
-from caravan_dialects.conversations.reserve import Reserve
+from caravan_dialects.conversations.packing import packed, referenced, unpacked, with_files, without_files
 from caravan_dialects.conversations.tables import ADD_FILE, ADD_NODE, CHAIN, NAME_FILE, READ_FILE, VERSIONS
 from caravan_scheduler.core.common_length import common_length
 
+# Deleting writes as much as it erases, until SQLite has moved that into its file.
+RESERVED_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
 # Bytes that a row takes beside its contents, roughly.
 _ROW_BYTES = 400
 # Expired entries are looked for, and an entry that is used again is written, once in this many seconds.
@@ -25,14 +29,61 @@ _SWEEP_S = 1.0
 _TOUCH_S = 30.0
 # Another router may write to the file for a moment, when it takes over from this one.
 _BUSY_S = 10.0
-# Pages of SQLite's log until they are moved into the file.
-_LOG_PAGES, _PAGE_BYTES = 128, 4096
-
 _ITEMS = msgspec.json.Decoder(tuple[Json, ...])
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _encode = msgspec.json.encode
 
-log = logging.getLogger(__name__)
+
+class Reserve:
+    """A file beside that of the store, whose bytes are given up for a moment. Without a file, it does nothing."""
+
+    def __init__(self, file: Path | None) -> None:
+        """``file``: that of the store."""
+        self._path = None if file is None else file.with_name(f"{file.name}-reserve")
+        self._log = None if file is None else file.with_name(f"{file.name}-wal")
+        self._is_whole = False
+        self.fill()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Give the room up for the block."""
+        if self._path is not None:
+            self._is_whole = False
+            os.truncate(self._path, 0)
+        try:
+            yield
+        finally:
+            self.fill()
+
+    def free_bytes(self) -> int:
+        """Return how much room the disk has now."""
+        if self._path is None:
+            return sys.maxsize
+        disk = os.statvfs(self._path)
+        return disk.f_bavail * disk.f_frsize
+
+    def log_bytes(self) -> int:
+        """Return how long SQLite's log is."""
+        return self._log.stat().st_size if self._log is not None and self._log.exists() else 0
+
+    def fill(self) -> None:
+        """Take the room, if it is there and was not taken yet."""
+        if self._path is None or self._is_whole:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, RESERVED_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.info("no room could be reserved for deleting conversations on a full disk: %s", error)
+        else:
+            self._is_whole = True
+
+
+# Pages of SQLite's log until they are moved into the file.
+_LOG_PAGES, _PAGE_BYTES = 128, 4096
 
 
 class StateFileError(Exception):

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from caravan_dialects.media.decoder import MediaDecoder
-from caravan_dialects.media.file import MediaFile
-from caravan_dialects.media.problems import MediaFileError
+from caravan_dialects.media.file import MediaFile, MediaFileError
 from caravan_scheduler.core.media import Media, Picture
 from caravan_scheduler.core.request_metrics import RequestMetrics
 

@@ -4,8 +4,8 @@ from caravan_dialects.api.generation.context import Context, PromptContext
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.prompt import check_bytes, tokenize_prompt
 from caravan_dialects.api.generation.rules import media_file_error, media_size_error, too_many_media_error
-from caravan_dialects.chat.media_marks import with_media
-from caravan_dialects.media.problems import MediaFileError
+from caravan_dialects.chat.control_text import with_media
+from caravan_dialects.media.file import MediaFileError
 from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.media import Media
 from caravan_scheduler.core.media_tokens import MediaTokens

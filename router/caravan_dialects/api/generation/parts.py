@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from caravan_dialects.api.generation.data_url import data_of
 from caravan_dialects.api.generation.rules import not_text_error
-from caravan_dialects.chat.control_text import draw_mark
-from caravan_dialects.chat.media_marks import without_marks
+from caravan_dialects.chat.control_text import draw_mark, without_marks
 from caravan_dialects.media.file import MediaFile
 from caravan_proto.messages.media import MediaFacts
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from caravan_dialects.text.assembler import TextOptions
-from caravan_dialects.text.prompt_text import PromptText
+from caravan_dialects.text.detokenize import PromptText
 from caravan_scheduler.core.generation import GenerationSpec
 
 

@@ -29,8 +29,7 @@ from caravan_dialects.api.tgi.schema import (
 )
 from caravan_dialects.api.tgi.validation import candidates_of, parameters_of, validate_generate, wants_details
 from caravan_dialects.text.assembler import Piece
-from caravan_dialects.text.detokenize import display_text
-from caravan_dialects.text.prompt_text import PromptText
+from caravan_dialects.text.detokenize import PromptText, display_text
 from caravan_scheduler.core.engine import Fleet
 from caravan_scheduler.core.errors import TextTooLongError
 from caravan_scheduler.core.prompt_media import is_cell

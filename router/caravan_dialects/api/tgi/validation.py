@@ -35,7 +35,7 @@ from caravan_dialects.api.tgi.rules import (
 )
 from caravan_dialects.api.tgi.schema import CompatGenerateRequest, GenerateParameters, GenerateRequest
 from caravan_dialects.text.assembler import TextOptions
-from caravan_dialects.text.prompt_text import as_decoded
+from caravan_dialects.text.detokenize import as_decoded
 from caravan_proto.messages.sampling import MAX_SEED, RANGES, SamplingParams
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.media_tokens import MediaTokens

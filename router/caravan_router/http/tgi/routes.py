@@ -24,7 +24,7 @@ from caravan_dialects.api.tgi.schema import (
     TokenizeRequest,
 )
 from caravan_dialects.api.tgi.validation import MAX_STOPS
-from caravan_dialects.text.prompt_text import token_spans
+from caravan_dialects.text.detokenize import token_spans
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals, reading_texts

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from caravan_dialects.chat.call_form import CallForm, CallForms
-from caravan_dialects.chat.template_environment import compiled
-from caravan_dialects.chat.template_errors import TemplateError, TemplateStoppedError
+from caravan_dialects.chat.template_messages import TemplateError, TemplateStoppedError
+from caravan_dialects.chat.template_probes import CallForm, CallForms
+from caravan_dialects.chat.template_process import compiled
 
 _CALL = "{{ c.function.name }}({{ c.function.arguments"
 _SHOWN_WITH = {

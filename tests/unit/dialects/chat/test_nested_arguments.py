@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from caravan_dialects.chat.nested_arguments import nested_json
+from caravan_dialects.chat.tag_reader import nested_json
 from caravan_dialects.chat.tool_format import KEY, Tags
 
 TAGS = Tags(key_opening="<", key_closing=">", value_closing=f"</{KEY}>")

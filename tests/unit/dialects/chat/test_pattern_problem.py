@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from caravan_dialects.chat.pattern_problem import ends_in_escape, pattern_problem
+from caravan_dialects.chat.schema_values import ends_in_escape, pattern_problem
 
 ESCAPE = "the regular expression ends with a backslash that escapes nothing"
 

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from caravan_dialects.chat.plain_schema import plain_schema
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError
 
 TEXT = {"type": "string"}
 INTEGER = {"type": "integer"}

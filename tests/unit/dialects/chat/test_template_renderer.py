@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from caravan_dialects import guarded_process
-from caravan_dialects.chat.template_errors import TemplateError, TemplateOutputError
+from caravan_dialects.chat.template_messages import TemplateError, TemplateOutputError
 from caravan_dialects.chat.template_renderer import MAX_SOURCE_BYTES, TemplateRenderer
 from caravan_scheduler.core.errors import HelperError
 

@@ -8,9 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from caravan_dialects.chat.template_environment import compiled
-from caravan_dialects.chat.template_errors import TemplateError
-from caravan_dialects.chat.thought_calls import ThoughtCalls
+from caravan_dialects.chat.template_messages import TemplateError
+from caravan_dialects.chat.template_process import compiled
+from caravan_dialects.chat.thought_reader import ThoughtCalls
 from caravan_dialects.chat.tool_derivation import ToolFormats
 from caravan_dialects.chat.tool_format import CONTROL, KEY, ToolFormat, is_tag, pieces
 from caravan_dialects.chat.tool_grammar import opens_calls, tool_constraint

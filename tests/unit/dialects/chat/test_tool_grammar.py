@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from caravan_dialects.chat.known_tool_formats import GENERIC
+from caravan_dialects.chat.tool_format import GENERIC
 from caravan_dialects.chat.tool_grammar import tool_constraint
 from caravan_testing.scripted_engine import ScriptedEngine
 

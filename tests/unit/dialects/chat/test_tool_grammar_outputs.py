@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from caravan_dialects.chat.known_tool_formats import GENERIC, HERMES, LLAMA_3, MISTRAL
-from caravan_dialects.chat.tool_format import ToolFormat
+from caravan_dialects.chat.tool_format import GENERIC, HERMES, LLAMA_3, MISTRAL, ToolFormat
 from caravan_dialects.chat.tool_grammar import tool_constraint
 from caravan_dialects.chat.tool_parser import CallPart, ToolParser
 from caravan_testing.byte_grammar import FIRST_CONTROL, accepts

@@ -2,8 +2,15 @@
 
 import pytest
 
-from caravan_dialects.chat.known_tool_formats import GENERIC, HERMES, LLAMA_3, MISTRAL, QWEN_3_CODER, known_format_of
-from caravan_dialects.chat.tool_format import ToolFormat
+from caravan_dialects.chat.tool_format import (
+    GENERIC,
+    HERMES,
+    LLAMA_3,
+    MISTRAL,
+    QWEN_3_CODER,
+    ToolFormat,
+    known_format_of,
+)
 from caravan_dialects.chat.tool_parser import CallPart, Part, TextPart, ToolParser
 
 Read = tuple[str, list[tuple[str, str]]]

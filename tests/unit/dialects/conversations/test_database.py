@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from caravan_dialects.conversations.database import Bounds, Database, StateFileError
+from caravan_dialects.conversations.database import RESERVED_BYTES, Bounds, Database, StateFileError
 from caravan_dialects.conversations.nodes import START, ExactTokens, Head, Node, Position, Transaction
-from caravan_dialects.conversations.reserve import RESERVED_BYTES
 
 NOW = 1_000_000.0
 LARGE = Bounds(max_bytes=1 << 30, life_s=3600)

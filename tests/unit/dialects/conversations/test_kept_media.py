@@ -9,8 +9,8 @@ import pytest
 
 from caravan_dialects.conversations import tables
 from caravan_dialects.conversations.database import Bounds, Database
-from caravan_dialects.conversations.kept_tokens import packed, unpacked
 from caravan_dialects.conversations.nodes import START, ExactTokens, Json, Node, Position, Transaction
+from caravan_dialects.conversations.packing import packed, unpacked
 from caravan_proto.messages.media import MediaSpan
 from caravan_scheduler.core.prompt_media import cell_numbers
 

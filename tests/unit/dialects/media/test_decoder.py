@@ -12,9 +12,7 @@ import pytest
 from PIL import Image
 
 from caravan_dialects.media.decoder import MediaDecoder
-from caravan_dialects.media.file import MediaFile
-from caravan_dialects.media.limits import MAX_PICTURE_BYTES
-from caravan_dialects.media.problems import MediaFileError, Reason
+from caravan_dialects.media.file import MAX_PICTURE_BYTES, MediaFile, MediaFileError, Reason
 from caravan_scheduler.core.errors import HelperError
 from caravan_scheduler.core.media import Picture, Sound
 from caravan_testing.hostile_pictures import harmless_files, hostile_files, noise, picture_file

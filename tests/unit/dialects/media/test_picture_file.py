@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from caravan_dialects.media.limits import MAX_PICTURE_BYTES, MAX_SIDE
-from caravan_dialects.media.picture_file import decode_picture
-from caravan_dialects.media.problems import MediaFileError, Reason
+from caravan_dialects.media.decoder_process import decode_picture
+from caravan_dialects.media.file import MAX_PICTURE_BYTES, MAX_SIDE, MediaFileError, Reason
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import miniaudio
 import pytest
 
-from caravan_dialects.media import limits
-from caravan_dialects.media.problems import MediaFileError, Reason
-from caravan_dialects.media.sound_file import decode_sound
+from caravan_dialects.media.decoder_process import decode_sound
+from caravan_dialects.media.file import MAX_SOUND_BYTES, MediaFileError, Reason
 from caravan_testing.sounds import RATE, flac, float_wav, silent_mp3, tone, wav
 
 
@@ -74,15 +73,15 @@ def test_what_is_no_sound_for_a_model_is_refused(
 
 
 def test_a_long_sound_is_refused_when_it_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caravan_dialects.media.sound_file.MAX_SOUND_S", 1)
+    monkeypatch.setattr("caravan_dialects.media.decoder_process.MAX_SOUND_S", 1)
     assert len(decode_sound(wav(tone(1.0)), RATE)) == 4 * RATE
     with pytest.raises(MediaFileError, match="must last at most 1 seconds"):
         decode_sound(wav(tone(1.1)), RATE)
 
 
 def test_more_bytes_than_allowed_are_refused_unread() -> None:
-    with pytest.raises(MediaFileError, match=f"at most {limits.MAX_SOUND_BYTES} bytes"):
-        decode_sound(bytes(limits.MAX_SOUND_BYTES + 1), RATE)
+    with pytest.raises(MediaFileError, match=f"at most {MAX_SOUND_BYTES} bytes"):
+        decode_sound(bytes(MAX_SOUND_BYTES + 1), RATE)
 
 
 @pytest.mark.parametrize("data", [b"fLaC" + bytes(60), b"ID3" + bytes(60), b"RIFF\0\0\0\0WAVE", b"\xff\xfb" * 500])

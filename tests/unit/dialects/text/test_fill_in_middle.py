@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_dialects.text.fill_in_middle import Gap, fill_prompt, trimmed
+from caravan_dialects.api.generation.fill import Gap, fill_prompt, trimmed
 from caravan_proto.messages.model import FillTokens
 
 FILL = FillTokens(prefix=-1, suffix=-2, middle=-3)

@@ -1,6 +1,6 @@
 import pytest
 
-from caravan_dialects.text.prompt_text import as_decoded, as_written, token_spans
+from caravan_dialects.text.detokenize import as_decoded, as_written, token_spans
 from caravan_proto.messages.model import TokenizedText
 
 

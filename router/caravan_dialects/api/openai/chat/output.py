@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 from caravan_dialects.api.generation.run import Run, read_all
 from caravan_dialects.api.openai.events import FINISH_WORDS
-from caravan_dialects.chat.thought_calls import ThoughtCalls
-from caravan_dialects.chat.thought_reader import ThoughtPart, ThoughtReader
+from caravan_dialects.chat.thought_reader import ThoughtCalls, ThoughtPart, ThoughtReader
 from caravan_dialects.chat.tool_format import CONTROL
 from caravan_dialects.chat.tool_parser import CallPart, TextPart, ToolParser
 from caravan_dialects.text.assembler import Piece, TextOptions

@@ -7,8 +7,7 @@ from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.openai.chat.schema import ChatRequest
 from caravan_dialects.api.openai.rules import no_thoughts_error
 from caravan_dialects.api.openai.sampling import one_of
-from caravan_dialects.chat.thought_format import HARMONY, ThoughtFormat
-from caravan_dialects.chat.thought_prompt import Thinking, ThoughtPlan, template_options
+from caravan_dialects.chat.thought_format import HARMONY, Thinking, ThoughtFormat, ThoughtPlan, template_options
 
 _NO_LIMIT = -1
 _MAX_BUDGET = 2**31 - 1

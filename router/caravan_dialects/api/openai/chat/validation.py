@@ -41,11 +41,9 @@ from caravan_dialects.api.openai.sampling import (
 )
 from caravan_dialects.api.openai.stopping import stopping_of, text_options_of
 from caravan_dialects.chat.control_text import strings_of
-from caravan_dialects.chat.exact_tokens import with_exact_tokens
-from caravan_dialects.chat.prompt import ChatPrompt
-from caravan_dialects.chat.thought_calls import ThoughtCalls
+from caravan_dialects.chat.prompt import ChatPrompt, with_exact_tokens
 from caravan_dialects.chat.thought_format import Beginning, beginning_after
-from caravan_dialects.chat.thought_reader import ThoughtReader
+from caravan_dialects.chat.thought_reader import ThoughtCalls, ThoughtReader
 from caravan_dialects.chat.tool_format import ToolFormat
 from caravan_dialects.chat.tool_grammar import functions_of
 from caravan_dialects.chat.tool_parser import ToolParser

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from caravan_dialects.api.openai.completions.schema import CompletionChoice, Logprobs, PromptLogprob
 from caravan_dialects.api.openai.events import FINISH_WORDS
 from caravan_dialects.text.assembler import Piece
-from caravan_dialects.text.detokenize import display_text
-from caravan_dialects.text.prompt_text import PromptText
+from caravan_dialects.text.detokenize import PromptText, display_text
 from caravan_proto.messages.results import FinishReason
 from caravan_scheduler.core.tokens import Alternative, PromptToken
 

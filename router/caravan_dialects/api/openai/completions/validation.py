@@ -26,7 +26,7 @@ from caravan_dialects.api.openai.prompts import PromptInput, TextPrompt, TokensP
 from caravan_dialects.api.openai.rules import ignore_eos_error, needs_field_error, stream_options_error, suffix_error
 from caravan_dialects.api.openai.sampling import biases_of, check_choice_parameters, check_sampling, samplings_of
 from caravan_dialects.api.openai.stopping import stopping_of, text_options_of
-from caravan_dialects.text.prompt_text import PromptText, as_decoded, as_written
+from caravan_dialects.text.detokenize import PromptText, as_decoded, as_written
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -8,8 +8,7 @@ from caravan_dialects.api.openai.conversations.schema import Delete, Edit, Inser
 from caravan_dialects.api.openai.responses.item_messages import count_system, turns_of
 from caravan_dialects.api.openai.responses.items import check_size, read_items
 from caravan_dialects.api.openai.responses.rules import one_of_fields_error, unknown_item_error
-from caravan_dialects.conversations.ids import new_id
-from caravan_dialects.conversations.nodes import Chain, Json, Node, Position
+from caravan_dialects.conversations.nodes import Chain, Json, Node, Position, new_id
 
 # Returns the items after a change. Raises ValidationError.
 Change = Callable[[Sequence[Json]], Sequence[Json]]

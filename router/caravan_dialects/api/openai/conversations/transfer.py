@@ -6,8 +6,7 @@ from itertools import takewhile
 from caravan_dialects.api.openai.conversations.schema import Export, Tokens
 from caravan_dialects.api.openai.responses.items import MAX_ITEMS, read_exported_item
 from caravan_dialects.api.openai.responses.rules import repeated_item_error, too_many_items_error
-from caravan_dialects.conversations.ids import new_id
-from caravan_dialects.conversations.nodes import START, Chain, ExactTokens, Head, Node, Position
+from caravan_dialects.conversations.nodes import START, Chain, ExactTokens, Head, Node, Position, new_id
 from caravan_scheduler.core.prompt_media import is_cell
 
 

@@ -19,7 +19,7 @@ from caravan_dialects.api.openai.responses.schema import (
 from caravan_dialects.api.openai.responses.tools import OfferedTools, shown_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.api.stream import named
-from caravan_dialects.conversations.ids import new_id
+from caravan_dialects.conversations.nodes import new_id
 
 _ENCODER = msgspec.json.Encoder()
 

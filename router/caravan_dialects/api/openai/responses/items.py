@@ -17,8 +17,7 @@ from caravan_dialects.api.openai.responses.rules import (
     unknown_item_error,
 )
 from caravan_dialects.api.openai.responses.tool_names import ToolName
-from caravan_dialects.conversations.ids import new_id
-from caravan_dialects.conversations.nodes import Json
+from caravan_dialects.conversations.nodes import Json, new_id
 
 MAX_ITEMS = 10_000
 """Items of a request with those that it continues, and of a conversation."""

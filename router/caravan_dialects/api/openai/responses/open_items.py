@@ -15,8 +15,7 @@ from caravan_dialects.api.openai.responses.items import (
 from caravan_dialects.api.openai.responses.parts import text_part
 from caravan_dialects.api.openai.responses.tool_names import ToolName
 from caravan_dialects.api.openai.responses.tools import custom_input, search_arguments
-from caravan_dialects.conversations.ids import new_id
-from caravan_dialects.conversations.nodes import Json
+from caravan_dialects.conversations.nodes import Json, new_id
 
 
 class Emit(Protocol):

@@ -1,11 +1,17 @@
-"""Numbers in schemas as a grammar can express them: llguidance reads all as doubles."""
+"""Numbers, and the patterns and formats of strings, in schemas as a grammar can express them.
+
+llguidance reads all numbers as doubles, and overlooks some errors in regular expressions: it drops a backslash at the
+end, for one.
+"""
 
 import math
+import re
 from collections.abc import Mapping
 from decimal import Decimal
+from enum import Enum, auto
 from typing import Any
 
-from caravan_dialects.chat.schema_problem import Path, UnsupportedSchemaError
+from caravan_dialects.chat.schema_references import Path, UnsupportedSchemaError
 
 # Up to here a double has every whole number.
 _EXACT = 2**53
@@ -14,6 +20,13 @@ _MOST = 2**63 - 1024
 _MOST_MULTIPLE = 2**32
 
 Number = int | float
+_COUNT = re.compile(r"\{\d+(?:,\d*)?\}")
+# Classes may have classes within.
+_CLASS = re.compile(r"\[\^?\]?")
+# Those that llguidance knows. JSON Schema has more, which are annotations, as are the inventions of others.
+_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+# Patterns that are found in every text.
+_ANY = frozenset({"", ".*", "^", "$", "^.*", ".*$"})
 
 
 def check_constant(value: Any, path: Path) -> None:
@@ -118,3 +131,96 @@ def _negative(value: Any) -> Any:
 def _shown(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+class _Before(Enum):
+    """What precedes a place in an expression."""
+
+    NOTHING = auto()
+    ANCHOR = auto()
+    ATOM = auto()
+    REPEATED = auto()
+    LAZY = auto()
+
+
+def ends_in_escape(pattern: str) -> bool:
+    """Whether ``pattern`` ends with a backslash that escapes nothing."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
+
+
+def pattern_problem(pattern: str) -> str | None:
+    """Return what is wrong with ``pattern`` in ECMA 262, as far as this module looks, or None."""
+    if ends_in_escape(pattern):
+        return "the regular expression ends with a backslash that escapes nothing"
+    at, before = 0, _Before.NOTHING
+    while at < len(pattern):
+        character = pattern[at]
+        count = _COUNT.match(pattern, at)
+        if character in "*+?" or count is not None:
+            if before is _Before.REPEATED and character == "?":
+                before = _Before.LAZY
+            elif before is _Before.ATOM:
+                before = _Before.REPEATED
+            else:
+                return f"the regular expression has nothing to repeat at {at}"
+            at = at + 1 if count is None else count.end()
+            continue
+        before = _Before.ATOM
+        match character:
+            case "\\":
+                at += 2
+            case "[":
+                at = _behind_class(pattern, at)
+            case "(":
+                before = _Before.NOTHING
+                at += 2 if pattern.startswith("(?", at) else 1
+            case "|":
+                before = _Before.NOTHING
+                at += 1
+            case "^" | "$":
+                before = _Before.ANCHOR
+                at += 1
+            case _:
+                at += 1
+    return None
+
+
+def _behind_class(pattern: str, at: int) -> int:
+    depth = 0
+    while at < len(pattern):
+        opening = _CLASS.match(pattern, at)
+        if opening is not None:
+            depth += 1
+            at = opening.end()
+        elif pattern[at] == "\\":
+            at += 2
+        else:
+            depth -= int(pattern[at] == "]")
+            at += 1
+            if not depth:
+                break
+    return at
+
+
+def string_rules(schema: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Return ``pattern`` and ``format`` of ``schema``, as far as they constrain."""
+    found = {}
+    if (pattern := schema.get("pattern")) is not None:
+        if not isinstance(pattern, str):
+            raise UnsupportedSchemaError("it must be a regular expression", (*path, "pattern"))
+        check_pattern(pattern, (*path, "pattern"))
+        if pattern not in _ANY:
+            found["pattern"] = pattern
+    if (name := schema.get("format")) is not None:
+        if not isinstance(name, str):
+            raise UnsupportedSchemaError("it must be a string", (*path, "format"))
+        if name in _FORMATS:
+            found["format"] = name
+    return found
+
+
+def check_pattern(pattern: str, path: Path) -> None:
+    """Raise UnsupportedSchemaError for an error in ``pattern`` that llguidance does not find."""
+    problem = pattern_problem(pattern)
+    if problem is not None:
+        raise UnsupportedSchemaError(problem, path)
