@@ -9,8 +9,7 @@ from caravan.executor_sampling import LIMITS, model_facts
 from caravan.prompts import CHAT_PARAMS, Messages
 from caravan.request_bodies import chat_body
 from caravan.valid_requests import named_errors
-from caravan_dialects.api.generation.bounds import Bounds, bounds_of
-from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.limits import Bounds, Limits, bounds_of
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_dialects.chat.prompt import with_exact_tokens
 from caravan_dialects.chat.template_renderer import TemplateRenderer

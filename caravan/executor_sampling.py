@@ -15,8 +15,7 @@ from caravan.request_bodies import generating_fields, named_refusals
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.api.generation.checks import check_positive
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.api.openai.sampling import biases_of, check_sampling, samplings_of
-from caravan_dialects.api.openai.stopping import stopping_of, text_options_of
+from caravan_dialects.api.openai.sampling import biases_of, check_sampling, samplings_of, stopping_of, text_options_of
 from caravan_dialects.text.assembler import TextOptions
 from caravan_proto.messages.results import FinishReason
 from caravan_proto.messages.sampling import SamplingParams as Sampling

@@ -37,14 +37,11 @@ from caravan.valid_requests import (
     valid_completions,
 )
 from caravan_dialects.ahead import each
-from caravan_dialects.api.generation.bounds import bounds_of
-from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.models import ServedModel
+from caravan_dialects.api.generation.context import Context, ServedModel
 from caravan_dialects.api.generation.prompt import check_token_ids
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run, collect, on_all, started, together
+from caravan_dialects.api.generation.run import Run, ValidRequest, collect, on_all, started, together
 from caravan_dialects.api.generation.serving import Sender
-from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.limits import Limits, bounds_of
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_dialects.api.openai.chat.whole import read_whole
 from caravan_dialects.api.openai.choices import check_streamed

@@ -11,7 +11,7 @@ from caravan.prompts import PlainPrompt
 from caravan.request_fields import chat_fields, completion_fields, sampling_fields
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.api.errors import ValidationError
-from caravan_dialects.api.generation.marked_fields import without_effect
+from caravan_dialects.api.generation.reading import without_effect
 from caravan_dialects.api.openai.aliases import with_limit
 from caravan_dialects.api.openai.chat.schema import ChatRequest
 from caravan_dialects.api.openai.completions.schema import CompletionRequest

@@ -11,7 +11,7 @@ from caravan_dialects.ahead import ahead, each
 from caravan_dialects.api.errors import ContextLengthError, RequestError
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.prompt import check_token_ids, tokenize_prompt
-from caravan_dialects.api.generation.request import ValidRequest
+from caravan_dialects.api.generation.run import ValidRequest
 from caravan_dialects.api.openai.chat.truncation import validate_chat
 from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat
 from caravan_dialects.api.openai.choices import Choices, choices_of

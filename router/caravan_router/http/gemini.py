@@ -7,7 +7,7 @@ from functools import partial
 
 from aiohttp import web
 
-from caravan_dialects.api.gemini.embeddings import embeddings_of, texts_of
+from caravan_dialects.api.gemini.contents import embeddings_of, texts_of
 from caravan_dialects.api.gemini.errors import GEMINI
 from caravan_dialects.api.gemini.replies import (
     BatchEmbedContentsResponse,

@@ -6,8 +6,7 @@ import msgspec
 
 from caravan_dialects.api.body import decode
 from caravan_dialects.api.cloud.schema import RequestKeys, VertexRequest, VertexResponse
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.reading import BodyReader
 from caravan_dialects.api.generation.rules import empty_prompt_error, too_many_prompts_error, unsupported_field_error

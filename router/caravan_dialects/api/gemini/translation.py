@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from caravan_dialects.api.gemini.contents import chat_messages_of
-from caravan_dialects.api.gemini.json_schema import json_schema_of
 from caravan_dialects.api.gemini.schema import (
     CountTokensBody,
     GenerateContentRequest,
     GenerationConfig,
     ThinkingConfig,
 )
-from caravan_dialects.api.gemini.tools import ToolFields, tool_fields
+from caravan_dialects.api.gemini.tools import ToolFields, json_schema_of, tool_fields
 from caravan_dialects.api.generation.checks import check_positive, check_range
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.rules import invalid_grammar_error

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caravan_dialects.api.generation.bounds import Bounds
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.prompt import tokenize_plain
+from caravan_dialects.api.limits import Bounds
 from caravan_proto.messages.model import FillTokens
 from caravan_scheduler.core.engine import Engine
 

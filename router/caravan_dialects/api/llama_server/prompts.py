@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caravan_dialects.ahead import each
-from caravan_dialects.api.generation.bounds import Bounds
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.fill import Gap, OtherFile, context_tokens, fill_prompt, trimmed
 from caravan_dialects.api.generation.prompt import check_prompt_ids, tokenize_plain, tokenize_prompt
@@ -14,7 +13,7 @@ from caravan_dialects.api.generation.rules import (
     too_many_prompts_error,
     unsupported_field_error,
 )
-from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.limits import Bounds, Limits
 from caravan_dialects.api.llama_server.rules import infill_error, too_many_extra_parts_error
 from caravan_dialects.api.llama_server.schema import InfillRequest, MarkedPrompt
 

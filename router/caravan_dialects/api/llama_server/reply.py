@@ -6,12 +6,10 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.progress import PromptProgress, with_progress
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run, read_all
+from caravan_dialects.api.generation.run import Run, ValidRequest, read_all
 from caravan_dialects.api.llama_server.errors import LLAMA_SERVER
 from caravan_dialects.api.llama_server.line_limits import LineLimits
 from caravan_dialects.api.llama_server.prompts import Prompts
@@ -22,7 +20,7 @@ from caravan_dialects.api.llama_server.schema import (
     TokenProbability,
 )
 from caravan_dialects.api.llama_server.validation import validate_llama
-from caravan_dialects.api.openai.timings import progress_shown, timings_of
+from caravan_dialects.api.openai.usage import progress_shown, timings_of
 from caravan_dialects.api.stream import Events
 from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import display_text

@@ -7,12 +7,9 @@ from typing import ClassVar
 import msgspec
 
 from caravan_dialects.api.errors import ValidationError
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
-from caravan_dialects.api.generation.candidates import best_first
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run, collect
+from caravan_dialects.api.generation.run import Run, ValidRequest, best_first, collect
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.stream import Events
 from caravan_dialects.api.tgi.errors import TGI

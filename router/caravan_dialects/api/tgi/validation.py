@@ -1,29 +1,30 @@
 """TGI's rules for ``/generate``, in TGI's order."""
 
+import re
 from dataclasses import replace
 
 from caravan_dialects.api.generation.checks import (
+    RANDOM_SEED,
     check_candidates,
     check_positive,
     check_range,
     check_sampled,
     check_stops,
+    choice_seed,
+    draw_seed,
     effective_temperature,
 )
 from caravan_dialects.api.generation.constraints import ConstraintReader, compiled
 from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.media import tokenize_mixed
 from caravan_dialects.api.generation.parts import MediaParts
-from caravan_dialects.api.generation.prompt import Truncation, check_new_tokens, fit, tokenize_truncated
-from caravan_dialects.api.generation.request import ValidRequest
+from caravan_dialects.api.generation.prompt import Truncation, check_new_tokens, fit, tokenize_mixed, tokenize_truncated
 from caravan_dialects.api.generation.rules import (
     not_between_zero_and_one_error,
     unsupported_field_error,
 )
-from caravan_dialects.api.generation.seeds import RANDOM_SEED, choice_seed, draw_seed
+from caravan_dialects.api.generation.run import ValidRequest
 from caravan_dialects.api.generation.serving import Extras
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.api.tgi.pictures import with_pictures
 from caravan_dialects.api.tgi.rules import (
     best_of_disabled_error,
     best_of_streaming_error,
@@ -41,10 +42,18 @@ from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.media_tokens import MediaTokens
 from caravan_scheduler.core.stopping import StoppingParams
 
+_PICTURE = re.compile(r"!\[\]\(([^)]*)\)")
 # TGI's own limit, which its clients know of.
 MAX_STOPS = 4
 # As in TGI, a request without ``parameters`` samples; a request with them is greedy unless they enable sampling.
 _NO_PARAMETERS = GenerateParameters(do_sample=True)
+
+
+def with_pictures(text: str, media: MediaParts) -> str:
+    """Return ``text`` with marks for its pictures, if the model sees. Raises ValidationError."""
+    if not media.sees:
+        return text
+    return _PICTURE.sub(lambda found: media.picture_at("inputs", found[1]), text)
 
 
 def parameters_of(body: GenerateRequest | CompatGenerateRequest) -> GenerateParameters:

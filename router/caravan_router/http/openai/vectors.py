@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.models import model_name
+from caravan_dialects.api.generation.context import Context, model_name
 from caravan_dialects.api.generation.permits import check_rate, holding_permits
 from caravan_dialects.api.openai.embeddings.vectors import TextsOf, Vectors, vectors_in
 from caravan_router.http.generation.context import context_of

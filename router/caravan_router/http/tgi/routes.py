@@ -7,9 +7,9 @@ import asyncio
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.bounds import bounds_of
-from caravan_dialects.api.generation.models import MODEL_HEADER
+from caravan_dialects.api.generation.context import MODEL_HEADER
 from caravan_dialects.api.generation.prompt import check_token_ids, tokenize_prompt
+from caravan_dialects.api.limits import bounds_of
 from caravan_dialects.api.tgi.errors import TGI
 from caravan_dialects.api.tgi.reply import AskedGenerate
 from caravan_dialects.api.tgi.schema import (

@@ -5,7 +5,7 @@ import tracemalloc
 import msgspec
 import pytest
 
-from caravan_dialects.api.decoded_size import most_decoded_bytes
+from caravan_dialects.api.body import most_decoded_bytes
 
 BODIES = {
     "objects": b"[" + b"{}," * 30_000 + b"{}]",

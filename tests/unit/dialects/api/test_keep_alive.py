@@ -5,7 +5,7 @@ import math
 import pytest
 
 from caravan_dialects.api.errors import ValidationError
-from caravan_dialects.api.ollama.keep_alive import seconds_of
+from caravan_dialects.api.ollama.validation import seconds_of
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from caravan_dialects.api.generation.models import ServedModel
+from caravan_dialects.api.generation.context import ServedModel
 from caravan_dialects.api.generation.run import Run
 from caravan_dialects.text.assembler import TextOptions
 from caravan_proto.messages.results import FinishReason

@@ -1,4 +1,4 @@
-from caravan_dialects.api.generation.seeds import choice_seed
+from caravan_dialects.api.generation.checks import choice_seed
 from caravan_proto.messages.sampling import MAX_SEED
 
 

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.parts import MediaParts, text_for
 from caravan_dialects.api.generation.run import Run
@@ -21,7 +20,7 @@ from caravan_dialects.api.openai.chat.schema import ChatRequest, Message
 from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat, validate_whole_chat
 from caravan_dialects.api.openai.chat.whole import read_whole
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.prompt_details import media_tokens
+from caravan_dialects.api.openai.usage import media_tokens
 from caravan_dialects.api.stream import Events
 from caravan_dialects.chat.tool_parser import TextPart
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from caravan_dialects.api.errors import ChatTemplateError
 from caravan_dialects.api.generation.context import PromptContext
-from caravan_dialects.api.generation.media import decoded
 from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts
+from caravan_dialects.api.generation.prompt import decoded
 from caravan_dialects.api.generation.rules import PromptTooManyBytesError
 from caravan_dialects.api.openai.chat.messages import template_messages, template_tools
 from caravan_dialects.api.openai.chat.schema import ChatRequest

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.progress import PromptProgress, with_progress
 from caravan_dialects.api.generation.run import Run
@@ -26,12 +25,10 @@ from caravan_dialects.api.openai.chat.truncation import validate_chat
 from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat
 from caravan_dialects.api.openai.chat.whole import WholeOutput, read_whole
 from caravan_dialects.api.openai.choices import choices_of
-from caravan_dialects.api.openai.completion_details import completion_details
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage, wants_usage_of_each
-from caravan_dialects.api.openai.prompt_details import prompt_details
 from caravan_dialects.api.openai.schema import Usage
-from caravan_dialects.api.openai.timings import progress_shown, timings_of
+from caravan_dialects.api.openai.usage import completion_details, progress_shown, prompt_details, timings_of
 from caravan_dialects.api.stream import Events
 from caravan_scheduler.core.prompt_media import text_ids
 

@@ -4,24 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caravan_dialects.api.errors import ToolError
-from caravan_dialects.api.generation.bounds import Bounds
 from caravan_dialects.api.generation.checks import check_positive, check_range
 from caravan_dialects.api.generation.constraints import FieldConstraint
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.fill import prompt_before
-from caravan_dialects.api.generation.media import tokenize_mixed
 from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts
 from caravan_dialects.api.generation.prompt import (
     check_new_tokens,
     check_prompt_ids,
     clamped,
     fit,
+    tokenize_mixed,
     tokenize_plain,
     tokenize_prompt,
 )
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run
+from caravan_dialects.api.generation.run import Run, ValidRequest
 from caravan_dialects.api.generation.serving import Extras
+from caravan_dialects.api.limits import Bounds
 from caravan_dialects.api.openai.beams import check_beams, with_beams
 from caravan_dialects.api.openai.chat.enforced import IN_CHAT, SchemaPlaces, Wanted, enforced
 from caravan_dialects.api.openai.chat.messages import template_tools, texts_of_parts
@@ -38,8 +37,9 @@ from caravan_dialects.api.openai.sampling import (
     check_sampling,
     one_of,
     samplings_of,
+    stopping_of,
+    text_options_of,
 )
-from caravan_dialects.api.openai.stopping import stopping_of, text_options_of
 from caravan_dialects.chat.control_text import strings_of
 from caravan_dialects.chat.prompt import ChatPrompt, with_exact_tokens
 from caravan_dialects.chat.thought_format import Beginning, beginning_after

@@ -14,7 +14,7 @@ from caravan_dialects.api.generation.prompt import (
     tokenize_plain,
     tokenize_prompt,
 )
-from caravan_dialects.api.generation.request import ValidRequest
+from caravan_dialects.api.generation.run import ValidRequest
 from caravan_dialects.api.generation.serving import Extras
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.aliases import UNLIMITED
@@ -24,8 +24,14 @@ from caravan_dialects.api.openai.completions.schema import CompletionRequest
 from caravan_dialects.api.openai.constraints import constraint_of
 from caravan_dialects.api.openai.prompts import PromptInput, TextPrompt, TokensPrompt, split_prompts
 from caravan_dialects.api.openai.rules import ignore_eos_error, needs_field_error, stream_options_error, suffix_error
-from caravan_dialects.api.openai.sampling import biases_of, check_choice_parameters, check_sampling, samplings_of
-from caravan_dialects.api.openai.stopping import stopping_of, text_options_of
+from caravan_dialects.api.openai.sampling import (
+    biases_of,
+    check_choice_parameters,
+    check_sampling,
+    samplings_of,
+    stopping_of,
+    text_options_of,
+)
 from caravan_dialects.text.detokenize import PromptText, as_decoded, as_written
 
 DEFAULT_MAX_TOKENS = 16

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from caravan_dialects.api.generation.data_url import data_of
-from caravan_dialects.api.generation.parts import MediaParts, text_for
+from caravan_dialects.api.generation.parts import MediaParts, data_of, text_for
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.rules import missing_field_error
 from caravan_dialects.conversations.nodes import Json

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import msgspec
 
 from caravan_dialects.api.errors import ContextLengthError, NotStoredError
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
 from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.events import token_ids_of
-from caravan_dialects.api.openai.prompt_details import media_tokens
 from caravan_dialects.api.openai.responses.draft import Draft
 from caravan_dialects.api.openai.responses.logprobs import MessageTokens
 from caravan_dialects.api.openai.responses.other_items import plain_items
@@ -32,6 +30,7 @@ from caravan_dialects.api.openai.responses.schema import (
 from caravan_dialects.api.openai.responses.tools import ITEMS_WITH_TOOLS, offered_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.api.openai.responses.validation import generates, validate_turn, wants_logprobs
+from caravan_dialects.api.openai.usage import media_tokens
 from caravan_dialects.api.stream import NAMED_EVENTS, Events
 from caravan_dialects.conversations.nodes import ExactTokens, Node
 from caravan_dialects.text.assembler import Piece

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from caravan_dialects.api.errors import UnknownEntryError
-from caravan_dialects.api.openai.conversations.edits import appended, placed
+from caravan_dialects.api.openai.conversations.edits import appended, imported, placed
 from caravan_dialects.api.openai.conversations.schema import (
     ConversationObject,
     CreateConversation,
@@ -14,7 +14,6 @@ from caravan_dialects.api.openai.conversations.schema import (
     StoredItem,
     UpdateConversation,
 )
-from caravan_dialects.api.openai.conversations.transfer import imported
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.responses.items import read_items
 from caravan_dialects.api.openai.responses.pages import item_list, page_of

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from aiohttp import web
 
 from caravan_dialects.api.errors import UnknownEntryError
-from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_tokens
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.errors import OPENAI
