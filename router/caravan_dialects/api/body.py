@@ -1,7 +1,7 @@
 """Decodes a request's body into its type, and bounds before how much memory its values take."""
 
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -82,3 +82,11 @@ def _placed(reason: str, inside: str) -> str:
 def _field_of(message: str) -> str:
     path, unknown = _PATH.search(message), _UNKNOWN_FIELD.search(message)
     return ".".join(found[1] for found in (path, unknown) if found)
+
+
+def object_of(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that the arguments of a call, ``text``, are; None if they are none, as when cut off."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None

@@ -7,10 +7,8 @@ MiniMax M3 writes lists and objects as tags within tags, where the tag is the ke
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 
-import msgspec
-
 from caravan_dialects.chat.argument_types import ALL, Schema, json_of, property_schema, resolved, types_of
-from caravan_dialects.chat.call_text import SPACE, CallText, overlap
+from caravan_dialects.chat.call_text import SPACE, CallText, json_text, overlap
 from caravan_dialects.chat.tool_format import KEY, Tags, units
 
 # Stands for the key of what is in a list.
@@ -33,7 +31,7 @@ def nested_json(text: str, tags: Tags, schema: Schema, root: Schema | None, dept
         value = nested_json(inner, tags, child, root, depth - 1)
         if value is None:
             value = json_of(inner, types_of(child, root))
-        parts.append(value if listed else f"{_json(key)}: {value}")
+        parts.append(value if listed else f"{json_text(key)}: {value}")
     return f"[{', '.join(parts)}]" if listed else f"{{{', '.join(parts)}}}"
 
 
@@ -66,10 +64,6 @@ def _end(text: str, opening: str, closing: str) -> tuple[int, int] | None:
         if not level:
             return end, at
     return None
-
-
-def _json(text: str) -> str:
-    return msgspec.json.encode(text).decode()
 
 
 class TagReader:
@@ -116,7 +110,7 @@ class TagReader:
                 # What was not read is text.
                 text.at = start
                 return False
-            before = f"{'' if first else ', '}{_json(key)}: "
+            before = f"{'' if first else ', '}{json_text(key)}: "
             first = False
             if not (yield from self._value(key, kinds, before, start)):
                 return False
@@ -161,7 +155,7 @@ class TagReader:
             if streams:
                 # The white space before the closing, too, is held back.
                 held = max(overlap(text.text, closing, text.at), overlap(text.text, bare, text.at))
-                self._emit(_json(text.text[text.at : len(text.text) - held])[1:-1])
+                self._emit(json_text(text.text[text.at : len(text.text) - held])[1:-1])
                 text.drop(len(text.text) - held)
                 text.at = 0
             if text.ended:
@@ -169,7 +163,7 @@ class TagReader:
                 return False
             yield
         value = text.text[text.at : end].removesuffix(space)
-        self._emit(_json(value)[1:-1] + '"' if streams else before + self._json_of(key, value, kinds))
+        self._emit(json_text(value)[1:-1] + '"' if streams else before + self._json_of(key, value, kinds))
         text.at = end + len(bare)
         return True
 

@@ -10,6 +10,7 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import takewhile
 from typing import Any
 
 from caravan_dialects.chat.grammar_terms import terms_for
@@ -192,8 +193,8 @@ def _with_kinds(tags: Tags, typed: str) -> Tags:
     if len(set(texts.values())) == 1:
         return tags
     # Delimiters may end inside a tag: here characters count.
-    start = _common(list(texts.values()))
-    end = _common([text[len(start) :][::-1] for text in texts.values()])[::-1]
+    start = "".join(_common(*texts.values()))
+    end = "".join(reversed(_common(*(text[len(start) :][::-1] for text in texts.values()))))
     # The type is a whole word.
     start, end = start.rstrip(string.ascii_letters), end.lstrip(string.ascii_letters)
     kinds = tuple((kind, text[len(start) : len(text) - len(end)]) for kind, text in texts.items())
@@ -210,30 +211,18 @@ def _written(value: Any) -> tuple[str, ...]:
             return (str(value),)
 
 
-def _common(texts: Sequence[str]) -> str:
-    shortest = min(texts, key=len)
-    for length in range(len(shortest), 0, -1):
-        if all(text.startswith(shortest[:length]) for text in texts):
-            return shortest[:length]
-    return ""
+def _common(*texts: Sequence[str]) -> list[str]:
+    """Return the units with which all ``texts`` begin."""
+    return [unit for unit, *_ in takewhile(lambda column: len({*column}) == 1, zip(*texts, strict=False))]
 
 
 def _common_end(left: str, right: str) -> str:
     """Return the longest common end of two texts that begins with a whole tag."""
-    return "".join(reversed(_common_pieces(pieces(left)[::-1], pieces(right)[::-1])))
+    return "".join(reversed(_common(pieces(left)[::-1], pieces(right)[::-1])))
 
 
 def _common_start(left: str, right: str) -> str:
-    return "".join(_common_pieces(pieces(left), pieces(right)))
-
-
-def _common_pieces(left: Sequence[str], right: Sequence[str]) -> list[str]:
-    same: list[str] = []
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        same.append(one)
-    return same
+    return "".join(_common(pieces(left), pieces(right)))
 
 
 def _after_turn_opening(template: str, none: str, before: str) -> str:

@@ -147,26 +147,13 @@ class Database:
 
     def node(self, owner: str, node_id: str, now: float) -> Chain | None:
         """Return the chain that ends with a response; None if the owner has no response of this id."""
-        self._sweep(now)
-        row = self._connection.execute(
-            "SELECT used, count FROM nodes WHERE id = ? AND owner = ? AND named", (node_id, owner)
-        ).fetchone()
-        if row is None:
-            return None
-        self._touch("nodes", node_id, row[0], now)
-        return self._chain(owner, Position(node=node_id, items=row[1]))
+        row = self._used("SELECT used, count FROM nodes WHERE id = ? AND owner = ? AND named", node_id, owner, now)
+        return None if row is None else self._chain(owner, Position(node=node_id, items=row[0]))
 
     def response(self, owner: str, node_id: str, now: float) -> bytes | None:
         """Return the JSON of a response, and read nothing else of its chain; None if the owner has none of this id."""
-        self._sweep(now)
-        row = self._connection.execute(
-            "SELECT used, response FROM nodes WHERE id = ? AND owner = ? AND named", (node_id, owner)
-        ).fetchone()
-        if row is None:
-            return None
-        used, response = row
-        self._touch("nodes", node_id, used, now)
-        return bytes(response)
+        row = self._used("SELECT used, response FROM nodes WHERE id = ? AND owner = ? AND named", node_id, owner, now)
+        return None if row is None else bytes(row[0])
 
     def conversation(self, owner: str, head_id: str, now: float) -> tuple[Head, Chain] | None:
         """Return a head and its chain; None if the owner has no head of this id."""
@@ -175,16 +162,23 @@ class Database:
 
     def head(self, owner: str, head_id: str, now: float) -> Head | None:
         """Return a head, and read nothing of its chain; None if the owner has no head of this id."""
-        self._sweep(now)
-        row = self._connection.execute(
-            "SELECT used, node, items, metadata, created FROM heads WHERE id = ? AND owner = ?", (head_id, owner)
-        ).fetchone()
+        query = "SELECT used, node, items, metadata, created FROM heads WHERE id = ? AND owner = ?"
+        row = self._used(query, head_id, owner, now)
         if row is None:
             return None
-        used, node, items, metadata, created = row
-        self._touch("heads", head_id, used, now)
+        node, items, metadata, created = row
         position = Position(node=node or "", items=items)
         return Head(id=head_id, created=created, position=position, metadata=_METADATA.decode(metadata))
+
+    def _used(self, query: str, entry: str, owner: str, now: float) -> Sequence[Any] | None:
+        """Return what ``query`` selects of an entry beside its last use, which is now; None if it finds none."""
+        self._sweep(now)
+        row = self._connection.execute(query, (entry, owner)).fetchone()
+        if row is None:
+            return None
+        self._touch("heads" if " FROM heads " in query else "nodes", entry, row[0], now)
+        found: Sequence[Any] = row[1:]
+        return found
 
     def commit(self, owner: str, transaction: Transaction, now: float) -> bool:
         """Write all of ``transaction``, or nothing: then return False, because the head or the parent is not there."""

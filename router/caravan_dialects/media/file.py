@@ -22,9 +22,6 @@ MIN_SOUND_S = 0.1
 MAX_SOUND_S = 600
 MAX_SAMPLE = 16.0
 
-# Of one request, pictures and sounds together.
-MAX_FILES = 8
-
 TIME_LIMIT_S = 10.0
 # A picture of the most pixels takes 200 MB, and is in memory up to six times while a WebP file is decoded.
 DECODER_MEMORY_BYTES = 3 << 29

@@ -5,7 +5,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -37,6 +37,7 @@ from caravan_dialects.api.anthropic.schema import (
     ToolUseBlock,
 )
 from caravan_dialects.api.anthropic.translation import skipped_tools, source_of
+from caravan_dialects.api.body import object_of
 from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
@@ -106,7 +107,7 @@ class Blocks:
                 self.blocks.append(block)
             case ToolUseBlock():
                 # A call that was cut off is no object: a whole reply shows it as text.
-                if (arguments := _object_of(content)) is None:
+                if (arguments := object_of(content)) is None:
                     self.blocks.append(TextBlock(Call(block.name, content).text))
                 else:
                     block.input = arguments
@@ -124,14 +125,6 @@ class Blocks:
     def _delta(self, text: str, delta: BlockDelta) -> BlockEvent:
         self._fragments.append(text)
         return ContentBlockDelta(self._index, delta)
-
-
-def _object_of(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that ``text`` is; None if it is none."""
-    try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 def _named(event: Event) -> bytes:

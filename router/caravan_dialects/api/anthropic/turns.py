@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -96,21 +98,15 @@ def _content_text(field: str, content: str | list[Block] | dict[str, Any] | None
             return joined_lines(text_of_block(f"{field}[{at}]", block, of_tool=of_tool) for at, block in named)
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """Messages in a row of one role, each with its blocks."""
-
-    role: str
-    messages: list[list[_Named]] = field(default_factory=list)
-
-
 def chat_messages_of(body: PromptFields, media: MediaParts) -> list[Message]:
     """Return the messages of a chat. Pictures are added to ``media``. Raises ValidationError."""
     messages: list[Message] = []
     if system := _system_text(body):
         messages.append(Message(role="system", content=system))
-    for turn in _turns(_since_compaction(body.messages)):
-        messages += _assistant(turn) if turn.role == "assistant" else _user(turn, media)
+    # Messages in a row that are not the assistant's are one turn of the user: templates want alternating turns.
+    for role, said in groupby(_since_compaction(body.messages), itemgetter(0)):
+        turn = [blocks for _, blocks in said]
+        messages += _assistant(turn) if role == "assistant" else _user(turn, media)
     return messages
 
 
@@ -151,22 +147,6 @@ def _since_compaction(messages: Sequence[MessageParam]) -> list[tuple[str, list[
     return kept
 
 
-def _turns(messages: Sequence[tuple[str, list[_Named]]]) -> Iterator[_Turn]:
-    """Yield the turns.
-
-    Messages in a row that are not the assistant's are one turn of the user: templates want alternating turns.
-    """
-    current: _Turn | None = None
-    for role, blocks in messages:
-        if current is None or current.role != role:
-            if current is not None:
-                yield current
-            current = _Turn(role)
-        current.messages.append(blocks)
-    if current is not None:
-        yield current
-
-
 def _blocks(name: str, content: str | list[Block]) -> list[_Named]:
     if isinstance(content, str):
         return [(name, Block(type="text", text=content))]
@@ -191,11 +171,11 @@ class _Said:
         )
 
 
-def _assistant(turn: _Turn) -> list[Message]:
+def _assistant(turn: Sequence[Sequence[_Named]]) -> list[Message]:
     """Return the messages of an assistant's turn: one, but for results of tools that Anthropic has run."""
     messages: list[Message] = []
     said = _Said()
-    blocks = [named for message in turn.messages for named in message]
+    blocks = chain.from_iterable(turn)
     for name, block in blocks:
         if block.type == "thinking":
             said.thoughts.append(block.thinking or "")
@@ -213,11 +193,11 @@ def _assistant(turn: _Turn) -> list[Message]:
     return messages if messages and said == _Said() else [*messages, said.message()]
 
 
-def _user(turn: _Turn, media: MediaParts) -> list[Message]:
+def _user(turn: Sequence[Sequence[_Named]], media: MediaParts) -> list[Message]:
     """Return the results of tools, which follow the calls, and the message of a user's turn."""
     results: list[Message] = []
     texts: list[str] = []
-    for blocks in turn.messages:
+    for blocks in turn:
         parts = []
         for name, block in blocks:
             if block.type == "tool_result":

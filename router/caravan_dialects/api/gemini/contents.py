@@ -5,6 +5,8 @@ import binascii
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 
@@ -69,21 +71,19 @@ def chat_messages_of(contents: Sequence[Content] | Content, system: Content | No
     if not given:
         raise empty_prompt_error("contents")
     instruction = [] if system is None else [text_of(named) for named in parts_of("systemInstruction", system)]
-    turns: list[tuple[str, list[list[_Named]]]] = []
+    turns: list[tuple[str, list[_Named]]] = []
     for number, content in enumerate(given):
         parts = list(parts_of(f"contents[{number}]", content))
         if content.role == "system":
             instruction += [text_of(named) for named in parts]
             continue
-        role = "assistant" if content.role == "model" else "user"
-        # Templates want alternating turns.
-        if not turns or turns[-1][0] != role:
-            turns.append((role, []))
-        turns[-1][1].append(parts)
+        turns.append(("assistant" if content.role == "model" else "user", parts))
     text = "\n".join(text for text in instruction if text)
     messages = [Message(role="system", content=text)] if text else []
     calls = _Calls()
-    for role, said in turns:
+    # Templates want alternating turns.
+    for role, group in groupby(turns, itemgetter(0)):
+        said = [parts for _, parts in group]
         messages += [_model(said, calls)] if role == "assistant" else _user(said, calls, media)
     return messages
 

@@ -3,10 +3,11 @@
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 
+from caravan_dialects.api.body import object_of
 from caravan_dialects.api.gemini.errors import GEMINI
 from caravan_dialects.api.gemini.replies import (
     GeminiCandidate,
@@ -94,7 +95,7 @@ class ReplyParts:
         text = "".join(self._fragments)
         self._fragments.clear()
         # A call that was cut off is no object: the reply shows it as text.
-        if (args := _object_of(text)) is None:
+        if (args := object_of(text)) is None:
             return [ReplyPart(text=Call(name, text).text)]
         return [ReplyPart(function_call=ReplyCall(id=new_call_id(), name=name, args=args))]
 
@@ -113,14 +114,6 @@ def merged(parts: Sequence[ReplyPart]) -> list[ReplyPart]:
             made.append(ReplyPart(text="".join(texts), thought=part.thought))
             texts.clear()
     return made
-
-
-def _object_of(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that ``text`` is; None if it is none."""
-    try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 class AskedContent(Asked):
@@ -156,9 +149,6 @@ class AskedContent(Asked):
     def framed(self, chunk: bytes) -> bytes:
         """Return the message of a stream for ``chunk``."""
         return b"data: " + chunk
-
-    def error_messages(self, error: Exception) -> Sequence[bytes]:
-        return (self.dialect.body(error, ""),)
 
 
 class AskedList(AskedContent):

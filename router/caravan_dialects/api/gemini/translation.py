@@ -16,6 +16,7 @@ from caravan_dialects.api.generation.checks import check_positive, check_range
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.rules import invalid_grammar_error
 from caravan_dialects.api.generation.schema import JsonSchemaFormat, NamedSchema
+from caravan_dialects.api.generation.serving import serving_fields
 from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
 from caravan_dialects.api.openai.chat.schema import ChatRequest
 from caravan_dialects.api.openai.chat.validation import ChatSource
@@ -67,10 +68,7 @@ def source_of(body: GenerateContentRequest, model: ModelFacts) -> ChatSource:
         stop=config.stop_sequences,
         logprobs=config.response_logprobs,
         top_logprobs=config.logprobs,
-        priority=body.priority,
-        timeout=body.timeout,
-        cache_salt=body.cache_salt,
-        speculate=body.speculate,
+        **serving_fields(body),
     )
     places = SchemaPlaces(answer=f"{CONFIG}.{asked.field}", parameters="", tools=tools.places)
     return ChatSource(

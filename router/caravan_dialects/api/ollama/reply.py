@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from caravan_dialects.api.body import object_of
 from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
@@ -17,7 +18,7 @@ from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outpu
 from caravan_dialects.api.openai.chat.schema import TokenLogprob
 from caravan_dialects.api.openai.chat.truncation import validate_chat
 from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat
-from caravan_dialects.api.openai.chat.whole import Call, Collected
+from caravan_dialects.api.openai.chat.whole import Collected
 from caravan_dialects.api.stream import LINES, Events
 from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import IncrementalDecoder
@@ -166,7 +167,7 @@ def _said(collected: Collected, *, ended: bool) -> Said:
     thinking, text = collected.take()
     if not ended:
         return Said(thinking=thinking, text=text)
-    calls = [(call, _object_of(call)) for call in collected.calls]
+    calls = [(call, object_of(call.arguments)) for call in collected.calls]
     text += "".join(call.text for call, arguments in calls if arguments is None)
     return Said(
         thinking=thinking,
@@ -177,13 +178,6 @@ def _said(collected: Collected, *, ended: bool) -> Said:
             if arguments is not None
         ],
     )
-
-
-def _object_of(call: Call) -> dict[str, object] | None:
-    try:
-        return msgspec.json.decode(call.arguments, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 def generate_reply(model: str, said: Said) -> OllamaReply:

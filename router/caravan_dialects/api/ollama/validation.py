@@ -20,6 +20,7 @@ from caravan_dialects.api.generation.prompt import (
 )
 from caravan_dialects.api.generation.rules import too_many_prompts_error, unsupported_field_error
 from caravan_dialects.api.generation.schema import Format, JsonFormat, JsonObjectFormat
+from caravan_dialects.api.generation.serving import serving_fields
 from caravan_dialects.api.ollama import schema as ollama
 from caravan_dialects.api.ollama.rules import insert_error, keep_alive_error
 from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
@@ -134,10 +135,7 @@ def _chat_request(
         top_logprobs=body.top_logprobs if body.logprobs else None,
         tools=tools,
         tool_choice=tool_choice,
-        priority=body.priority,
-        timeout=body.timeout,
-        cache_salt=body.cache_salt,
-        speculate=body.speculate,
+        **serving_fields(body),
     )
 
 

@@ -23,7 +23,6 @@ from caravan_dialects.api.generation.rules import (
     unsupported_field_error,
 )
 from caravan_dialects.api.generation.run import ValidRequest
-from caravan_dialects.api.generation.serving import Extras
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.tgi.rules import (
     best_of_disabled_error,
@@ -39,6 +38,7 @@ from caravan_dialects.text.assembler import TextOptions
 from caravan_dialects.text.detokenize import as_decoded
 from caravan_proto.messages.sampling import MAX_SEED, RANGES, SamplingParams
 from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_scheduler.core.media_tokens import MediaTokens
 from caravan_scheduler.core.stopping import StoppingParams
 
@@ -102,13 +102,20 @@ async def validate_generate(
     min_new = parameters.min_new_tokens or 0
     stopping = StoppingParams(max_new_tokens=max_new, min_tokens=min_new)
     asked = ConstraintReader(limits).response_format("grammar", parameters.grammar)
-    extras = Extras(constraint=await compiled(context.engine, asked), adapter=adapter, media=prompt.media)
+    constraint = await compiled(context.engine, asked)
     prompt_logprobs = bool(parameters.decoder_input_details)
     return ValidRequest(
         specs=tuple(
             # The first candidate computes the prompt's logprobs for all.
-            serving.spec(
-                tokens.token_ids, sampling, stopping, replace(extras, prompt_logprobs=prompt_logprobs and index == 0)
+            GenerationSpec(
+                prompt=tokens.token_ids,
+                sampling=sampling,
+                stopping=stopping,
+                media=prompt.media,
+                constraint=constraint,
+                adapter=adapter,
+                prompt_logprobs=prompt_logprobs and index == 0,
+                **serving,
             )
             for index, sampling in enumerate(_samplings(parameters, model, stream=stream))
         ),

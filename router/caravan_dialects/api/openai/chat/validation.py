@@ -19,7 +19,6 @@ from caravan_dialects.api.generation.prompt import (
     tokenize_prompt,
 )
 from caravan_dialects.api.generation.run import Run, ValidRequest
-from caravan_dialects.api.generation.serving import Extras
 from caravan_dialects.api.limits import Bounds
 from caravan_dialects.api.openai.beams import check_beams, with_beams
 from caravan_dialects.api.openai.chat.enforced import IN_CHAT, SchemaPlaces, Wanted, enforced
@@ -51,6 +50,7 @@ from caravan_dialects.text.assembler import TextOptions
 from caravan_proto.messages.constraint import ConstraintKind, Thought
 from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_scheduler.core.prompt_media import PromptMedia
 
 
@@ -159,24 +159,32 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     max_new = fit(prompt.tokens, max_tokens, bounds, source.names)
     check_new_tokens(source.names[1], choices.candidates, max_new, bounds)
     stopping = stopping_of(body, max_new, model)
-    prediction = await _prediction(context, body, drafts=serving.max_draft_tokens > 0)
+    prediction = await _prediction(context, body, drafts=serving["max_draft_tokens"] > 0)
     tool_format = await context.templates.tool_formats.of(plan.template) if plan.tools.callable else None
     wanted = Wanted(plan=plan, tool_format=tool_format, asked=asked, places=source.places)
     constraint = await enforced(context, wanted)
     thought = await _thought(context, plan, beginning, constrained=constraint is not None)
-    extras = Extras(
-        constraint=constraint,
-        adapter=context.adapter,
-        prediction=prediction,
-        thought=thought,
-        media=prompt.media,
-    )
     alternatives = (body.top_logprobs or 0) if body.logprobs or choices.ranked else None
     samplings = samplings_of(body, choices.candidates, model, alternatives=alternatives, biases=biases)
     in_output = plan.reads_thoughts or source.tells_stop
     request = ValidRequest(
         specs=with_beams(
-            [serving.spec(prompt.tokens, sampling, stopping, extras) for sampling in samplings], body, model
+            [
+                GenerationSpec(
+                    prompt=prompt.tokens,
+                    sampling=sampling,
+                    stopping=stopping,
+                    media=prompt.media,
+                    constraint=constraint,
+                    adapter=context.adapter,
+                    prediction=prediction,
+                    thought=thought,
+                    **serving,
+                )
+                for sampling in samplings
+            ],
+            body,
+            model,
         ),
         text=replace(text, stops=()) if in_output else text,
         characters=_characters(source, plan),

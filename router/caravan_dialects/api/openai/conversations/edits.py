@@ -67,27 +67,27 @@ def shifted(asked: Shift) -> Change:
 
 def edited(asked: Edit) -> Change:
     def change(items: Sequence[Json]) -> Sequence[Json]:
-        draft = _Draft(items)
+        edited_items = _EditedItems(items)
         for number, operation in enumerate(asked.operations):
             field = f"operations[{number}]"
             match operation:
                 case Insert(after=after):
-                    at = 0 if after is None else draft.index_of(f"{field}.after", after) + 1
-                    draft.replace(at, at, read_items(f"{field}.items", operation.items, draft.by_id))
+                    at = 0 if after is None else edited_items.index_of(f"{field}.after", after) + 1
+                    edited_items.replace(at, at, read_items(f"{field}.items", operation.items, edited_items.by_id))
                 case Replace(item=item):
-                    at = draft.index_of(f"{field}.item", item)
-                    draft.replace(at, at + 1, read_items(f"{field}.items", operation.items, draft.by_id))
+                    at = edited_items.index_of(f"{field}.item", item)
+                    edited_items.replace(at, at + 1, read_items(f"{field}.items", operation.items, edited_items.by_id))
                 case Delete(item=item):
-                    at = draft.index_of(f"{field}.item", item)
-                    draft.replace(at, at + 1, ())
+                    at = edited_items.index_of(f"{field}.item", item)
+                    edited_items.replace(at, at + 1, ())
                 case _:
                     assert_never(operation)
-        return draft.items
+        return edited_items.items
 
     return change
 
 
-class _Draft:
+class _EditedItems:
     """The items of a conversation during an edit. An operation takes little time, also on many items."""
 
     def __init__(self, items: Sequence[Json]) -> None:
