@@ -42,11 +42,11 @@ from caravan_dialects.api.generation.prompt import check_token_ids
 from caravan_dialects.api.generation.run import Run, ValidRequest, collect, on_all, started, together
 from caravan_dialects.api.generation.serving import Sender
 from caravan_dialects.api.limits import Limits, bounds_of
+from caravan_dialects.api.openai.chat.output import read_whole
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
-from caravan_dialects.api.openai.chat.whole import read_whole
 from caravan_dialects.api.openai.choices import check_streamed
-from caravan_dialects.api.openai.embeddings.vectors import TextsOf, Vectors, vectors_in
-from caravan_dialects.api.openai.scoring.scores import Texts, scores_of
+from caravan_dialects.api.openai.embeddings import TextsOf, Vectors, vectors_in
+from caravan_dialects.api.openai.scoring import Texts, scores_of
 from caravan_dialects.auth.key import NO_KEY
 from caravan_dialects.text.assembler import Piece
 from caravan_proto.flags import from_values

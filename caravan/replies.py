@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from caravan.outputs import CompletionOutput, Logprob, ToolCall
 from caravan_dialects.api.generation.run import Run
-from caravan_dialects.api.openai.chat.output import ChatOutput
-from caravan_dialects.api.openai.chat.whole import Collected, WholeOutput
+from caravan_dialects.api.openai.chat.output import ChatOutput, Collected, WholeOutput
 from caravan_dialects.api.openai.events import FINISH_WORDS, new_call_id, token_ids_of
 from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import PromptText, display_text

@@ -41,9 +41,8 @@ from caravan_dialects.api.body import object_of
 from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
-from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
+from caravan_dialects.api.openai.chat.output import Call, ChatOutput, Part, read_outputs
 from caravan_dialects.api.openai.chat.validation import ValidChat, validate_whole_chat
-from caravan_dialects.api.openai.chat.whole import Call
 from caravan_dialects.api.stream import NAMED_EVENTS, Events, named
 from caravan_dialects.chat.thought_reader import ThoughtPart
 from caravan_dialects.chat.tool_parser import CallPart, TextPart

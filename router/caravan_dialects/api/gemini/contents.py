@@ -10,10 +10,10 @@ from operator import itemgetter
 
 import msgspec
 
-from caravan_dialects.api.gemini.replies import ContentEmbedding
 from caravan_dialects.api.gemini.schema import (
     Blob,
     Content,
+    ContentEmbedding,
     ContentPartBody,
     EmbedContentRequest,
     FunctionCallPart,
@@ -31,7 +31,7 @@ from caravan_dialects.api.generation.rules import (
     unsupported_field_error,
 )
 from caravan_dialects.api.openai.chat.schema import FunctionCall, Message, ToolCall
-from caravan_dialects.api.openai.embeddings.vectors import Vectors, shortened
+from caravan_dialects.api.openai.embeddings import Vectors, shortened
 from caravan_dialects.api.openai.rules import missing_field_error
 
 # Between turns that become one, and between thoughts.

@@ -9,9 +9,11 @@ import msgspec
 
 from caravan_dialects.api.body import object_of
 from caravan_dialects.api.gemini.errors import GEMINI
-from caravan_dialects.api.gemini.replies import (
+from caravan_dialects.api.gemini.schema import (
     GeminiCandidate,
+    GenerateContentRequest,
     GenerateContentResponse,
+    GenerationConfig,
     LogprobCandidate,
     LogprobsResult,
     ReplyCall,
@@ -20,7 +22,6 @@ from caravan_dialects.api.gemini.replies import (
     TopCandidates,
     UsageMetadata,
 )
-from caravan_dialects.api.gemini.schema import GenerateContentRequest, GenerationConfig
 from caravan_dialects.api.gemini.tools import skipped_tools
 from caravan_dialects.api.gemini.translation import CONFIG, source_of
 from caravan_dialects.api.generation.asked import Answer, Asked
@@ -28,9 +29,8 @@ from caravan_dialects.api.generation.checks import check_candidates, check_range
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
+from caravan_dialects.api.openai.chat.output import Call, ChatOutput, Part, read_outputs
 from caravan_dialects.api.openai.chat.validation import ValidChat, validate_whole_chat
-from caravan_dialects.api.openai.chat.whole import Call
 from caravan_dialects.api.openai.choices import Choices
 from caravan_dialects.api.openai.events import new_call_id
 from caravan_dialects.api.stream import Events, Framing

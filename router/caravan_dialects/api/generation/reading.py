@@ -15,8 +15,8 @@ from msgspec import inspect
 
 from caravan_dialects.api.body import decode, mismatch
 from caravan_dialects.api.errors import BodyMismatchError, MalformedBodyError
-from caravan_dialects.api.generation.marks import EXACT, NEUTRAL, NO_EFFECT
 from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.generation.schema import EXACT, NEUTRAL, NO_EFFECT
 
 # Names beyond these are ignored without a word: a client may send any number of them.
 _MOST_IGNORED = 64

@@ -13,12 +13,10 @@ from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.ollama import schema as ollama
 from caravan_dialects.api.ollama.errors import OLLAMA
 from caravan_dialects.api.ollama.validation import bare_name
-from caravan_dialects.api.openai.chat.logprobs import chat_logprobs
-from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
+from caravan_dialects.api.openai.chat.output import ChatOutput, Collected, Part, chat_logprobs, read_outputs
 from caravan_dialects.api.openai.chat.schema import TokenLogprob
 from caravan_dialects.api.openai.chat.truncation import validate_chat
 from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat
-from caravan_dialects.api.openai.chat.whole import Collected
 from caravan_dialects.api.stream import LINES, Events
 from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import IncrementalDecoder

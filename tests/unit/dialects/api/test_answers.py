@@ -15,8 +15,7 @@ import pytest
 from caravan_dialects import api
 from caravan_dialects.api.anthropic.reply import AskedMessage
 from caravan_dialects.api.anthropic.schema import MessagesRequest
-from caravan_dialects.api.cloud.reply import AskedVertex
-from caravan_dialects.api.cloud.schema import VertexRequest
+from caravan_dialects.api.cloud import AskedVertex, VertexRequest
 from caravan_dialects.api.errors import ValidationError
 from caravan_dialects.api.gemini.reply import AskedContent, AskedList
 from caravan_dialects.api.gemini.schema import GenerateContentRequest

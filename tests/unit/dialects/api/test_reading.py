@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from caravan_dialects.api.errors import BodyMismatchError, MalformedBodyError, ValidationError
-from caravan_dialects.api.generation.marks import EXACT, NoEffect, OnlyNull, SwitchedOff, TextOnly, Unsupported
 from caravan_dialects.api.generation.reading import BodyReader
+from caravan_dialects.api.generation.schema import EXACT, NoEffect, OnlyNull, SwitchedOff, TextOnly, Unsupported
 
 
 class Cat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cat"):

@@ -2,8 +2,8 @@
 
 import itertools
 
-from caravan_dialects.api.openai.chat.tools import FUNCTION_NAME
-from caravan_dialects.api.openai.responses.tool_names import ToolName, model_name, model_names
+from caravan_dialects.api.openai.chat.messages import FUNCTION_NAME
+from caravan_dialects.api.openai.responses.tools import ToolName, model_name, model_names
 
 
 def test_names_are_joined_if_that_is_a_name() -> None:

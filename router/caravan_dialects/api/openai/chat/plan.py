@@ -7,11 +7,15 @@ from caravan_dialects.api.generation.context import PromptContext
 from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts
 from caravan_dialects.api.generation.prompt import decoded
 from caravan_dialects.api.generation.rules import PromptTooManyBytesError
-from caravan_dialects.api.openai.chat.messages import template_messages, template_tools
+from caravan_dialects.api.openai.chat.messages import (
+    NO_TOOLS,
+    ToolPlan,
+    template_messages,
+    template_tools,
+    tool_plan_of,
+)
 from caravan_dialects.api.openai.chat.schema import ChatRequest
-from caravan_dialects.api.openai.chat.template_kwargs import template_kwargs_of
-from caravan_dialects.api.openai.chat.thinking import thought_plan_of
-from caravan_dialects.api.openai.chat.tools import NO_TOOLS, ToolPlan, tool_plan_of
+from caravan_dialects.api.openai.chat.thinking import template_kwargs_of, thought_plan_of
 from caravan_dialects.api.openai.rules import continue_error, control_texts_error
 from caravan_dialects.chat.control_text import strings_of
 from caravan_dialects.chat.prompt import ChatPrompt, Conversation, TooManyControlTextsError, prompt_of, template_of

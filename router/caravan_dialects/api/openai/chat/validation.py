@@ -23,10 +23,9 @@ from caravan_dialects.api.limits import Bounds
 from caravan_dialects.api.openai.beams import check_beams, with_beams
 from caravan_dialects.api.openai.chat.enforced import IN_CHAT, SchemaPlaces, Wanted, enforced
 from caravan_dialects.api.openai.chat.messages import template_tools, texts_of_parts
-from caravan_dialects.api.openai.chat.output import NO_OPTIONS, ChatOutput
+from caravan_dialects.api.openai.chat.output import NO_OPTIONS, ChatOutput, WholeOutput
 from caravan_dialects.api.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_dialects.api.openai.chat.schema import ChatRequest, LeftOut
-from caravan_dialects.api.openai.chat.whole import WholeOutput
 from caravan_dialects.api.openai.choices import ONE_CHOICE, Choices
 from caravan_dialects.api.openai.constraints import constraint_of
 from caravan_dialects.api.openai.rules import needs_field_error, prompt_tokens_error, stream_options_error

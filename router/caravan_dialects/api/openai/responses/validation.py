@@ -20,8 +20,7 @@ from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat, v
 from caravan_dialects.api.openai.responses.item_messages import ItemTexts, calls_of, count_system, messages_of, turns_of
 from caravan_dialects.api.openai.responses.rules import metadata_error
 from caravan_dialects.api.openai.responses.schema import InputFields, NamedSchemaFormat, ResponseRequest, Truncated
-from caravan_dialects.api.openai.responses.tool_choice import chosen_tools
-from caravan_dialects.api.openai.responses.tools import OfferedTools
+from caravan_dialects.api.openai.responses.tools import OfferedTools, chosen_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.api.openai.schema import SamplingFields
 from caravan_dialects.chat.thought_format import thought_format_of

@@ -15,8 +15,7 @@ from caravan_dialects.api.openai.conversations.schema import (
     UpdateConversation,
 )
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.responses.items import read_items
-from caravan_dialects.api.openai.responses.pages import item_list, page_of
+from caravan_dialects.api.openai.responses.items import item_list, page_of, read_items
 from caravan_dialects.api.openai.responses.rules import one_of_fields_error
 from caravan_dialects.api.openai.responses.schema import ItemList
 from caravan_dialects.api.openai.responses.validation import check_metadata

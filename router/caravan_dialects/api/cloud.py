@@ -1,11 +1,11 @@
-"""The reply of ``/vertex``: one text for each instance."""
+"""``/vertex``, the API that Vertex AI calls, over the other dialects: one text for each instance."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
 from caravan_dialects.api.body import decode
-from caravan_dialects.api.cloud.schema import RequestKeys, VertexRequest, VertexResponse
 from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.reading import BodyReader
@@ -18,9 +18,42 @@ from caravan_dialects.api.tgi.errors import TGI
 from caravan_dialects.api.tgi.reply import AskedGenerate, GenerateAnswer
 from caravan_dialects.api.tgi.schema import CompatGenerateRequest
 
-_KEYS = msgspec.json.Decoder(RequestKeys)
+# Instances are raw JSON here: msgspec cannot choose between two struct types by their fields.
+Instance = Annotated[
+    msgspec.Raw,
+    msgspec.Meta(
+        description="A conversation if it has `messages`, else a prompt.",
+        extra_json_schema={
+            "anyOf": [
+                {"$ref": "#/components/schemas/GenerateRequest"},
+                {"$ref": "#/components/schemas/ChatRequest"},
+            ]
+        },
+    ),
+]
 _GENERATE = BodyReader(CompatGenerateRequest)
 _CHAT = BodyReader(ChatRequest)
+
+
+class VertexRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    instances: list[Instance]
+
+
+class VertexResponse(msgspec.Struct, frozen=True):
+    """One text per instance, in order. A conversation that ends in tool calls yields these as JSON text."""
+
+    predictions: list[str]
+
+
+class RequestKeys(msgspec.Struct, frozen=True):
+    """The fields that distinguish the types of request."""
+
+    inputs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_KEYS = msgspec.json.Decoder(RequestKeys)
 
 
 class AskedVertex(Asked):

@@ -1,1 +1,0 @@
-"""``/v1/audio``: writes down what a sound says."""
