@@ -25,7 +25,7 @@ _TARGET_ITL_MS = 1000.0
 class AsyncLLM(ModelCalls):
     """`LLM` for asyncio: the same calls with the same meaning, awaited. Use it as an asynchronous context manager.
 
-    The model runs on a thread of its own, so that it and the event loop do not wait for each other. Cancelling a call
+    The model runs on its own thread, so that it and the event loop do not wait for each other. Cancelling a call
     ends its generations.
     """
 
@@ -123,7 +123,7 @@ class LLM(BlockingCalls[ModelCalls]):
     apply_chat_template = blocking(ModelCalls.apply_chat_template)
 
     def chat_session(self, messages: Messages = (), **options: Unpack[SessionOptions]) -> ChatSession:
-        """Return a conversation that keeps its turns; it begins with ``messages``, behind a message of the ``system``.
+        """Return a conversation that keeps its turns; it begins with ``messages``, after a message of the ``system``.
 
         ``tools``, ``chat_template_kwargs`` and ``adapter`` are those of all turns: see `chat`.
         """

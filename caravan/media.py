@@ -1,4 +1,4 @@
-"""What counts as a picture or a sound in a prompt, and the file that each makes."""
+"""What counts as an image or audio in a prompt, and the file that each makes."""
 
 import io
 import struct
@@ -13,7 +13,7 @@ __all__ = ["Picture", "PillowImage", "PromptMedia", "Sound", "media_of"]
 
 @runtime_checkable
 class PillowImage(Protocol):
-    """A picture of Pillow's, which this package does not need."""
+    """A Pillow image, which this package does not need."""
 
     @property
     def size(self) -> tuple[int, int]: ...
@@ -25,7 +25,7 @@ PromptMedia = Picture | Sound | PillowImage
 
 
 def media_of(value: Any) -> Media | None:
-    """Return the picture or sound that ``value`` is; None if it is neither."""
+    """Return the image or audio that ``value`` is; None if it is neither."""
     if isinstance(value, Picture | Sound):
         return value
     if isinstance(value, PillowImage):
@@ -34,17 +34,17 @@ def media_of(value: Any) -> Media | None:
 
 
 def file_of(value: Any) -> bytes:
-    """Return a picture or a sound as a file. Raises RequestError if ``value`` is neither."""
+    """Return an image or audio as a file. Raises RequestError if ``value`` is neither."""
     if isinstance(value, PillowImage):
         return _saved(value)
     media = media_of(value)
     if media is None:
-        raise RequestError(f"a part of a message is a text, a picture, a sound or an object. Given: {value!r:.80}")
+        raise RequestError(f"a part of a message is a text, an image, audio or an object. Given: {value!r:.80}")
     return _wav(media) if isinstance(media, Sound) else _png(media)
 
 
 def _saved(image: Any) -> bytes:
-    """Return a picture of Pillow's as a file; what is transparent stays so, for the model's server to decide."""
+    """Return a Pillow image as a file; what is transparent stays transparent, for the model's server to decide."""
     data = io.BytesIO()
     (image if image.mode in ("RGB", "RGBA", "L") else image.convert("RGBA")).save(data, "PNG")
     return data.getvalue()

@@ -1,4 +1,4 @@
-"""A model in this process, which runs on a thread of its own, and its calls, awaited on its event loop."""
+"""A model in this process, which runs on its own thread, and its calls, awaited on its event loop."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from caravan.prompts import Messages, PromptOptions, Prompts, chat_fields_of, pl
 
 
 class OpenedModel:
-    """Opens a model. Whoever makes it closes it."""
+    """Opens a model. The code that makes it closes it."""
 
     def __init__(self, model: str | Path, options: Mapping[str, Any]) -> None:
         """Load the model. Raises ModelError, and TypeError or ValueError for options."""

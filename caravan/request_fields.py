@@ -22,9 +22,9 @@ FUNCTIONS = {"logits_processors"}
 
 
 def portable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return ``messages`` with each picture and sound of a program as a part that JSON can hold.
+    """Return ``messages`` with each image and audio clip of a program as a part that JSON can hold.
 
-    In the content of a message, that is a picture of Pillow's, a `Picture`, a `Sound`, the path of a file or its bytes:
+    In the content of a message, that is a Pillow image, a `Picture`, a `Sound`, the path of a file or its bytes:
     as a part by itself, or as ``{"type": "image", "image": ...}`` and ``{"type": "audio", "audio": ...}``. A text by
     itself is a part, too. Raises RequestError, OSError.
     """

@@ -27,7 +27,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Blob(_Body, frozen=True, kw_only=True):
-    """A file in base64. A picture may be a PNG, JPEG, WebP or GIF file, a sound WAV, MP3 or FLAC."""
+    """A file in base64. Images may be PNG, JPEG, WebP or GIF files, audio WAV, MP3 or FLAC."""
 
     mime_type: str = ""
     data: str = ""
@@ -49,7 +49,7 @@ class FunctionCallPart(_Body, frozen=True, kw_only=True):
 
 
 class FunctionResponseFile(_Body, frozen=True, kw_only=True):
-    """A picture that a function has returned."""
+    """An image that a function has returned."""
 
     inline_data: Blob | None = None
     file_data: FileData | None = None
@@ -86,7 +86,7 @@ class ContentPartBody(_Body, frozen=True, kw_only=True):
     """A part of a content: one of ``text``, ``inlineData``, ``functionCall``, ``functionResponse``,
     ``executableCode`` and ``codeExecutionResult``.
 
-    ``thought``: the text is what the model has thought. ``inlineData``: a picture, a sound or a text.
+    ``thought``: the text is reasoning. ``inlineData``: an image, audio or text.
     """
 
     text: str | None = None
@@ -159,8 +159,8 @@ class ToolConfig(_Body, frozen=True, kw_only=True):
 class ThinkingConfig(_Body, frozen=True, kw_only=True):
     """How much a model thinks; one that does not ignores it.
 
-    ``includeThoughts``: replies have parts with thoughts. ``thinkingBudget``: a thought ends by force after this number
-    of tokens; 0 switches thoughts off, -1 means no limit.
+    ``includeThoughts``: replies have parts with reasoning. ``thinkingBudget``: reasoning ends by force after this
+    number of tokens; 0 switches reasoning off, -1 means no limit.
     """
 
     include_thoughts: bool | None = None
@@ -253,7 +253,7 @@ class BatchEmbedContentsRequest(_Body, frozen=True, kw_only=True):
 
 
 class ReplyCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a function."""
+    """A function call."""
 
     id: str
     name: str
@@ -261,7 +261,7 @@ class ReplyCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplyPart(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """``text``, which is what the model thought if ``thought`` is true, or a ``functionCall``."""
+    """``text``, which is reasoning if ``thought`` is true, or a ``functionCall``."""
 
     text: str | msgspec.UnsetType = msgspec.UNSET
     thought: bool | msgspec.UnsetType = msgspec.UNSET

@@ -202,7 +202,7 @@ async def read_outputs(outputs: Sequence[ChatOutput], takers: Sequence[Taker]) -
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool. ``arguments``: JSON, unless the output was cut off."""
+    """A tool call. ``arguments``: JSON, unless the output was cut off."""
 
     name: str
     arguments: str
