@@ -1,14 +1,22 @@
-"""What the model is shown of items that other servers and agents make."""
+"""What the model is shown of items that other servers and agents make, and the names by which it knows tools."""
 
+import itertools
 from typing import Any
 
 import pytest
 
+from caravan_dialects.api.openai.chat.messages import FUNCTION_NAME
 from caravan_dialects.api.openai.responses.item_messages import calls_of, count_system, turns_of
 from caravan_dialects.api.openai.responses.items import read_items
 from caravan_dialects.api.openai.responses.other_items import plain_items
+from caravan_dialects.api.openai.responses.tools import ToolName, model_name, model_names
 
 Shown = list[tuple[str, ...]]
+COMMAND = {"stdout": "a\n", "stderr": "bad\n", "outcome": {"type": "exit", "exit_code": 2}}
+LATE = {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}}
+FINE = {"stdout": "ok\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+PATCH = {"type": "delete_file", "path": "a"}
+TOOLS = [{"type": "function", "name": "f"}, {"type": "namespace", "name": "n", "tools": [{"name": "g"}, 5]}, 5]
 
 
 def shown(*items: dict[str, Any]) -> Shown:
@@ -26,13 +34,6 @@ def shown(*items: dict[str, Any]) -> Shown:
                 case _:
                     raise AssertionError(one)
     return result
-
-
-COMMAND = {"stdout": "a\n", "stderr": "bad\n", "outcome": {"type": "exit", "exit_code": 2}}
-LATE = {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}}
-FINE = {"stdout": "ok\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
-PATCH = {"type": "delete_file", "path": "a"}
-TOOLS = [{"type": "function", "name": "f"}, {"type": "namespace", "name": "n", "tools": [{"name": "g"}, 5]}, 5]
 
 
 @pytest.mark.parametrize(
@@ -162,3 +163,40 @@ def test_no_item_refers_to_a_file_of_the_store() -> None:
         [item] = read_items("input", [{"type": "new_kind", key: parts}], {})
         assert [part["text"] for part in item[key][:2]] == ["[image]", "[audio]"]
         assert item[key][2] == 5
+
+
+def test_names_are_joined_if_that_is_a_name() -> None:
+    assert model_names([ToolName("add"), ToolName("add", "sums")]) == {
+        ToolName("add"): "add",
+        ToolName("add", "sums"): "sums__add",
+    }
+    assert model_name(ToolName("add", "sums")) == "sums__add"
+
+
+def test_no_two_names_are_the_same_in_any_order() -> None:
+    tools = [
+        ToolName("a__b"),
+        ToolName("b", "a"),
+        ToolName("c", "a__b"),
+        ToolName("b__c", "a"),
+        ToolName("c" * 60, "long"),
+        ToolName("c" * 61, "long"),
+        ToolName("à b", "x"),
+        ToolName("é b", "x"),
+        ToolName("", ""),
+    ]
+    names = model_names(tools)
+    assert names[tools[0]] == "a__b"
+    assert len(set(names.values())) == len(tools)
+    assert all(FUNCTION_NAME.fullmatch(name) for name in names.values()), names
+    for some in itertools.permutations(tools, 3):
+        assert all(model_names(dict.fromkeys([*some, *tools]))[tool] == name for tool, name in names.items())
+
+
+def test_a_name_with_a_digest_is_drawn_again_if_a_client_has_it_too() -> None:
+    long = ToolName("c" * 70, "long")
+    taken = ToolName(model_name(long))
+    names = model_names([long, taken])
+    assert names[taken] == taken.name
+    assert names[long] != taken.name
+    assert FUNCTION_NAME.fullmatch(names[long])

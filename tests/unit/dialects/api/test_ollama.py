@@ -1,8 +1,11 @@
-"""What a model that was made of another one adds to requests."""
+"""What a model that was made of another one adds to requests, and how long a model stays loaded."""
+
+import math
 
 import msgspec
 import pytest
 
+from caravan_dialects.api.errors import ValidationError
 from caravan_dialects.api.ollama.recipe import (
     NO_RECIPE,
     Recipe,
@@ -20,6 +23,7 @@ from caravan_dialects.api.ollama.schema import (
     OllamaMessage,
     OllamaOptions,
 )
+from caravan_dialects.api.ollama.validation import seconds_of
 
 PIRATE = Recipe(parameters=OllamaOptions(temperature=0.5, stop=["a", "b"]), system="Be a pirate.", license=["MIT"])
 HI = OllamaMessage(role="user", content="hi")
@@ -70,3 +74,31 @@ def test_a_recipe_can_be_stored(recipe: Recipe) -> None:
 def test_parameters_are_shown_as_ollama_shows_them() -> None:
     lines = parameters_text(PIRATE.parameters).splitlines()
     assert [line.split() for line in lines] == [["temperature", "0.5"], ["stop", '"a"'], ["stop", '"b"']]
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        (0, 0.0),
+        ("0", 0.0),
+        (300, 300.0),
+        (1.5, 1.5),
+        ("5m", 300.0),
+        ("1h30m", 5400.0),
+        ("1.5s", 1.5),
+        ("250ms", 0.25),
+        ("-1", math.inf),
+        (-1, math.inf),
+        ("-1m", math.inf),
+    ],
+)
+def test_seconds(given: str | float | None, seconds: float | None) -> None:
+    assert seconds_of(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["2 weeks", "5 m", "m", "1h30", "--1m", "nan", "5m5"])
+def test_what_is_no_duration_is_refused(given: str) -> None:
+    with pytest.raises(ValidationError, match=f"`keep_alive` must be .* Given: '{given}'"):
+        seconds_of(given)
