@@ -32,9 +32,8 @@ from caravan.twins import Closing
 from caravan_dialects.text.assembler import Assembler, Piece
 from caravan_dialects.text.detokenize import display_text
 from caravan_proto.messages.results import FinishReason
-from caravan_scheduler.core.common_length import common_length
 from caravan_scheduler.core.prompt_media import is_cell, text_ids
-from caravan_scheduler.core.tokens import GeneratedToken
+from caravan_scheduler.core.tokens import GeneratedToken, common_length
 from caravan_scheduler.shard.checkpoints import thinned
 from caravan_shard import arrays
 from caravan_shard.backends.base import Backend, CellSlice

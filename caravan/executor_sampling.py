@@ -20,8 +20,8 @@ from caravan_dialects.text.assembler import TextOptions
 from caravan_proto.messages.results import FinishReason
 from caravan_proto.messages.sampling import SamplingParams as Sampling
 from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.generation import StoppingParams
 from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER, text_ids
-from caravan_scheduler.core.stopping import StoppingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend
 from caravan_shard.sampling.biases import make_biases

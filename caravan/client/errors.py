@@ -163,6 +163,7 @@ _BY_CODE: Mapping[str, type[ApiError]] = {
     "overloaded": OverloadedError,
     "rate_limit_exceeded": RateLimitError,
     "request_timeout": InvalidRequestError,
+    "response_ended": InvalidRequestError,
     "store_unavailable": UnavailableError,
     "template_error": InvalidRequestError,
     "tool_error": InvalidRequestError,

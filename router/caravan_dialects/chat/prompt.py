@@ -14,10 +14,10 @@ from caravan_dialects.chat.template_messages import TemplateError
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.chat.thought_format import ThoughtPlan
 from caravan_proto.messages.model import TokenizedText
-from caravan_scheduler.core.common_length import common_length
 from caravan_scheduler.core.engine import ModelFacts, TextEngine
 from caravan_scheduler.core.media import Media
 from caravan_scheduler.core.prompt_media import PromptMedia, is_cell, text_ids
+from caravan_scheduler.core.tokens import common_length
 
 _NO_TEMPLATE = (
     "the model has no chat template: serve a GGUF file with `tokenizer.chat_template`, "
@@ -164,6 +164,8 @@ async def prompt_of(
         source,
         {
             "documents": None,
+            # As in llama.cpp: a template that knows the switch lets the model think unless the request says otherwise.
+            "enable_thinking": True,
             **marks.put_into(options),
             "messages": await renderer.content_forms.of(source, messages),
             "tools": marks.put_into(list(tools)) if tools else None,

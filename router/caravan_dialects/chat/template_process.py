@@ -6,6 +6,7 @@ forever. They therefore run in a guarded process: the router itself never import
 """
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -72,6 +73,20 @@ def _environment() -> ImmutableSandboxedEnvironment:
 _ENVIRONMENT = _environment()
 
 
+def usual_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``given`` with those variables that llama.cpp sets for every template.
+
+    ``date_string``, ``datetime``: today. ``functions``: the tools as text.
+    """
+    tools = given.get("tools")
+    return {
+        "date_string": _strftime_now("%d %b %Y"),
+        "datetime": _strftime_now("%b %d %Y"),
+        "functions": _tojson(tools, indent=2) if tools else "",
+        **given,
+    }
+
+
 def names_in(source: str) -> list[str]:
     """Return the names of the variables that a template reads, but for the functions that every template has."""
     return sorted(jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source)) - _ENVIRONMENT.globals.keys())
@@ -90,7 +105,7 @@ def render(request: RenderRequest) -> RenderReply:
     try:
         if request.names:
             return RenderReply(names=names_in(request.source))
-        for piece in compiled(request.source).generate(request.variables):
+        for piece in compiled(request.source).generate(usual_variables(request.variables)):
             size += len(piece.encode())
             if size > request.max_bytes:
                 return RenderReply(given_bytes=size)

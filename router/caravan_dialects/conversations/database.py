@@ -16,7 +16,7 @@ import msgspec
 from caravan_dialects.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
 from caravan_dialects.conversations.packing import packed, referenced, unpacked, with_files, without_files
 from caravan_dialects.conversations.tables import ADD_FILE, ADD_NODE, CHAIN, NAME_FILE, READ_FILE, VERSIONS
-from caravan_scheduler.core.common_length import common_length
+from caravan_scheduler.core.tokens import common_length
 
 # Deleting writes as much as it erases, until SQLite has moved that into its file.
 RESERVED_BYTES = 1 << 20

@@ -24,8 +24,7 @@ from caravan_dialects.media.file import MediaFileError
 from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.engine import Engine, ModelFacts
 from caravan_scheduler.core.media import Media
-from caravan_scheduler.core.media_tokens import MediaTokens
-from caravan_scheduler.core.prompt_media import is_cell
+from caravan_scheduler.core.prompt_media import MediaTokens, is_cell
 
 
 async def tokenize_prompt(

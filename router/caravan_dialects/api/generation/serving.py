@@ -12,7 +12,7 @@ from caravan_dialects.api.generation.schema import ServingFields
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
 from caravan_scheduler.core.engine import TextSender
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 
 PRIORITY_HEADER = "X-Priority"
 TIMEOUT_HEADER = "X-Request-Timeout"

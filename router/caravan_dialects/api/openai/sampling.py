@@ -32,7 +32,7 @@ from caravan_dialects.text.assembler import TextOptions
 from caravan_proto.limits import MAX_BIAS, MAX_STOP_TOKEN_IDS
 from caravan_proto.messages.sampling import MAX_SEED, RANGES, SAMPLERS, SamplingParams, switched_off
 from caravan_scheduler.core.engine import ModelFacts
-from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.generation import StoppingParams
 
 # llama-server's sampler for filling in, which has no effect here; and one that comes last wherever it stands.
 _APART = ("infill", "adaptive_p")

@@ -18,9 +18,8 @@ from caravan_proto.messages.model import FillTokens
 from caravan_proto.messages.results import FinishReason
 from caravan_proto.messages.sampling import MAX_SEED, SamplingParams
 from caravan_scheduler.core.errors import DeadlineError, GenerationError, IncompleteGenerationError
-from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import GenerationSpec, StoppingParams
 from caravan_scheduler.core.request_metrics import Failure
-from caravan_scheduler.core.stopping import StoppingParams
 from caravan_testing.counted_requests import CountedRequests
 from caravan_testing.scripted_engine import EOS_TOKEN, ScriptedEngine, Step, word
 

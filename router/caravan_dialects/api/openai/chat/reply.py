@@ -34,7 +34,13 @@ from caravan_dialects.api.openai.events import (
     wants_usage_of_each,
 )
 from caravan_dialects.api.openai.schema import Usage
-from caravan_dialects.api.openai.usage import completion_details, progress_shown, prompt_details, timings_of
+from caravan_dialects.api.openai.usage import (
+    completion_details,
+    progress_shown,
+    prompt_details,
+    timings_at,
+    timings_of,
+)
 from caravan_dialects.api.stream import Events
 from caravan_dialects.chat.thought_reader import ThoughtPart
 from caravan_dialects.chat.tool_parser import CallPart, TextPart
@@ -117,8 +123,10 @@ class ChatAnswer(Answer):
         async def tell(progress: PromptProgress) -> None:
             self._chunk.choices = [ChunkChoice(index, Delta(), None, None)]
             self._chunk.prompt_progress = progress_shown(progress)
+            if self._body.timings_per_token:
+                self._chunk.timings = timings_at(progress)
             data = _ENCODER.encode(self._chunk)
-            self._chunk.prompt_progress = msgspec.UNSET
+            self._chunk.prompt_progress = self._chunk.timings = msgspec.UNSET
             await events.send(data)
 
         async for ready in with_progress(run, tell) if self._body.return_progress else run:
