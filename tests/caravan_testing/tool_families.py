@@ -1,8 +1,10 @@
 """Small chat templates that write calls of tools as the templates of model families do."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from caravan_dialects.chat.template_messages import TemplateError
 from caravan_dialects.chat.template_process import compiled
 
 Json = dict[str, Any]
@@ -10,6 +12,14 @@ Call = tuple[str, Json]
 
 _BAR = "\uff5c"
 _STEP = "\u2581"
+
+
+async def render_here(source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
+    """Render a template in this process. Raises TemplateError."""
+    try:
+        return compiled(source).render(variables)
+    except Exception as error:
+        raise TemplateError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

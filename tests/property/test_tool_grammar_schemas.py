@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -10,8 +9,6 @@ import jsonschema
 import pytest
 
 from caravan_dialects.chat.schema_references import UnsupportedToolError
-from caravan_dialects.chat.template_messages import TemplateError
-from caravan_dialects.chat.template_process import compiled
 from caravan_dialects.chat.tool_derivation import ToolFormats
 from caravan_dialects.chat.tool_format import Style, ToolFormat
 from caravan_dialects.chat.tool_grammar import tool_constraint
@@ -19,21 +16,14 @@ from caravan_dialects.chat.tool_parser import Part, TextPart, ToolParser
 from caravan_testing.byte_grammar import FIRST_CONTROL, accepts, drawn
 from caravan_testing.random_schemas import random_schema
 from caravan_testing.scripted_engine import ScriptedEngine
-from caravan_testing.tool_families import FAMILIES, Family
+from caravan_testing.tool_families import FAMILIES, Family, render_here
 
 Schema = dict[str, Any]
 
 NOT_JSON = (Style.TAGS, Style.PYTHON, Style.BRACES)
 
 
-async def _render(source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
-    try:
-        return compiled(source).render(variables)
-    except Exception as error:
-        raise TemplateError(str(error)) from error
-
-
-FORMATS = ToolFormats(_render)
+FORMATS = ToolFormats(render_here)
 
 
 def of(schema: Any, *, required: bool = True, **more: Any) -> Schema:

@@ -8,8 +8,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from caravan_dialects.chat.template_messages import TemplateError
-from caravan_dialects.chat.template_process import compiled
 from caravan_dialects.chat.thought_reader import ThoughtCalls
 from caravan_dialects.chat.tool_derivation import ToolFormats
 from caravan_dialects.chat.tool_format import CONTROL, KEY, ToolFormat, is_tag, pieces
@@ -18,7 +16,7 @@ from caravan_dialects.chat.tool_parser import Part, TextPart, ToolParser
 from caravan_testing.byte_grammar import accepts, drawn
 from caravan_testing.examples import places
 from caravan_testing.scripted_engine import ScriptedEngine
-from caravan_testing.tool_families import FAMILIES, Call, Family
+from caravan_testing.tool_families import FAMILIES, Call, Family, render_here
 
 LOOSE = {"type": "object", "additionalProperties": {"type": "integer"}}
 NESTED = {
@@ -54,14 +52,7 @@ CASES: dict[str, list[Call]] = {
 USUAL_CASES = ("one", "parallel", "nested", "code")
 
 
-async def _render(source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
-    try:
-        return compiled(source).render(variables)
-    except Exception as error:
-        raise TemplateError(str(error)) from error
-
-
-FORMATS = ToolFormats(_render)
+FORMATS = ToolFormats(render_here)
 
 
 def joined(parts: Sequence[Part]) -> tuple[str, list[Call]]:
