@@ -32,25 +32,14 @@ from caravan_dialects.api.openai.schema import SamplingFields
 from caravan_scheduler.core.errors import DeadlineError, GenerationError, TextTooLongError
 
 _PICTURE = Picture.of(2, 3, bytes(range(18)))
+TOO_LONG = caravan.ContextLengthError
 ERRORS = [
-    (empty_prompt_error("prompt"), caravan.RequestError, "p: `prompt` cannot be empty"),
-    (
-        PromptTooLongError("prompt", 255, 256, 256),
-        caravan.ContextLengthError,
-        "p: `prompt` must have at most 255 tokens",
-    ),
-    (
-        PromptTooManyBytesError("prompt", 9, 10, 256),
-        caravan.ContextLengthError,
-        "p: `prompt` must have at most 9 bytes",
-    ),
-    (
-        TotalTooLongError("prompt", "max_tokens", 9, 8, 2),
-        caravan.ContextLengthError,
-        "p: `prompt` tokens [+] `max_tokens`",
-    ),
-    (TextTooLongError("text must have"), caravan.ContextLengthError, "p: text must have"),
-    (caravan.ContextLengthError("long"), caravan.ContextLengthError, "p: long"),
+    (empty_prompt_error("prompt"), RequestError, "p: `prompt` cannot be empty"),
+    (PromptTooLongError("prompt", 255, 256, 256), TOO_LONG, "p: `prompt` must have at most 255 tokens"),
+    (PromptTooManyBytesError("prompt", 9, 10, 256), TOO_LONG, "p: `prompt` must have at most 9 bytes"),
+    (TotalTooLongError("prompt", "max_tokens", 9, 8, 2), TOO_LONG, "p: `prompt` tokens [+] `max_tokens`"),
+    (TextTooLongError("text must have"), TOO_LONG, "p: text must have"),
+    (TOO_LONG("long"), TOO_LONG, "p: long"),
     (DeadlineError("late"), caravan.DeadlineError, "late"),
     (GenerationError("lost"), caravan.GenerationError, "lost"),
 ]

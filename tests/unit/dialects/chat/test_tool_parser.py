@@ -11,28 +11,10 @@ from caravan_dialects.chat.tool_format import (
     ToolFormat,
     known_format_of,
 )
-from caravan_dialects.chat.tool_parser import CallPart, Part, TextPart, ToolParser
+from caravan_dialects.chat.tool_parser import CallPart, TextPart, ToolParser
+from caravan_testing.tool_families import joined
 
 Read = tuple[str, list[tuple[str, str]]]
-
-
-def joined(parts: list[Part]) -> Read:
-    """Return the text, and the name and arguments of each call."""
-    text = ""
-    calls: list[tuple[str, str]] = []
-    for part in parts:
-        match part:
-            case TextPart():
-                text += part.text
-            case CallPart(name=None):
-                assert part.index == len(calls) - 1, "parts of one call must not be mixed with parts of others"
-                name, arguments = calls[-1]
-                calls[-1] = (name, arguments + part.arguments)
-            case CallPart(name=name):
-                assert name is not None
-                assert part.index == len(calls)
-                calls.append((name, part.arguments))
-    return text, calls
 
 
 def read(tool_format: ToolFormat, pieces: list[str], max_calls: int | None = None) -> Read:
