@@ -147,12 +147,12 @@ class Database:
 
     def node(self, owner: str, node_id: str, now: float) -> Chain | None:
         """Return the chain that ends with a response; None if the owner has no response of this id."""
-        row = self._used("SELECT used, count FROM nodes WHERE id = ? AND owner = ? AND named", node_id, owner, now)
+        row = self._used("nodes", "count", node_id, owner, now)
         return None if row is None else self._chain(owner, Position(node=node_id, items=row[0]))
 
     def response(self, owner: str, node_id: str, now: float) -> bytes | None:
         """Return the JSON of a response, and read nothing else of its chain; None if the owner has none of this id."""
-        row = self._used("SELECT used, response FROM nodes WHERE id = ? AND owner = ? AND named", node_id, owner, now)
+        row = self._used("nodes", "response", node_id, owner, now)
         return None if row is None else bytes(row[0])
 
     def conversation(self, owner: str, head_id: str, now: float) -> tuple[Head, Chain] | None:
@@ -162,21 +162,24 @@ class Database:
 
     def head(self, owner: str, head_id: str, now: float) -> Head | None:
         """Return a head, and read nothing of its chain; None if the owner has no head of this id."""
-        query = "SELECT used, node, items, metadata, created FROM heads WHERE id = ? AND owner = ?"
-        row = self._used(query, head_id, owner, now)
+        row = self._used("heads", "node, items, metadata, created", head_id, owner, now)
         if row is None:
             return None
         node, items, metadata, created = row
         position = Position(node=node or "", items=items)
         return Head(id=head_id, created=created, position=position, metadata=_METADATA.decode(metadata))
 
-    def _used(self, query: str, entry: str, owner: str, now: float) -> Sequence[Any] | None:
-        """Return what ``query`` selects of an entry beside its last use, which is now; None if it finds none."""
+    def _used(self, table: str, columns: str, entry: str, owner: str, now: float) -> Sequence[Any] | None:
+        """Return ``columns`` of an entry, and note its use; None if the owner has none of this id."""
         self._sweep(now)
+        condition = "id = ? AND owner = ?" if table == "heads" else "id = ? AND owner = ? AND named"
+        query = f"SELECT used, {columns} FROM {table} WHERE {condition}"  # noqa: S608
         row = self._connection.execute(query, (entry, owner)).fetchone()
         if row is None:
             return None
-        self._touch("heads" if " FROM heads " in query else "nodes", entry, row[0], now)
+        if now - row[0] >= min(_TOUCH_S, self._bounds.life_s / 2):
+            with _tolerating():
+                self._connection.execute(f"UPDATE {table} SET used = ? WHERE id = ?", (now, entry))  # noqa: S608
         found: Sequence[Any] = row[1:]
         return found
 
@@ -319,12 +322,6 @@ class Database:
             "SELECT count FROM nodes WHERE id = ? AND owner = ?", (position.node, owner)
         ).fetchone()
         return row is not None and 0 < position.items <= row[0]
-
-    def _touch(self, table: str, entry: str, used: float, now: float) -> None:
-        if now - used < min(_TOUCH_S, self._bounds.life_s / 2):
-            return
-        with _tolerating():
-            self._connection.execute(f"UPDATE {table} SET used = ? WHERE id = ?", (now, entry))  # noqa: S608
 
     def _sweep(self, now: float) -> None:
         """Remove what has expired."""
