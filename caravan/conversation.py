@@ -37,7 +37,7 @@ from caravan_scheduler.core.tokens import GeneratedToken, common_length
 from caravan_scheduler.shard.checkpoints import thinned
 from caravan_shard import arrays
 from caravan_shard.backends.base import Backend, CellSlice
-from caravan_shard.media.spans import CellSpan, spans_before
+from caravan_shard.media import CellSpan, spans_before
 from caravan_shard.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
