@@ -12,7 +12,7 @@ import msgspec
 
 from caravan_dialects.api.errors import RequestError
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.api.openai.chat.template_kwargs import checked_kwargs
+from caravan_dialects.api.openai.chat.thinking import checked_kwargs
 from caravan_dialects.conversations.store import StoreSettings
 from caravan_proto.flags import flag
 from caravan_proto.tls import MutualTls, TlsFiles

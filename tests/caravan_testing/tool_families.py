@@ -1,15 +1,45 @@
 """Small chat templates that write calls of tools as the templates of model families do."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caravan_dialects.chat.template_environment import compiled
+from caravan_dialects.chat.template_messages import TemplateError
+from caravan_dialects.chat.template_process import compiled
+from caravan_dialects.chat.tool_parser import CallPart, Part, TextPart
 
 Json = dict[str, Any]
 Call = tuple[str, Json]
 
 _BAR = "\uff5c"
 _STEP = "\u2581"
+
+
+async def render_here(source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
+    """Render a template in this process. Raises TemplateError."""
+    try:
+        return compiled(source).render(variables)
+    except Exception as error:
+        raise TemplateError(str(error)) from error
+
+
+def joined(parts: Sequence[Part]) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text, and the name and arguments of each call."""
+    text = ""
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        match part:
+            case TextPart():
+                text += part.text
+            case CallPart(name=None):
+                assert part.index == len(calls) - 1, "parts of one call must not be mixed with parts of others"
+                name, arguments = calls[-1]
+                calls[-1] = (name, arguments + part.arguments)
+            case CallPart(name=name):
+                assert name is not None
+                assert part.index == len(calls)
+                calls.append((name, part.arguments))
+    return text, calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from caravan_dialects.api.generation.constraints import ConstraintReader
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.chat.closed_schema import closed_schema, json_layout
 from caravan_dialects.chat.grammar_terms import json_term
-from caravan_dialects.chat.known_tool_formats import GENERIC
 from caravan_dialects.chat.plain_schema import plain_schema
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError
+from caravan_dialects.chat.tool_format import GENERIC
 from caravan_dialects.chat.tool_grammar import tool_constraint
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import grammar_text

@@ -15,7 +15,7 @@ from caravan_dialects.api.anthropic.schema import (
 )
 from caravan_dialects.api.anthropic.translation import chat_request_of
 from caravan_dialects.api.generation.parts import MediaParts
-from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_tokens
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.context import context_of

@@ -9,7 +9,7 @@ from aiohttp import web
 from caravan_dialects.api.generation.in_progress import RequestsInProgress
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.responses.running import RunningResponses
-from caravan_dialects.auth.permits import PermitPools
+from caravan_dialects.auth.client import PermitPools
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder

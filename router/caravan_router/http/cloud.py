@@ -4,8 +4,7 @@ import msgspec
 from aiohttp import web
 
 from caravan_dialects.api.body import decode
-from caravan_dialects.api.cloud.reply import AskedVertex
-from caravan_dialects.api.cloud.schema import RequestKeys, VertexRequest, VertexResponse
+from caravan_dialects.api.cloud import AskedVertex, RequestKeys, VertexRequest, VertexResponse
 from caravan_dialects.api.errors import BodyMismatchError
 from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest
 from caravan_dialects.api.openai.completions.schema import Completion, CompletionRequest

@@ -7,21 +7,19 @@ from functools import partial
 
 from aiohttp import web
 
-from caravan_dialects.api.gemini.embeddings import embeddings_of, texts_of
+from caravan_dialects.api.gemini.contents import embeddings_of, texts_of
 from caravan_dialects.api.gemini.errors import GEMINI
-from caravan_dialects.api.gemini.replies import (
-    BatchEmbedContentsResponse,
-    ContentEmbedding,
-    CountTokensResponse,
-    EmbedContentResponse,
-    GenerateContentResponse,
-)
 from caravan_dialects.api.gemini.reply import AskedContent, AskedList
 from caravan_dialects.api.gemini.schema import (
     BatchEmbedContentsRequest,
+    BatchEmbedContentsResponse,
+    ContentEmbedding,
     CountTokensBody,
+    CountTokensResponse,
     EmbedContentRequest,
+    EmbedContentResponse,
     GenerateContentRequest,
+    GenerateContentResponse,
 )
 from caravan_dialects.api.gemini.translation import counted_request, prompt_request_of
 from caravan_dialects.api.generation.parts import MediaParts

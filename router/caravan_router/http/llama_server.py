@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from caravan_dialects.api.errors import NoSlotError
-from caravan_dialects.api.generation.bounds import bounds_of
+from caravan_dialects.api.limits import bounds_of
 from caravan_dialects.api.llama_server.errors import LLAMA_SERVER
 from caravan_dialects.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
 from caravan_dialects.api.llama_server.reply import AskedLlamaServer

@@ -9,10 +9,10 @@ from aiohttp import web
 
 from caravan_dialects.api.anthropic.errors import ANTHROPIC
 from caravan_dialects.api.anthropic.models import AnthropicModel, AnthropicModelList, page_of, shown_model, shown_models
-from caravan_dialects.api.dialect import Dialect
+from caravan_dialects.api.errors import Dialect
 from caravan_dialects.api.gemini import models as gemini
 from caravan_dialects.api.gemini.errors import GEMINI
-from caravan_dialects.api.gemini.replies import GeminiModel, GeminiModelList
+from caravan_dialects.api.gemini.schema import GeminiModel, GeminiModelList
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.schema import Model, ModelList
 from caravan_router.http.generation.models import listed_models

@@ -2,12 +2,12 @@
 
 from aiohttp import web
 
+from caravan_dialects.api.admin.descriptions import cached_prefixes, content_of, prefix_of
 from caravan_dialects.api.admin.pinning import accepted, check_length, pinned_spec
-from caravan_dialects.api.admin.prefixes import cached_prefixes, content_of, prefix_of
 from caravan_dialects.api.admin.rules import tenant_error, unknown_parameter_error
 from caravan_dialects.api.admin.schema import CachedPrefixes, PinRequest, Prefix, PrefixContent
 from caravan_dialects.api.errors import UnknownPrefixError, UnknownShardError
-from caravan_dialects.api.generation.models import model_name
+from caravan_dialects.api.generation.context import model_name
 from caravan_dialects.api.generation.permits import holding_permits
 from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http.generation.context import context_of

@@ -4,8 +4,8 @@ import time
 
 from aiohttp import web
 
+from caravan_dialects.api.admin.descriptions import shard_of
 from caravan_dialects.api.admin.schema import Shards
-from caravan_dialects.api.admin.shards import shard_of
 from caravan_dialects.api.errors import UnknownShardError
 from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http.server.json_reply import json_reply

@@ -9,10 +9,9 @@ from contextlib import ExitStack
 from aiohttp import web
 
 from caravan_dialects.api.errors import RequestError
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.asked import Answer, Asked
+from caravan_dialects.api.generation.context import model_name
 from caravan_dialects.api.generation.in_progress import RequestInProgress
-from caravan_dialects.api.generation.models import model_name
 from caravan_dialects.api.generation.permits import holding_permits
 from caravan_dialects.api.generation.run import Run, on_all
 from caravan_router.http.generation.context import context_of

@@ -2,10 +2,9 @@
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.bounds import bounds_of
-from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.decoding import CountedDecoding
+from caravan_dialects.api.generation.context import Context, CountedDecoding
 from caravan_dialects.api.generation.serving import Sender
+from caravan_dialects.api.limits import bounds_of
 from caravan_router.http.generation.models import awaited_model
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.state import CLIENT, STATE, TRACE, owner_of

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run
+from caravan_dialects.api.generation.run import Run, ValidRequest
 from caravan_router.http.server.state import AppState
 
 

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from caravan_dialects.api.errors import NoLibraryError, UnknownModelError
-from caravan_dialects.api.generation.models import MODEL_HEADER, ServedModel, model_name
+from caravan_dialects.api.generation.context import MODEL_HEADER, ServedModel, model_name
 from caravan_router.http.server.state import AppState
 from caravan_router.metrics.recorder import ModelMetrics
 from caravan_scheduler.core.engine import ModelFacts

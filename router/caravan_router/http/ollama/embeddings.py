@@ -7,12 +7,11 @@ import msgspec
 from aiohttp import web
 
 from caravan_dialects.api.ollama import schema as ollama
-from caravan_dialects.api.ollama.embeddings import texts_of_embed, texts_of_embeddings
 from caravan_dialects.api.ollama.errors import OLLAMA
 from caravan_dialects.api.ollama.recipe import options_with
 from caravan_dialects.api.ollama.reply import NANOSECONDS
-from caravan_dialects.api.ollama.validation import bare_name
-from caravan_dialects.api.openai.embeddings.vectors import shortened
+from caravan_dialects.api.ollama.validation import bare_name, texts_of_embed, texts_of_embeddings
+from caravan_dialects.api.openai.embeddings import shortened
 from caravan_router.http.ollama.keeping import keep_model
 from caravan_router.http.ollama.recipes import recipe_for
 from caravan_router.http.openai.vectors import vectors_of

@@ -2,9 +2,8 @@
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.models import model_name
-from caravan_dialects.api.ollama.keep_alive import seconds_of
-from caravan_dialects.api.ollama.validation import bare_name
+from caravan_dialects.api.generation.context import model_name
+from caravan_dialects.api.ollama.validation import bare_name, seconds_of
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.server.state import STATE
 

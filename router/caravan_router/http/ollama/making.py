@@ -7,10 +7,9 @@ from collections.abc import AsyncGenerator
 from aiohttp import web
 
 from caravan_dialects.api.errors import UnknownModelError
-from caravan_dialects.api.generation.library_errors import library_errors
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.ollama import schema as ollama
-from caravan_dialects.api.ollama.errors import OLLAMA
+from caravan_dialects.api.ollama.errors import OLLAMA, library_errors
 from caravan_dialects.api.ollama.recipe import NO_RECIPE, changed_recipe, recipe_of, stored_recipe
 from caravan_dialects.api.ollama.validation import bare_name, check_ranges
 from caravan_router.http.generation.models import library_of

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.library_errors import library_errors
-from caravan_dialects.api.generation.models import model_name
-from caravan_dialects.api.ollama.errors import OLLAMA
+from caravan_dialects.api.generation.context import model_name
+from caravan_dialects.api.ollama.errors import OLLAMA, library_errors
 from caravan_dialects.api.ollama.models import described, described_cold, described_made, loaded, tags_of, tags_of_made
 from caravan_dialects.api.ollama.schema import OllamaRunningList, OllamaShowReply, OllamaShowRequest, OllamaTagList
 from caravan_dialects.api.ollama.validation import bare_name

@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.library_errors import library_errors
 from caravan_dialects.api.generation.rules import unsupported_field_error
-from caravan_dialects.api.ollama.errors import OLLAMA
+from caravan_dialects.api.ollama.errors import OLLAMA, library_errors
 from caravan_dialects.api.ollama.schema import OllamaDeleteRequest, OllamaPullReply, OllamaPullRequest
 from caravan_dialects.api.ollama.validation import bare_name
 from caravan_router.http.generation.models import library_of

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.models import model_name
+from caravan_dialects.api.generation.context import model_name
 from caravan_dialects.api.ollama import schema as ollama
 from caravan_dialects.api.ollama.errors import OLLAMA
-from caravan_dialects.api.ollama.keep_alive import seconds_of
 from caravan_dialects.api.ollama.recipe import chat_with, generation_with
 from caravan_dialects.api.ollama.reply import NOTHING, AskedOllama, Shape, chat_reply, generate_reply
-from caravan_dialects.api.ollama.validation import bare_name, source_of_chat, source_of_generate
+from caravan_dialects.api.ollama.validation import bare_name, seconds_of, source_of_chat, source_of_generate
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals
 from caravan_router.http.generation.models import asked_model, awaited_model

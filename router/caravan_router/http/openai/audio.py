@@ -2,8 +2,7 @@
 
 from aiohttp import web
 
-from caravan_dialects.api.openai.audio.reply import AskedSpoken
-from caravan_dialects.api.openai.audio.schema import Spoken, SpokenEvent, TranscriptionForm, TranslationForm
+from caravan_dialects.api.openai.audio import AskedSpoken, Spoken, SpokenEvent, TranscriptionForm, TranslationForm
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals

@@ -3,7 +3,7 @@
 from aiohttp import web
 
 from caravan_dialects.api.generation.parts import MediaParts
-from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_tokens
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_dialects.api.openai.chat.reply import AskedChat
 from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest, RenderedPrompt

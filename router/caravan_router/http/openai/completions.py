@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_tokens
 from caravan_dialects.api.openai.completions.reply import AskedCompletions
 from caravan_dialects.api.openai.completions.schema import Completion, CompletionRequest
 from caravan_dialects.api.openai.completions.validation import completion_plan_of, validate_completion

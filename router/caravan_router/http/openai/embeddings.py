@@ -4,8 +4,7 @@ from functools import partial
 
 from aiohttp import web
 
-from caravan_dialects.api.openai.embeddings.reply import reply_of, texts_of
-from caravan_dialects.api.openai.embeddings.schema import EmbeddingList, EmbeddingRequest
+from caravan_dialects.api.openai.embeddings import EmbeddingList, EmbeddingRequest, reply_of, texts_of
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_router.http.openai.vectors import vectors_of
 from caravan_router.http.server.json_reply import json_reply

@@ -3,9 +3,19 @@
 from aiohttp import web
 
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.scoring.reply import ranked_list, ranked_sides, score_list, scored_sides
-from caravan_dialects.api.openai.scoring.schema import RankedList, RerankRequest, ScoreList, ScoreRequest
-from caravan_dialects.api.openai.scoring.scores import Scores, Texts, scores_of
+from caravan_dialects.api.openai.scoring import (
+    RankedList,
+    RerankRequest,
+    ScoreList,
+    ScoreRequest,
+    Scores,
+    Texts,
+    ranked_list,
+    ranked_sides,
+    score_list,
+    scored_sides,
+    scores_of,
+)
 from caravan_router.http.openai.vectors import vectors_of
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.models import model_name
+from caravan_dialects.api.generation.context import Context, model_name
 from caravan_dialects.api.generation.permits import check_rate, holding_permits
-from caravan_dialects.api.openai.embeddings.vectors import TextsOf, Vectors, vectors_in
+from caravan_dialects.api.openai.embeddings import TextsOf, Vectors, vectors_in
 from caravan_router.http.generation.context import context_of
 from caravan_router.http.generation.models import asked_model, metrics_of
 from caravan_router.http.server.state import CLIENT, STATE, TRACE

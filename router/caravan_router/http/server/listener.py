@@ -12,8 +12,7 @@ from typing import cast
 
 from aiohttp import web
 
-from caravan_dialects.api.dialect import Dialect
-from caravan_dialects.api.errors import TooManyConnectionsError, headers_of, kind_of
+from caravan_dialects.api.errors import Dialect, TooManyConnectionsError, headers_of, kind_of
 from caravan_dialects.api.limits import Limits
 from caravan_router.http.server.connection import Connection
 from caravan_router.http.server.dialect import DIALECTS, Dialects

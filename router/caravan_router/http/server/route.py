@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_dialects.api.dialect import Dialect
+from caravan_dialects.api.errors import Dialect
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.auth.client import Client
-from caravan_dialects.auth.permits import PermitPools
+from caravan_dialects.auth.client import Client, PermitPools
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store
 from caravan_dialects.media.decoder import MediaDecoder

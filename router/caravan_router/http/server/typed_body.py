@@ -6,7 +6,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from caravan_dialects.api.decoded_size import most_decoded_bytes
+from caravan_dialects.api.body import most_decoded_bytes
 from caravan_dialects.api.generation.reading import BodyReader
 from caravan_router.http.server.body import read_json
 from caravan_router.http.server.body_room import SHARE

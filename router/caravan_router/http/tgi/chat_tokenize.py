@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.media import without_media
+from caravan_dialects.api.generation.prompt import without_media
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_dialects.api.openai.chat.schema import ChatRequest
 from caravan_dialects.api.openai.constraints import constraint_of

@@ -7,9 +7,9 @@ import asyncio
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.bounds import bounds_of
-from caravan_dialects.api.generation.models import MODEL_HEADER
+from caravan_dialects.api.generation.context import MODEL_HEADER
 from caravan_dialects.api.generation.prompt import check_token_ids, tokenize_prompt
+from caravan_dialects.api.limits import bounds_of
 from caravan_dialects.api.tgi.errors import TGI
 from caravan_dialects.api.tgi.reply import AskedGenerate
 from caravan_dialects.api.tgi.schema import (
@@ -24,7 +24,7 @@ from caravan_dialects.api.tgi.schema import (
     TokenizeRequest,
 )
 from caravan_dialects.api.tgi.validation import MAX_STOPS
-from caravan_dialects.text.prompt_text import token_spans
+from caravan_dialects.text.detokenize import token_spans
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.counting import counting_refusals, reading_texts

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from caravan_dialects.api.admin.shards import shard_of
+from caravan_dialects.api.admin.descriptions import shard_of
 from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.model import Numerics
 from caravan_scheduler.core.shards import ShardReport, ShardRoom, ShardStanding, ShardState

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from caravan_dialects.api.generation.seeds import choice_seed
+from caravan_dialects.api.generation.checks import choice_seed
 from caravan_proto.messages.results import FinishReason
 from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, events

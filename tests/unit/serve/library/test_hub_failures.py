@@ -3,7 +3,7 @@
 import pytest
 
 from caravan_dialects.api.errors import RequestError, kind_of
-from caravan_dialects.api.generation.library_errors import library_errors
+from caravan_dialects.api.ollama.errors import library_errors
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.reference import parse_hub
 from caravan_serve.library import hub

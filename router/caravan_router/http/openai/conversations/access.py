@@ -10,8 +10,7 @@ from aiohttp import web
 from caravan_dialects.api.errors import HeadMovedError, UnknownEntryError
 from caravan_dialects.api.openai.conversations.edits import Change, placed
 from caravan_dialects.api.openai.responses.schema import Metadata
-from caravan_dialects.conversations.ids import new_id
-from caravan_dialects.conversations.nodes import START, Chain, Head, Json, Node, Position, Transaction
+from caravan_dialects.conversations.nodes import START, Chain, Head, Json, Node, Position, Transaction, new_id
 from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.server.state import STATE, owner_of
 

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from caravan_dialects.api.openai.conversations.edits import Change, edited, index_of, rewound, shifted
+from caravan_dialects.api.openai.conversations.edits import Change, edited, exported, index_of, rewound, shifted
 from caravan_dialects.api.openai.conversations.schema import ConversationObject, Edit, Export, Fork, Rewind, Shift
-from caravan_dialects.api.openai.conversations.transfer import exported
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.validation import check_metadata
-from caravan_dialects.conversations.ids import new_id
-from caravan_dialects.conversations.nodes import Chain, Node, Position
+from caravan_dialects.conversations.nodes import Chain, Node, Position, new_id
 from caravan_router.http.openai.conversations import access
 from caravan_router.http.openai.conversations.replies import (
     CHANGE_ERRORS,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from caravan_dialects.api.errors import UnknownEntryError
-from caravan_dialects.api.openai.conversations.edits import appended, placed
+from caravan_dialects.api.openai.conversations.edits import appended, imported, placed
 from caravan_dialects.api.openai.conversations.schema import (
     ConversationObject,
     CreateConversation,
@@ -14,10 +14,8 @@ from caravan_dialects.api.openai.conversations.schema import (
     StoredItem,
     UpdateConversation,
 )
-from caravan_dialects.api.openai.conversations.transfer import imported
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.responses.items import read_items
-from caravan_dialects.api.openai.responses.pages import item_list, page_of
+from caravan_dialects.api.openai.responses.items import item_list, page_of, read_items
 from caravan_dialects.api.openai.responses.rules import one_of_fields_error
 from caravan_dialects.api.openai.responses.schema import ItemList
 from caravan_dialects.api.openai.responses.validation import check_metadata

@@ -1,6 +1,6 @@
 """The parameters of routes that list items."""
 
-from caravan_dialects.api.openai.responses.pages import DEFAULT_LIMIT, MAX_LIMIT
+from caravan_dialects.api.openai.responses.items import DEFAULT_LIMIT, MAX_LIMIT
 from caravan_router.http.server.route import Parameter
 
 PAGE_PARAMETERS = (

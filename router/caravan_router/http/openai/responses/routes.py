@@ -6,11 +6,11 @@ import msgspec
 from aiohttp import web
 
 from caravan_dialects.api.errors import NoCompactionError, ResponseEndedError, UnknownEntryError
-from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_tokens
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.responses.pages import page_of
+from caravan_dialects.api.openai.responses.items import page_of
 from caravan_dialects.api.openai.responses.reply import AskedResponse
 from caravan_dialects.api.openai.responses.schema import (
     DeletedResponse,
