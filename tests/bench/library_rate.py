@@ -9,8 +9,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from bench.batched_bench import engine_time
-from bench.bounds import Attention, whole
+from bench.bounds import Attention, engine_time, whole
 from bench.contenders import Common, Contender, Product
 from bench.load import load
 from bench.models import model

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import itertools
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +20,62 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import llama_cpp
 
-from bench import cpu_builds, models
+from bench import models
+from bench.build_peers import logged, package_source, with_cmake
+from bench.paths import ROOT, peers_dir, pinned_version
 from caravan_serve.bench.words import seeded, words
 from caravan_testing.metrics_text import total
 from caravan_testing.serve_process import Served, serve
+
+_AVX2 = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C")
+_AVX512 = (*_AVX2, "AVX512")
+# What the compiler may use, by the name of the build. None: everything that this host has.
+_FEATURES: dict[str, tuple[str, ...] | None] = {
+    "AVX2": _AVX2,
+    "AVX-512": _AVX512,
+    "AVX-512 VNNI": (*_AVX512, "AVX512_VBMI", "AVX512_VNNI"),
+    "native": None,
+}
+BUILDS = tuple(_FEATURES)
+
+
+def libraries(name: str) -> Path:
+    """Return the folder with the libraries of a build in `BUILDS`, built if they are missing. Raises BenchError."""
+    installed = Path(llama_cpp.__file__).parent / "lib"
+    features = _FEATURES[name]
+    if features is None:
+        return installed
+    folder = peers_dir(pinned_version()) / "cpu" / name.replace(" ", "-")
+    finished = folder / "lib"
+    if finished.is_dir():
+        return finished
+    built = _built(name, folder, features)
+    unfinished = folder / "unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.copytree(installed, unfinished)
+    # The package has the library three times, where CMake had made symbolic links.
+    for copy in unfinished.glob("libggml-cpu.so*"):
+        shutil.copyfile(built, copy)
+    unfinished.rename(finished)
+    return finished
+
+
+def _built(name: str, folder: Path, features: tuple[str, ...]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = with_cmake(os.environ.copy())
+    generator = ["-G", "Ninja"] if shutil.which("ninja", path=environment["PATH"]) else []
+    work = folder / "build"
+    changes = ROOT / "deploy" / "setup" / "llama.cmake"
+    flags = [f"-DCMAKE_PROJECT_llama_cpp_INCLUDE={changes}", "-DCMAKE_BUILD_TYPE=Release", "-DLLAVA_BUILD=OFF"]
+    flags += ["-DGGML_NATIVE=OFF", *(f"-DGGML_{feature}=ON" for feature in features)]
+    configure = ["cmake", "-S", str(package_source()), "-B", str(work), *generator, *flags]
+    logged(f"configuring {name}", configure, folder / "configure.log", environment)
+    compile_ = ["cmake", "--build", str(work), "--target", "ggml-cpu", "-j", str(os.cpu_count() or 1)]
+    logged(f"compiling {name}", compile_, folder / "build.log", environment)
+    return next(work.rglob("libggml-cpu.so")).resolve()
+
 
 _MODELS = ("random-q4_1", "random-q4_0", "random-q8_0", "random-q4_k_m")
 # Of at most 8 bytes, which are tokens in the models of random weights.
@@ -58,7 +110,7 @@ class Found:
 def main() -> None:
     """Measure all rows and print each as soon as it is known."""
     parser = argparse.ArgumentParser(prog="same_text", description=__doc__)
-    parser.add_argument("--builds", nargs="+", choices=cpu_builds.NAMES, default=cpu_builds.NAMES)
+    parser.add_argument("--builds", nargs="+", choices=BUILDS, default=BUILDS)
     parser.add_argument("--models", nargs="+", choices=models.NAMES, default=_MODELS)
     parser.add_argument("--attention", nargs="+", choices=("on", "off"), default=("off", "on"))
     parser.add_argument("--answers", type=int, default=200)
@@ -93,7 +145,7 @@ def _bodies(answers: int, tokens: int) -> list[dict[str, Any]]:
 def _measured(row: Row, bodies: Sequence[dict[str, Any]]) -> Found:
     model = models.model(row.model)
     # The shards inherit it.
-    os.environ["LLAMA_CPP_LIB_PATH"] = str(cpu_builds.libraries(row.build))
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(libraries(row.build))
     flags = (*_FLAGS, "--flash-attn", row.attention)
     if not row.exact:
         with serve(*flags, models=[model]) as server:

@@ -1,7 +1,4 @@
-"""Random conversations on real models: each answer is the one that is computed from the start, whatever happened.
-
-``PYTHONPATH=tests python -m bench.same_after`` makes a table of more of them.
-"""
+"""Random conversations on real models: each answer is the one that is computed from the start, whatever happened."""
 
 from pathlib import Path
 

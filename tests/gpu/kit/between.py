@@ -5,7 +5,7 @@ import urllib.request
 from typing import Any
 
 from bench.load import load
-from bench.overhead_rows import OVERHEAD_ROWS
+from bench.rows import OVERHEAD_ROWS
 from bench.servers import Running, serving
 from gpu.kit.job import Job, keep, kept, run_stage
 from gpu.kit.lineups import lineup

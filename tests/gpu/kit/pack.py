@@ -11,10 +11,9 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.llama_source import package_archive
-from bench.models import model
+from bench.build_peers import package_archive
+from bench.models import add_tokenizer, model
 from bench.paths import pinned_version
-from bench.tokenizer_of import add_tokenizer
 from gguf import GGUFWriter
 from gpu.kit.places import CARRIED, PACKED, ROOT, SOURCE, VOCABULARY, WHEELS, KitError
 from gpu.kit.wheel_archive import archive_wheels

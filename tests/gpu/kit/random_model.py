@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from bench.tokenizer_of import add_tokenizer
+from bench.models import add_tokenizer
 from gguf import GGMLQuantizationType, GGUFWriter
 from gpu.kit.random_weights import RandomWeights
 from gpu.kit.shapes import ModelShape

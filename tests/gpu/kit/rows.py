@@ -7,9 +7,7 @@ from typing import Any
 
 from bench.contenders import Common
 from bench.measure import Plan, measure
-from bench.overhead_rows import OVERHEAD_ROWS
-from bench.profiles import Profile
-from bench.rows import Row
+from bench.rows import OVERHEAD_ROWS, Profile, Row
 from bench.summary import RowResult, summarise
 from gpu.kit.job import Job, keep, kept, run_stage
 from gpu.kit.lineups import lineup, peer_groups

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from bench.overhead_rows import OVERHEAD_ROWS
+from bench.rows import OVERHEAD_ROWS
 from gpu.kit import lineups
 from gpu.kit.lineups import DEFAULT, DEVICE_SAMPLING, lineup, peer_groups
 from gpu.kit.rows import KINDS, STREAMS
