@@ -4,8 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gpu.kit.random_model import write_model
-from gpu.kit.shapes import DENSE, MIXTURE, ModelShape, small
+from gpu.kit.models import DENSE, MIXTURE, ModelShape, small, write_model
 
 from caravan_testing.shard_models import ModelDriver
 from caravan_testing.shard_tiny_llama import write_tiny_llama

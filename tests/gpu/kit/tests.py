@@ -7,9 +7,8 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu.kit.job import Job, keep, kept, run_stage
+from gpu.kit.job import ROOT, WORK, Job, KitError, keep, kept, run_stage
 from gpu.kit.models import FOR_TESTS, model_file
-from gpu.kit.places import ROOT, WORK, KitError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
