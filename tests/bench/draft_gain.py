@@ -36,7 +36,7 @@ from caravan_shard.protocol.results import StepResult
 from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loading import backend_loader
-from caravan_testing.constrained_runs import Grammars
+from caravan_testing.shard_builders import Grammars
 
 _GREEDY = SamplingParams(temperature=0.0)
 _QUESTIONS = (

@@ -3,6 +3,7 @@
 Other batch shapes take other kernels, which round differently: an output may differ where two tokens are nearly tied.
 """
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,3 +129,12 @@ def check_draws(oracle: Oracle, prompt: str, seed: int, output: list[int], *, ca
         assert distance < TIE_DRAW, (
             f"{prompt!r}: token {place} is {token} of [{low:.4f}, {high:.4f}], drawn was {number:.4f}"
         )
+
+
+WORDS = ("sun", "moon", "star", "sea", "tree", "house", "red", "blue", "one", "two", "king", "queen", "river", "road")
+
+
+def repeated_list(number: int, words: int, chance: random.Random) -> str:
+    """Return a list of random words, twice, and the beginning of a third time. ``number`` makes it unique."""
+    listed = " ".join(chance.choices(WORDS, k=words))
+    return f"{number} {listed}\n{number} {listed}\n{number}"

@@ -15,8 +15,7 @@ import trustme
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from caravan_testing.certificates import write_certificate
-from caravan_testing.ports import kept_ports
-from caravan_testing.programs import Program, program, url_of
+from caravan_testing.programs import Program, kept_ports, program, url_of
 from caravan_testing.serve_process import MODEL
 from chaos.link_proxy import LinkProxy
 from chaos.namespace import Namespace, namespace

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from caravan_testing.repeated_lists import repeated_list
+from caravan_testing.oracle import repeated_list
 
 
 @dataclass(frozen=True, slots=True)

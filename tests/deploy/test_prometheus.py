@@ -19,7 +19,7 @@ from deploy.tools import tool_path, try_tool
 
 from caravan_router.metrics.table import VLLM_ALIASES
 from caravan_testing.monitoring_files import RULES, dashboard_expressions, keda_queries
-from caravan_testing.ports import kept_ports
+from caravan_testing.programs import kept_ports
 from caravan_testing.serve_process import MODEL, Served, serve
 from caravan_testing.waiting import DEADLINE_S, wait_until
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from e2e.hostile_requests import GOOD, TABLE, Hostile
 
+from caravan_testing.http_server import undisturbed
 from caravan_testing.raw_http import HOST, exchange, port_of, post, replies_in
 from caravan_testing.serve_process import Served, serve
-from caravan_testing.undisturbed import undisturbed
 from caravan_testing.waiting import DEADLINE_S, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import ClientSession
 
 from caravan_testing.serve_process import Served, serve
-from caravan_testing.shard_tiny_ranker import write_tiny_ranker
+from caravan_testing.shard_tiny_bert import write_tiny_ranker
 
 # grpc.aio works only on the event loop on which it was first used.
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -10,8 +10,7 @@ import pytest
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.backends.llama.numerics import NumericsProbe
-from caravan_testing.requantised import requantise
-from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched, requantise
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 

@@ -9,8 +9,7 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.llama.joint_logprobs import LlamaJointLogprobs
 from caravan_shard.sampling.joint_logprobs import LogprobRow, row_logprobs
 from caravan_shard.sampling.logprobs import token_logprobs
-from caravan_testing.draw_library import compile_joint_logprobs
-from caravan_testing.logits import kinds_of_logits
+from caravan_testing.logits import compile_joint_logprobs, kinds_of_logits
 
 pytestmark = pytest.mark.model
 

@@ -11,7 +11,7 @@ from caravan_shard.protocol.results import StepResult
 from caravan_testing.media_prompts import MediaPrompt, encode, media_prompt, run_prompt
 from caravan_testing.shard_builders import load_entry, save_entry
 from caravan_testing.shard_models import ModelDriver
-from caravan_testing.spelling_model import AFTER, BEFORE, BETWEEN, FIRST, SECOND, WORDS, SpellingModel
+from caravan_testing.spelling_projector import AFTER, BEFORE, BETWEEN, FIRST, SECOND, WORDS, SpellingModel
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import StepOutcome
 from caravan_shard.protocol.results import StepResult
-from caravan_testing.media_kinds import HYBRID, MadeKind
+from caravan_testing.media_kinds import HYBRID, MadeKind, MtmdReference
 from caravan_testing.media_prompts import MediaPrompt, run_prompt
-from caravan_testing.mtmd_reference import MtmdReference
 from caravan_testing.shard_builders import load_entry, save_entry, state_entry, with_state
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from caravan import Conversation, Executor, Picture, RequestError, Sound, StateError
-from caravan_testing.toy_media import spelled_picture, spelled_sound
+from caravan_testing.media_prompts import spelled_picture, spelled_sound
 
 
 def _picture(text: str) -> Picture:

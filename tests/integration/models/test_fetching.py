@@ -15,9 +15,8 @@ from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.fetching import fetch, fetch_blocking
 from caravan_models.progress import Progress
 from caravan_models.reference import HubModel
-from caravan_testing.child_processes import children_with, command_line
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.stand_in_hub import StandInHub
+from caravan_testing.programs import children_with, command_line
+from caravan_testing.stand_in_hub import StandInHub, small_gguf
 from caravan_testing.waiting import DEADLINE_S, eventually, wait_until
 
 pytestmark = pytest.mark.usefixtures("environment")

@@ -16,8 +16,7 @@ from caravan_models.progress import Progress
 from caravan_models.reference import HubModel
 from caravan_models.worker_lines import read_answer, request_line
 from caravan_testing.serve_process import MODEL
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.stand_in_hub import StandInHub
+from caravan_testing.stand_in_hub import StandInHub, small_gguf
 
 pytestmark = pytest.mark.usefixtures("environment")
 

@@ -19,9 +19,8 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer
 from caravan_shard.service.text import TextService
-from caravan_testing.cluster import ClusterConfig, cluster
+from caravan_testing.cluster import ClusterConfig, StepLog, cluster
 from caravan_testing.specs import run, spec, undisturbed
-from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
 
 # The router must not learn from a heartbeat what these tests wait for.

@@ -12,8 +12,8 @@ from caravan_scheduler.core.errors import GenerationError, TooMuchMediaError
 from caravan_scheduler.core.media import Media, Picture, Sound
 from caravan_shard.backends.toy.media import SLICE_CELLS, ToyEncoder
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
+from caravan_testing.media_prompts import spelled_picture, spelled_sound
 from caravan_testing.specs import spec, undisturbed
-from caravan_testing.toy_media import spelled_picture, spelled_sound
 from caravan_testing.waiting import eventually
 
 _TEXT = "what is this: "

@@ -14,11 +14,10 @@ from aiohttp import ClientSession, FormData
 from PIL import Image
 
 from caravan_shard.backends.toy.media import ToyEncoder
-from caravan_testing.child_processes import children_with
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
-from caravan_testing.hostile_pictures import hostile_files
-from caravan_testing.sounds import float_wav
-from caravan_testing.toy_media import spelled_picture, spelled_sound
+from caravan_testing.hostile_pictures import float_wav, hostile_files
+from caravan_testing.media_prompts import spelled_picture, spelled_sound
+from caravan_testing.programs import children_with
 from caravan_testing.waiting import eventually
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}|{% endfor %}[assistant]"

@@ -7,9 +7,8 @@ import pytest
 from caravan_proto.messages.limits import KvLayout
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.generation import GenerationSpec
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster
+from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
-from caravan_testing.step_log import StepLog
 
 LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
 # Six steps of 16 tokens. A request does not wait for the last few tokens of a prefix, but computes them again.

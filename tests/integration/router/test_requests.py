@@ -7,8 +7,7 @@ from aiohttp import ClientSession
 
 from caravan_proto.messages.limits import KvLayout
 from caravan_scheduler.config import SchedulerConfig
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster, generate
-from caravan_testing.step_log import StepLog
+from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, cluster, generate
 from caravan_testing.waiting import eventually
 
 

@@ -12,9 +12,8 @@ from caravan_router.engine.client import ShardClient
 from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
 from caravan_shard.backends.toy.model import TOY_FACTS
-from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
+from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, body, cluster, expected_text, generate
 from caravan_testing.specs import run, spec, undisturbed
-from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
 
 

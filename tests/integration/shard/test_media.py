@@ -16,9 +16,8 @@ from caravan_proto.wire import CHUNK, ENCODED_MEDIA, INFO, MEDIA_SHAPE, TOKENIZE
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.media import SLICE_CELLS, ToyEncoder
 from caravan_shard.backends.toy.model import BOS, TURN_START
-from caravan_testing.media_prompts import MediaPrompt, Medium
+from caravan_testing.media_prompts import MediaPrompt, Medium, toy_picture, toy_sound
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
-from caravan_testing.toy_media import toy_picture, toy_sound
 from caravan_testing.toy_oracle import expected_output
 
 # grpc.aio works only on the event loop on which it was first used.

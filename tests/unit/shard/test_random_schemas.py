@@ -10,8 +10,8 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.engine.engine import Engine
 from caravan_shard.sequences.runs import RunStore
-from caravan_testing.constrained_runs import Grammars, Job, run_jobs
 from caravan_testing.random_schemas import random_schema
+from caravan_testing.shard_builders import Grammars, Job, run_jobs
 
 SCHEMAS = 500
 

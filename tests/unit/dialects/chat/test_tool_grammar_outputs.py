@@ -9,8 +9,8 @@ from caravan_dialects.chat.known_tool_formats import GENERIC, HERMES, LLAMA_3, M
 from caravan_dialects.chat.tool_format import ToolFormat
 from caravan_dialects.chat.tool_grammar import tool_constraint
 from caravan_dialects.chat.tool_parser import CallPart, ToolParser
-from caravan_testing.byte_grammar import FIRST_CONTROL, accepts
 from caravan_testing.scripted_engine import ScriptedEngine
+from caravan_testing.tool_families import FIRST_CONTROL, accepts
 
 PARAMETERS = {
     "type": "object",

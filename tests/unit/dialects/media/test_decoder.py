@@ -17,8 +17,7 @@ from caravan_dialects.media.limits import MAX_PICTURE_BYTES
 from caravan_dialects.media.problems import MediaFileError, Reason
 from caravan_scheduler.core.errors import HelperError
 from caravan_scheduler.core.media import Picture, Sound
-from caravan_testing.hostile_pictures import harmless_files, hostile_files, noise, picture_file
-from caravan_testing.sounds import RATE, tone, wav
+from caravan_testing.hostile_pictures import RATE, harmless_files, hostile_files, noise, picture_file, tone, wav
 
 # For files that end of themselves, also on a busy machine.
 LONG_TIME_LIMIT_S = 60.0

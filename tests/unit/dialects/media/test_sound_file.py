@@ -11,7 +11,7 @@ import pytest
 from caravan_dialects.media import limits
 from caravan_dialects.media.problems import MediaFileError, Reason
 from caravan_dialects.media.sound_file import decode_sound
-from caravan_testing.sounds import RATE, flac, float_wav, silent_mp3, tone, wav
+from caravan_testing.hostile_pictures import RATE, flac, float_wav, silent_mp3, tone, wav
 
 
 def floats(data: bytes) -> "array.array[float]":
