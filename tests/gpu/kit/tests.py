@@ -45,7 +45,7 @@ GROUPS = (
     Group(
         name="server",
         # Those that need no --exact, which needs CPUs.
-        files=("tests/gpu/test_served.py", "tests/e2e/test_saved_prefixes.py"),
+        files=("tests/gpu/test_served.py",),
         arguments=("-m", "not slow"),
     ),
 )
