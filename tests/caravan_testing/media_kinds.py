@@ -22,8 +22,10 @@ from caravan_testing.random_projectors import (
     write_varying_projector,
 )
 from caravan_testing.shard_models import ModelDriver
-from caravan_testing.shard_tiny_delta_net import write_tiny_delta
-from caravan_testing.shard_tiny_llama import write_tiny_gemma, write_tiny_llama, write_tiny_mrope
+from caravan_testing.shard_tiny_delta import write_tiny_delta
+from caravan_testing.shard_tiny_gemma import write_tiny_gemma
+from caravan_testing.shard_tiny_llama import write_tiny_llama
+from caravan_testing.shard_tiny_mrope import write_tiny_mrope
 
 _BYTES = tuple(range(3, 259))
 _SIZE = 64

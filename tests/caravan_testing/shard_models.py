@@ -17,8 +17,12 @@ from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 from caravan_testing.shard_tiny_delta_net import write_tiny_qwen3next, write_tiny_qwen35
-from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama, write_tiny_mrope, write_tiny_window
-from caravan_testing.shard_tiny_mamba import write_tiny_hybrid, write_tiny_lfm2, write_tiny_mamba
+from caravan_testing.shard_tiny_hybrid import write_tiny_hybrid
+from caravan_testing.shard_tiny_lfm2 import write_tiny_lfm2
+from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
+from caravan_testing.shard_tiny_mamba import write_tiny_mamba
+from caravan_testing.shard_tiny_mrope import write_tiny_mrope
+from caravan_testing.shard_tiny_window import write_tiny_window
 
 ROOT = Path(__file__).parents[2]
 DEMO_MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ROOT / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))

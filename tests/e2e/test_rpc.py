@@ -16,7 +16,7 @@ import pytest
 from caravan_testing.rpc_process import RpcServer
 from caravan_testing.serve_process import generate, serve
 from caravan_testing.shard_models import DEMO_MODEL, fetched
-from caravan_testing.shard_tiny_llama import LAYER_EXPERT_BYTES, LAYERS, write_tiny_moe
+from caravan_testing.shard_tiny_moe import LAYER_EXPERT_BYTES, LAYERS, write_tiny_moe
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.rpc

@@ -13,7 +13,7 @@ import pytest
 
 from caravan_shard.backends.llama.devices import Device, find_devices, first_devices
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver, fetched
-from caravan_testing.shard_tiny_llama import write_tiny_moe
+from caravan_testing.shard_tiny_moe import write_tiny_moe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

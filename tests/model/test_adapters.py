@@ -11,7 +11,7 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_shard.backends.base import StartupError
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
-from caravan_testing.shard_tiny_llama import DEMO, Adapted, write_tiny_lora
+from caravan_testing.shard_tiny_lora import DEMO, Adapted, write_tiny_lora
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
 pytestmark = pytest.mark.model

@@ -15,7 +15,8 @@ from caravan_models.local_file import parts_of
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_models import know_contents
-from caravan_testing.shard_tiny_llama import Adapted, Parts, Shape, write_tiny_llama, write_tiny_lora
+from caravan_testing.shard_tiny_llama import Parts, Shape, write_tiny_llama
+from caravan_testing.shard_tiny_lora import Adapted, write_tiny_lora
 
 pytestmark = pytest.mark.model
 

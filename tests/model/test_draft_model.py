@@ -11,8 +11,8 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.base import StartupError
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, PLAIN_MODEL, WORDS_MODEL, ModelDriver, fetched, requantise
-from caravan_testing.shard_tiny_bert import write_tiny_ranker
 from caravan_testing.shard_tiny_mamba import TOKENS, write_tiny_mamba
+from caravan_testing.shard_tiny_ranker import write_tiny_ranker
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 

@@ -13,8 +13,8 @@ from caravan_shard.protocol.commands import EmbedText
 from caravan_shard.protocol.results import Embedded
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
-from caravan_testing.shard_tiny_bert import classifier, write_tiny_ranker
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
+from caravan_testing.shard_tiny_ranker import classifier, write_tiny_ranker
 
 pytestmark = pytest.mark.model
 

@@ -12,8 +12,8 @@ from caravan_models.gguf_header import read_header
 from caravan_models.local_file import local_model, parts_of
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_models import DEMO_MODEL
-from caravan_testing.shard_tiny_bert import write_tiny_ranker
 from caravan_testing.shard_tiny_llama import Parts, write_tiny_llama
+from caravan_testing.shard_tiny_ranker import write_tiny_ranker
 from caravan_testing.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.model

@@ -18,7 +18,8 @@ from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_testing.shard_models import know_contents
-from caravan_testing.shard_tiny_llama import CONTEXT, LAYERS, write_tiny_llama, write_tiny_moe
+from caravan_testing.shard_tiny_llama import CONTEXT, write_tiny_llama
+from caravan_testing.shard_tiny_moe import LAYERS, write_tiny_moe
 
 pytestmark = pytest.mark.model
 

@@ -21,7 +21,9 @@ from caravan_testing.random_projectors import (
     write_placed_projector,
     write_varying_projector,
 )
-from caravan_testing.shard_tiny_llama import EMBEDDING, write_tiny_gemma, write_tiny_llama, write_tiny_mrope
+from caravan_testing.shard_tiny_gemma import EMBEDDING, write_tiny_gemma
+from caravan_testing.shard_tiny_llama import write_tiny_llama
+from caravan_testing.shard_tiny_mrope import write_tiny_mrope
 
 
 def _config(model: Path, **flags: Any) -> ShardConfig:

@@ -68,28 +68,6 @@ async def test_a_prompt_that_begins_with_a_picture_has_its_begin_token() -> None
         assert await _generated(running, (_picture("cat"), "!")) == await _expected(running, "cat!")
 
 
-async def test_the_second_use_of_a_picture_is_not_encoded() -> None:
-    async with cluster(ClusterConfig(shards=2, make_encoder=ToyEncoder)) as running:
-        for text in ("one ", "two ", "three "):
-            parts = (text, _picture("a long picture of a cat"), text)
-            assert await _generated(running, parts) == await _expected(running, f"{text}a long picture of a cat{text}")
-        encoders = [backend.media for backend in running.backends.values()]
-        assert sum(encoder.count for encoder in encoders if encoder is not None) == 1
-
-
-async def test_streams_go_on_while_a_picture_is_encoded() -> None:
-    encoder = ToyEncoder(seconds=60.0)
-    async with cluster(ClusterConfig(make_encoder=lambda: encoder)) as running:
-        shown = asyncio.ensure_future(_generated(running, (_TEXT, _picture("cat"))))
-        await eventually(lambda: any(one.media for one in _waiting(running)))
-        text = await running.engine.queries.tokenize("hello")
-        stream = running.engine.submit(spec(text.token_ids, 8))
-        assert [token.token_id async for ready in stream for token in ready] == await _expected(running, "hello", 8)
-        assert not shown.done()
-        encoder.stop()
-        assert await shown == await _expected(running, f"{_TEXT}cat")
-
-
 def _waiting(running: Cluster) -> list[Any]:
     return [sequence.spec for sequence in running.engine.scheduler.waiting]
 

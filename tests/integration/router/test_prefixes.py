@@ -11,7 +11,7 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_scheduler.config import SchedulerConfig
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
 from caravan_testing.specs import read, spec, undisturbed
-from caravan_testing.waiting import DEADLINE_S, eventually
+from caravan_testing.waiting import eventually
 
 PROMPT = "You answer in rhymes, whatever the question is about."
 
@@ -192,49 +192,6 @@ async def test_a_pin_whose_prompt_cannot_be_computed_is_taken_back() -> None:
         await pin(session, running, 503, prompt=list(range(40, 80)))
         await eventually(lambda: not list(engine.scheduler.pins), "nothing is pinned")
         assert not engine.prefixes._pins_asked
-
-
-async def test_a_pin_outlives_its_shard() -> None:
-    async with cluster() as running, ClientSession() as session:
-        pinned = await pin(session, running, prompt=SYSTEM, cache_salt="x")
-        await running.wait_until_at_rest()
-        await running.stop_shard(running.addresses[0])
-        await running.start_shard(running.addresses[0])
-        await eventually(lambda: bool(running.engine.scheduler.shards), "it has joined again")
-        [shown] = (await ask(session, running, "GET"))["pins"]
-        assert (shown["id"], shown["shards"]) == (pinned["id"], [])
-        assert SYSTEM in (await ask(session, running, "GET", f"/{pinned['id']}"))["text"], "the router knows it"
-        question = SYSTEM + " Who are you?"
-        assert await cached_tokens(session, running, question, "x") == 0
-        await running.wait_until_at_rest()
-        [shown] = (await ask(session, running, "GET"))["pins"]
-        assert shown["shards"][0]["memory_bytes"] == 8 * pinned["tokens"]
-
-
-async def test_a_pin_holds_what_its_shard_finds_in_files() -> None:
-    async with cluster(replace(SMALL, run_files=True)) as running, ClientSession() as session:
-        pinned = await pin(session, running, prompt=SYSTEM)
-        await running.wait_until_at_rest()
-        await running.stop_shard(running.addresses[0])
-        await running.start_shard(running.addresses[0])
-        await eventually(lambda: bool(running.engine.scheduler.shards), "it has joined again")
-        await flood(session, running)
-        [shown] = (await ask(session, running, "GET"))["pins"]
-        assert shown["shards"][0]["disk_bytes"] == 8 * pinned["tokens"]
-        assert await cached_tokens(session, running, SYSTEM + " Who are you?") == pinned["tokens"]
-
-
-async def test_a_drain_moves_a_pinned_prefix() -> None:
-    config = replace(SLOW, shards=2, drain_timeout_s=DEADLINE_S)
-    async with cluster(config) as running, ClientSession() as session:
-        pinned = await pin(session, running, prompt=SYSTEM)
-        await running.wait_until_at_rest()
-        [place] = (await ask(session, running, "GET", f"/{pinned['id']}"))["shards"]
-        [other] = [address for address in running.addresses if address != place["shard"]]
-        await running.drain_shard(place["shard"])
-        [place] = (await ask(session, running, "GET", f"/{pinned['id']}"))["shards"]
-        assert (place["shard"], place["memory_bytes"]) == (other, 8 * pinned["tokens"])
-        assert await cached_tokens(session, running, SYSTEM + " Who are you?") == pinned["tokens"]
 
 
 async def listed_prefixes(
