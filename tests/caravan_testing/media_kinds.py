@@ -14,7 +14,7 @@ from llama_cpp import mtmd_cpp
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.media import MediaKind, MediaShape
 from caravan_testing.media_prompts import MediaPrompt, Medium, media_prompt
-from caravan_testing.random_projectors import (
+from caravan_testing.projectors import (
     spelled_sound,
     write_gemma_projector,
     write_grid_projector,

@@ -10,7 +10,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from caravan_testing.hostile_pictures import float_wav
-from caravan_testing.random_projectors import spelled_sound, write_sound_projector
+from caravan_testing.projectors import spelled_sound, write_sound_projector
 from caravan_testing.serve_process import MODEL, serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

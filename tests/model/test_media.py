@@ -9,9 +9,9 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import StepOutcome
 from caravan_shard.protocol.results import StepResult
 from caravan_testing.media_prompts import MediaPrompt, encode, media_prompt, run_prompt
+from caravan_testing.projectors import AFTER, BEFORE, BETWEEN, FIRST, SECOND, WORDS, SpellingModel
 from caravan_testing.shard_builders import load_entry, save_entry
 from caravan_testing.shard_models import ModelDriver
-from caravan_testing.spelling_projector import AFTER, BEFORE, BETWEEN, FIRST, SECOND, WORDS, SpellingModel
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 
 from caravan_proto.messages.limits import KvLayout
 from caravan_testing.media_prompts import MediaPrompt, run_prompt
-from caravan_testing.spelling_projector import WORDS, SpellingModel
+from caravan_testing.projectors import WORDS, SpellingModel
 
 
 def test_exact_logits_do_not_depend_on_chunks(tmp_path: Path) -> None:

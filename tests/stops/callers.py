@@ -20,7 +20,7 @@ from caravan_proto.wire import MEDIA_SHAPE, encode_parts
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer
-from caravan_testing.random_projectors import write_varying_projector
+from caravan_testing.projectors import write_varying_projector
 from caravan_testing.shard_harness import RunningShard, prompt_chunk
 from caravan_testing.shard_models import DEMO_MODEL, fetched
 from caravan_testing.shard_tiny_bert import TinyBert
