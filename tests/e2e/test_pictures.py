@@ -17,7 +17,7 @@ from huggingface_hub import InferenceClient
 from openai import BadRequestError, OpenAI
 from PIL import Image
 
-from caravan_studio.recording.read_lines import RecordingFile
+from caravan_studio.recording.lines import RecordingFile
 from caravan_studio.replay.player import Player, play
 from caravan_testing.projectors import write_spelling_projector
 from caravan_testing.recorded import differences

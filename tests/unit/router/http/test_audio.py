@@ -12,8 +12,8 @@ from caravan_dialects.api.limits import Limits
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import Access
+from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.core.media import Sound
-from caravan_scheduler.core.tenant import Tenant
 from caravan_testing.hostile_pictures import RATE, flac, silent_mp3, tone, wav
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, MEDIA, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine
