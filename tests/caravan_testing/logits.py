@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.llama.joint_draw import LlamaJointDraw
-from caravan_shard.backends.llama.joint_logprobs import LlamaJointLogprobs
+from caravan_shard.backends.llama.kernels.joint_draw import LlamaJointDraw
+from caravan_shard.backends.llama.kernels.joint_logprobs import LlamaJointLogprobs
 
 
 def kinds_of_logits(size: int) -> Iterator[tuple[str, Floats]]:

@@ -11,7 +11,7 @@ import numpy as np
 from caravan_proto.messages.commands import Chunk
 from caravan_proto.messages.media import MediaKind, MediaShape, MediaSpan
 from caravan_shard.backends.toy.media import HOP, PATCH
-from caravan_shard.media.encoder import MediaEncoder, SliceSize
+from caravan_shard.media import MediaEncoder, SliceSize
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 
 

@@ -34,16 +34,15 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend
 from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
-from caravan_shard.constraints.grammar import Grammar, make_matcher
-from caravan_shard.constraints.problem import Problem
+from caravan_shard.backends.toy.model import EMPTY_STATE, next_state
+from caravan_shard.constraints.grammar import Grammar, Problem, make_matcher
 from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
 from caravan_shard.engine.drafts import DraftBudget, Drafting
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
 from caravan_shard.engine.worker import Worker
+from caravan_shard.protocol.commands import PreparedParameters
 from caravan_shard.protocol.results import Evaluations, Refusal, Result, StepResult
-from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_testing.waiting import eventually, in_time
 

@@ -25,8 +25,8 @@ from caravan_scheduler.events import SavedRun
 from caravan_serve.cli import ServeConfig
 from caravan_serve.commands import main
 from caravan_shard.config import ShardConfig
-from caravan_shard.protocol.run import StoredRun
-from caravan_shard.service.info_codec import runs_responses
+from caravan_shard.protocol.commands import StoredRun
+from caravan_shard.service.codec import runs_responses
 
 DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text() for path in doc_tables.documents()}
 

@@ -170,7 +170,7 @@ _FULL = """
 import sys
 from dataclasses import replace
 from caravan_shard.backends.llama.devices import first_devices
-from caravan_shard.backends.llama.plan import checked, plan_load
+from caravan_shard.backends.llama.devices.plan import checked, plan_load
 from caravan_shard.config import ShardConfig
 
 config = ShardConfig(model=sys.argv[1], rpc=sys.argv[2], gpu_layers=int(sys.argv[3]), ctx_size=512, flash_attn="on")

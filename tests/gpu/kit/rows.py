@@ -14,7 +14,7 @@ from bench.summary import RowResult, summarise
 from gpu.kit.job import Job, keep, kept, run_stage
 from gpu.kit.models import MEASURED, model_file
 
-from caravan_shard.backends.llama.devices import first_devices
+from caravan_shard.backends.llama.devices.devices import first_devices
 
 DEFAULT, DEVICE_SAMPLING = "llama-server", "llama-server -bs"
 _FLAGS = {DEFAULT: (), DEVICE_SAMPLING: ("--backend-sampling",)}

@@ -7,7 +7,7 @@ from bench.rows import OVERHEAD_ROWS
 from gpu.kit import rows
 from gpu.kit.rows import DEFAULT, DEVICE_SAMPLING, KINDS, STREAMS, lineup, peer_groups
 
-from caravan_shard.backends.llama.devices import Device
+from caravan_shard.backends.llama.devices.devices import Device
 
 GIB = 1 << 30
 
