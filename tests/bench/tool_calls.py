@@ -18,8 +18,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from bench.build_peers import package_source
 from bench.contenders import Common, Contender, Product
-from bench.llama_source import package_source
 from bench.paths import ROOT, BenchError, peer
 from bench.servers import serving
 from caravan_dialects.chat.template_process import compiled

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from deploy.package_index import environment_of, write_index
+from deploy.tools import ROOT
 
 SETUP = Path(__file__).parents[2] / "deploy" / "setup"
 
@@ -43,3 +45,69 @@ def test_make_sets_up_again_once_what_is_compiled_has_changed(name: str) -> None
     command = ["make", "--dry-run", "--what-if", f"deploy/setup/{name}", ".venv/.installed"]
     done = subprocess.run(command, cwd=SETUP.parents[1], capture_output=True, text=True, check=True)
     assert "deploy/setup/install.py" in done.stdout
+
+
+_RUN = "import sys; from quiet_pip import run_pip; sys.exit(0 if run_pip(sys.argv[1:]) else 3)"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    write_index(tmp_path)
+    return tmp_path
+
+
+def _download(index: Path, script: list[str], *packages: str) -> subprocess.CompletedProcess[str]:
+    """Run ``script`` with pip's arguments to download ``packages`` out of ``index``."""
+    return subprocess.run(
+        [sys.executable, *script, "download", "--quiet", "--dest", str(index / "down"), *packages],
+        cwd=ROOT / "deploy/setup",
+        env=environment_of(index),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_package_that_is_in_one_folder_only_is_no_warning(index: Path) -> None:
+    assert "neither a file nor a directory" in _download(index, ["-m", "pip"], "first", "second").stderr
+    done = _download(index, ["-c", _RUN], "first", "second")
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert len(list((index / "down").iterdir())) == 2
+
+
+def test_an_error_is_shown_and_fails(index: Path) -> None:
+    done = _download(index, ["-c", _RUN], "first", "third")
+    assert done.returncode == 3
+    assert "ERROR: No matching distribution found for third" in done.stderr
+    assert "neither a file nor a directory" not in done.stderr
+
+
+def set_up(folder: Path, *packages: str) -> subprocess.CompletedProcess[str]:
+    """Set up ``folder``/environment with packages of the index in ``folder``."""
+    requirements = folder / "requirements.txt"
+    requirements.write_text("".join(f"{package}==1.0\n" for package in packages))
+    return subprocess.run(
+        [sys.executable, ROOT / "deploy/setup/environment.py", folder / "environment", requirements],
+        env=environment_of(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_an_environment_has_its_packages_and_no_other(tmp_path: Path) -> None:
+    write_index(tmp_path)
+    assert set_up(tmp_path, "first").returncode == 0
+    done = set_up(tmp_path, "second")
+    assert (done.returncode, done.stderr) == (0, "")
+    (packages,) = tmp_path.glob("environment/lib/python3*/site-packages")
+    assert {path.name for path in packages.iterdir()} == {"second.py", "second-1.0.dist-info"}
+    subprocess.run([tmp_path / "environment/bin/python", "-c", "import second"], check=True)
+
+
+def test_a_package_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    write_index(tmp_path)
+    done = set_up(tmp_path, "first", "third")
+    assert done.returncode == 1
+    assert "No matching distribution found for third==1.0" in done.stderr
+    assert done.stderr.endswith("requirements.txt; the reason is above\n")

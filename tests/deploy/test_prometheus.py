@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy.tools import tool_path, try_tool
+from deploy.tools import ROOT, run_tool, tool_path, try_tool
 
 from caravan_router.metrics.table import VLLM_ALIASES
 from caravan_testing.monitoring_files import RULES, dashboard_expressions, keda_queries
-from caravan_testing.ports import kept_ports
+from caravan_testing.programs import kept_ports
 from caravan_testing.serve_process import MODEL, Served, serve
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
@@ -207,3 +207,11 @@ def test_keda_gets_one_number_for_each_query_and_sees_the_load(live: LiveRun) ->
 def test_keda_gets_no_answer_for_a_model_that_no_router_reports(live: LiveRun) -> None:
     assert live.values(queries_of("another")["requests"]) == []
     assert live.values(queries_of("another")["kvUse"]) == [0.0]
+
+
+def test_rules_are_well_formed() -> None:
+    run_tool("promtool", "check", "rules", RULES)
+
+
+def test_alerts_fire_when_they_should() -> None:
+    run_tool("promtool", "test", "rules", ROOT / "tests/deploy/rules_test.yaml")

@@ -17,12 +17,11 @@ from caravan import LLM, AsyncLLM, Executor, ModelError, SamplingParams
 from caravan_scheduler.core.library import LibraryError
 from caravan_serve.library.hub import pulled, reference_of
 from caravan_testing.programs import address_of, program
+from caravan_testing.projectors import write_spelling_projector
 from caravan_testing.serve_process import MODEL, serve
 from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.shard_tiny_llama import write_tiny_llama
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.spelling_projector import write_spelling_projector
-from caravan_testing.stand_in_hub import TOKEN, StandInHub, stand_in_hub
+from caravan_testing.stand_in_hub import TOKEN, StandInHub, small_gguf, stand_in_hub
 from caravan_testing.waiting import eventually
 
 pytestmark = pytest.mark.e2e

@@ -7,8 +7,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from gpu.kit.random_model import write_model
-from gpu.kit.shapes import DENSE, MIXTURE, ModelShape, small
+from gpu.kit.models import DENSE, MIXTURE, ModelShape, small, write_model
 
 from caravan_models.errors import FetchError
 from caravan_models.gguf_header import read_header

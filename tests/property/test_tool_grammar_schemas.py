@@ -13,10 +13,9 @@ from caravan_dialects.chat.tool_derivation import ToolFormats
 from caravan_dialects.chat.tool_format import Style, ToolFormat
 from caravan_dialects.chat.tool_grammar import tool_constraint
 from caravan_dialects.chat.tool_parser import ToolParser
-from caravan_testing.byte_grammar import FIRST_CONTROL, accepts, drawn
 from caravan_testing.random_schemas import random_schema
 from caravan_testing.scripted_engine import ScriptedEngine
-from caravan_testing.tool_families import FAMILIES, Family, joined, render_here
+from caravan_testing.tool_families import FAMILIES, FIRST_CONTROL, Family, accepts, drawn, joined, render_here
 
 Schema = dict[str, Any]
 

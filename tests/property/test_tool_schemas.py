@@ -17,11 +17,10 @@ from caravan_dialects.chat.tool_format import GENERIC
 from caravan_dialects.chat.tool_grammar import tool_constraint
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_shard.constraints.grammar import grammar_text
-from caravan_testing.byte_grammar import accepts, compiles, drawn
 from caravan_testing.examples import examples
-from caravan_testing.random_keywords import random_keywords
-from caravan_testing.random_parameters import Schema, random_parameters
+from caravan_testing.random_schemas import Schema, random_keywords, random_parameters
 from caravan_testing.scripted_engine import ScriptedEngine
+from caravan_testing.tool_families import accepts, compiles, drawn
 
 pytestmark = pytest.mark.examples
 

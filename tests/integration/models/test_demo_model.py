@@ -15,8 +15,7 @@ from caravan_models.hub import HubSettings
 from caravan_models.known import parse_reference
 from caravan_models.progress import ignore_progress
 from caravan_models.reference import LocalFile
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.stand_in_hub import StandInHub
+from caravan_testing.stand_in_hub import StandInHub, small_gguf
 
 _ROOT = Path(__file__).parents[3]
 _REPOSITORY = "bartowski/SmolLM2-135M-Instruct-GGUF"

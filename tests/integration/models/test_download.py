@@ -16,8 +16,7 @@ from caravan_models.hub import HubSettings
 from caravan_models.known import parse_reference
 from caravan_models.progress import Phase, Progress, ignore_progress
 from caravan_models.reference import HubModel, KnownModel, LocalFile
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.stand_in_hub import COMMIT, Content, StandInHub
+from caravan_testing.stand_in_hub import COMMIT, Content, StandInHub, small_gguf
 from caravan_testing.waiting import DEADLINE_S
 
 MODEL = small_gguf(300_000)

@@ -17,8 +17,7 @@ from caravan_models.hub import HubSettings
 from caravan_models.known import parse_reference
 from caravan_models.progress import ignore_progress
 from caravan_models.reference import LocalFile
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.stand_in_hub import Content, StandInHub
+from caravan_testing.stand_in_hub import Content, StandInHub, small_gguf
 
 _MODEL = small_gguf(300_000)
 _LONGEST_LINE = 700

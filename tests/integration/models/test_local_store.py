@@ -16,8 +16,7 @@ from caravan_models.local_store import StoredModel, stored_models, unfinished
 from caravan_models.local_store import remove as remove_model
 from caravan_models.progress import ignore_progress
 from caravan_models.reference import HubModel, NamedFile, Quantisation, parse_hub
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.stand_in_hub import StandInHub
+from caravan_testing.stand_in_hub import StandInHub, small_gguf
 
 FILES = {
     "small-Q4_0.gguf": small_gguf(4000, seed=4),

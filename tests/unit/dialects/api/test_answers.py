@@ -45,7 +45,7 @@ from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_scheduler.core.trace import NO_TRACE
-from caravan_testing.counted_requests import CountedRequests
+from caravan_testing.requests import CountedRequests
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 
 LIMITS = Limits()

@@ -20,7 +20,7 @@ from caravan_proto.messages.sampling import MAX_SEED, SamplingParams
 from caravan_scheduler.core.errors import DeadlineError, GenerationError, IncompleteGenerationError
 from caravan_scheduler.core.generation import GenerationSpec, StoppingParams
 from caravan_scheduler.core.request_metrics import Failure
-from caravan_testing.counted_requests import CountedRequests
+from caravan_testing.requests import CountedRequests
 from caravan_testing.scripted_engine import EOS_TOKEN, ScriptedEngine, Step, word
 
 SPEC = GenerationSpec(prompt=(1,), sampling=SamplingParams(), stopping=StoppingParams(max_new_tokens=9))

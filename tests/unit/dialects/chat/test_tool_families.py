@@ -13,10 +13,9 @@ from caravan_dialects.chat.tool_derivation import ToolFormats
 from caravan_dialects.chat.tool_format import CONTROL, KEY, ToolFormat, is_tag, pieces
 from caravan_dialects.chat.tool_grammar import opens_calls, tool_constraint
 from caravan_dialects.chat.tool_parser import Part, TextPart, ToolParser
-from caravan_testing.byte_grammar import accepts, drawn
 from caravan_testing.examples import places
 from caravan_testing.scripted_engine import ScriptedEngine
-from caravan_testing.tool_families import FAMILIES, Call, Family, joined, render_here
+from caravan_testing.tool_families import FAMILIES, Call, Family, accepts, drawn, joined, render_here
 
 LOOSE = {"type": "object", "additionalProperties": {"type": "integer"}}
 NESTED = {

@@ -8,8 +8,8 @@ import pytest
 from caravan_dialects.chat.tool_format import GENERIC, HERMES, LLAMA_3, MISTRAL, ToolFormat
 from caravan_dialects.chat.tool_grammar import tool_constraint
 from caravan_dialects.chat.tool_parser import CallPart, ToolParser
-from caravan_testing.byte_grammar import FIRST_CONTROL, accepts
 from caravan_testing.scripted_engine import ScriptedEngine
+from caravan_testing.tool_families import FIRST_CONTROL, accepts
 
 TEXT = {"type": "string"}
 PARAMETERS = {

@@ -15,8 +15,7 @@ from caravan_dialects.media.file import MAX_PICTURE_BYTES, MediaFile, MediaFileE
 from caravan_scheduler.core.errors import HelperError
 from caravan_scheduler.core.media import Picture, Sound
 from caravan_testing.closing import Closing
-from caravan_testing.hostile_pictures import harmless_files, hostile_files, noise, picture_file
-from caravan_testing.sounds import RATE, tone, wav
+from caravan_testing.hostile_pictures import RATE, harmless_files, hostile_files, noise, picture_file, tone, wav
 
 # For files that end of themselves, also on a busy machine.
 LONG_TIME_LIMIT_S = 60.0

@@ -15,7 +15,7 @@ from PIL import Image
 
 from caravan_dialects.media.decoder_process import decode_picture, decode_sound
 from caravan_dialects.media.file import MAX_PICTURE_BYTES, MAX_SIDE, MAX_SOUND_BYTES, MediaFileError, Reason
-from caravan_testing.sounds import RATE, flac, float_wav, silent_mp3, tone, wav
+from caravan_testing.hostile_pictures import RATE, flac, float_wav, silent_mp3, tone, wav
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 Decode = Callable[[bytes], object]

@@ -14,7 +14,7 @@ from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_scheduler.actions import Encode
 from caravan_scheduler.core.media import Picture
 from caravan_scheduler.events import Encoded, EncodeOutcome
-from caravan_testing.toy_media import spelled_picture
+from caravan_testing.media_prompts import spelled_picture
 
 
 async def outcomes(answers: Sequence[Exception | float]) -> list[EncodeOutcome]:

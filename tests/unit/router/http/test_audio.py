@@ -14,10 +14,10 @@ from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import Access
 from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.core.media import Sound
+from caravan_testing.hostile_pictures import RATE, flac, silent_mp3, tone, wav
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, MEDIA, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine
 from caravan_testing.seen_prompts import seen
-from caravan_testing.sounds import RATE, flac, silent_mp3, tone, wav
 
 TRANSCRIBE, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
 FILE = wav(tone(0.5))

@@ -14,9 +14,8 @@ from caravan_router.http.openai.responses.running import RUNNING
 from caravan_router.http.server.state import STATE
 from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, keys, serving
-from caravan_testing.scripted_engine import EOS_TOKEN, Pause, Step, word
+from caravan_testing.scripted_engine import EOS_TOKEN, WORD_MODEL, Pause, Step, WordEngine, prompt_text, word
 from caravan_testing.waiting import eventually
-from caravan_testing.word_engine import WORD_MODEL, WordEngine, prompt_text
 
 PATH = "/v1/conversations"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from caravan_testing.hostile_pictures import tone, wav
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import MODEL, SEEING_MODEL, ScriptedEngine
 from caravan_testing.seen_prompts import PICTURE, in_base64, seen
-from caravan_testing.sounds import tone, wav
 
 TEMPLATE = (
     "{% if tools %}<tools>{% for t in tools %}{{ t.function.name }} {% endfor %}</tools><tool_call>{% endif %}"

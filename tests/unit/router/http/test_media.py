@@ -10,11 +10,10 @@ import pytest
 from caravan_dialects.api.limits import Limits
 from caravan_router.http.server.state import STATE
 from caravan_scheduler.core.media import Picture, Sound
-from caravan_testing.hostile_pictures import noise, picture_file
+from caravan_testing.hostile_pictures import RATE, noise, picture_file, tone, wav
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, MEDIA, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine, ids_of
 from caravan_testing.seen_prompts import FILE, PICTURE, data_url, picture_part, seen, sound_part, text_part
-from caravan_testing.sounds import RATE, tone, wav
 
 CHAT = "/v1/chat/completions"
 OTHER = picture_file(noise(8), "JPEG")

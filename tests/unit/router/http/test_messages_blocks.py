@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from caravan_testing.http_server import Service, named_events, serving
-from caravan_testing.word_engine import WordEngine, prompt_text
+from caravan_testing.scripted_engine import WordEngine, prompt_text
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 WEATHER = {"name": "weather", "description": "d", "input_schema": {"type": "object"}}

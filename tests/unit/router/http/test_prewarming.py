@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from caravan_testing.http_server import Service, named_events, serving
-from caravan_testing.word_engine import WordEngine, prompt_text
+from caravan_testing.scripted_engine import WordEngine, prompt_text
 
 RESPONSES = "/v1/responses"
 WAYS = ({"generate": False}, {"prompt_cache_options": {"prewarm": True, "ttl": "30m"}, "generate": True})

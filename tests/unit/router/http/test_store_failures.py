@@ -10,7 +10,7 @@ import pytest
 
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
 from caravan_testing.http_server import named_events, serving
-from caravan_testing.word_engine import WordEngine
+from caravan_testing.scripted_engine import WordEngine
 
 CONVERSATION, RESPONSE = "/v1/conversations/conv_1", "/v1/responses/resp_1"
 ITEMS = [{"role": "user", "content": "a"}]

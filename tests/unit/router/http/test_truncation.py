@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import count_up
-from caravan_testing.word_engine import WordEngine, prompt_text
+from caravan_testing.scripted_engine import WordEngine, count_up, prompt_text
 
 CHAT, OLLAMA = "/v1/chat/completions", "/api/chat"
 # Of 512 tokens, one for each character but for control tokens.

@@ -11,7 +11,7 @@ from caravan_scheduler.core.library import LibraryError
 from caravan_serve.library.entry import CatalogueEntry
 from caravan_serve.library.files import described_by, files_of
 from caravan_testing.shard_models import DEMO_MODEL, fetched
-from caravan_testing.small_gguf import small_gguf
+from caravan_testing.stand_in_hub import small_gguf
 
 
 def entry(path: Path) -> CatalogueEntry:
