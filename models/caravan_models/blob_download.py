@@ -12,7 +12,7 @@ from caravan_models.contents import note_digest
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.hub import Hub
 from caravan_models.listing import RepositoryFile
-from caravan_models.progress import Meter, Phase
+from caravan_models.progress import FetchStage, Meter
 from caravan_models.reference import HubModel
 from caravan_models.transfer import Source, transfer
 
@@ -49,9 +49,9 @@ class BlobDownload:
                         self._bring(blob)
             except Timeout:
                 has_waited = True
-                self._tell(Phase.WAITING, self._partial_size())
+                self._tell(FetchStage.WAITING, self._partial_size())
         if has_waited:
-            self._tell(Phase.WAITING, self.file.size)
+            self._tell(FetchStage.WAITING, self.file.size)
 
     def _is_there(self) -> bool:
         try:
@@ -93,14 +93,14 @@ class BlobDownload:
             note_digest(blob, found)
 
     def _transfer(self, source: Source, partial: Path) -> None:
-        transfer(source, partial, self.hub.settings, lambda done: self._tell(Phase.DOWNLOADING, done))
+        transfer(source, partial, self.hub.settings, lambda done: self._tell(FetchStage.DOWNLOADING, done))
 
-    def _tell(self, phase: Phase, done: int) -> None:
-        self.meter.tell(phase, self.file.path, self.file.etag, done, self.file.size)
+    def _tell(self, stage: FetchStage, done: int) -> None:
+        self.meter.tell(stage, self.file.path, self.file.etag, done, self.file.size)
 
     def _digest(self, path: Path) -> str:
         """Return the digest of a file by the rule that its etag follows."""
-        self._tell(Phase.CHECKING, self.file.size)
+        self._tell(FetchStage.CHECKING, self.file.size)
         of_git = len(self.file.etag) != _SHA256_LENGTH
         # Git names a file by the SHA-1 of a header and its bytes. Hubs do so with small files.
         digest = hashlib.sha1(usedforsecurity=False) if of_git else hashlib.sha256()

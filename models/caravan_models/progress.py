@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Phase(Enum):
+class FetchStage(Enum):
     """What is done with the file that a `Progress` names."""
 
     WAITING = "waiting"
@@ -22,7 +22,7 @@ class Progress:
     In the course of a download, also of one that continues an earlier one, no count gets smaller.
     """
 
-    phase: Phase
+    stage: FetchStage
     file: str
     etag: str
     file_done: int
@@ -48,12 +48,12 @@ class Meter:
         self._before = 0
         self._file_done = 0
 
-    def tell(self, phase: Phase, path: str, etag: str, file_done: int, file_size: int) -> None:
+    def tell(self, stage: FetchStage, path: str, etag: str, file_done: int, file_size: int) -> None:
         """Note that ``file_done`` bytes of the present file are here."""
         self._file_done = max(self._file_done, min(file_done, file_size))
         self._on_progress(
             Progress(
-                phase=phase,
+                stage=stage,
                 file=path,
                 etag=etag,
                 file_done=self._file_done,

@@ -8,15 +8,15 @@ from typing import Any, TextIO
 
 from caravan_models.fetched import FetchedModel
 from caravan_models.listing import size_text
-from caravan_models.progress import OnProgress, Phase, Progress
+from caravan_models.progress import FetchStage, OnProgress, Progress
 
 _log = logging.getLogger(__name__)
 
 _PERCENT_OF_A_LINE = 10
 _PHASES = {
-    Phase.WAITING: "waiting for another process that downloads {}",
-    Phase.DOWNLOADING: "downloading {}",
-    Phase.CHECKING: "checking {}",
+    FetchStage.WAITING: "waiting for another process that downloads {}",
+    FetchStage.DOWNLOADING: "downloading {}",
+    FetchStage.CHECKING: "checking {}",
 }
 Say = Callable[[str], None]
 
@@ -64,7 +64,7 @@ class _Bar:
                 dynamic_ncols=True,
                 file=self._terminal,
             )
-        self._bar.set_description_str(_PHASES[progress.phase].format(self._name), refresh=False)
+        self._bar.set_description_str(_PHASES[progress.stage].format(self._name), refresh=False)
         self._bar.update(progress.done - self._bar.n)
 
     def close(self) -> None:
@@ -73,19 +73,19 @@ class _Bar:
 
 
 class _Lines:
-    """A line at the start, for each tenth, and for each phase."""
+    """A line at the start, for each tenth, and for each stage."""
 
     def __init__(self, name: str, say: Say) -> None:
         self._name = name
         self._say = say
-        self._last: tuple[Phase, int] | None = None
+        self._last: tuple[FetchStage, int] | None = None
 
     def show(self, progress: Progress) -> None:
         percent = 100 * progress.done // progress.size if progress.size else 100
-        step = (progress.phase, percent // _PERCENT_OF_A_LINE)
+        step = (progress.stage, percent // _PERCENT_OF_A_LINE)
         if step != self._last:
             self._last = step
-            what = _PHASES[progress.phase].format(self._name)
+            what = _PHASES[progress.stage].format(self._name)
             self._say(f"{what}: {percent} % of {size_text(progress.size)}")
 
     def close(self) -> None:

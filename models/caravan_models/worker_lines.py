@@ -8,7 +8,7 @@ from typing import Any, assert_never
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.fetched import FetchedModel
 from caravan_models.known import known_model
-from caravan_models.progress import Phase, Progress
+from caravan_models.progress import FetchStage, Progress
 from caravan_models.reference import HUB_PREFIX, KnownModel, Named, parse_hub
 
 Answer = Progress | FetchedModel | FetchError
@@ -34,7 +34,7 @@ def answer_line(answer: Answer) -> bytes:
     """Return a line for the parent."""
     match answer:
         case Progress():
-            row: dict[str, Any] = {"progress": asdict(answer) | {"phase": answer.phase.value}}
+            row: dict[str, Any] = {"progress": asdict(answer) | {"stage": answer.stage.value}}
         case FetchedModel():
             row = {"fetched": asdict(answer)}
         case FetchError():
@@ -49,7 +49,7 @@ def read_answer(line: bytes) -> Answer:
     [(kind, row)] = json.loads(line).items()
     match kind:
         case "progress":
-            return Progress(**row | {"phase": Phase(row["phase"])})
+            return Progress(**row | {"stage": FetchStage(row["stage"])})
         case "fetched":
             projector = row["projector"]
             paths = {

@@ -28,7 +28,7 @@ from caravan_router.http.server.tls import Tls
 from caravan_router.kubernetes.watched_service import WatchedService
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.tracing.sending import tracing
-from caravan_scheduler.core.library import Library
+from caravan_scheduler.core.catalogue import Catalogue
 from caravan_scheduler.core.trace import Tracing
 from caravan_studio.recording.recorder import Recorder
 
@@ -41,30 +41,31 @@ _SETTLE_S = 5.0
 OnListening = Callable[[Fleet, str], None]
 
 
-class RunningLibrary(Library, Protocol):
-    """A library that loads and unloads models while it runs."""
+class RunningCatalogue(Catalogue, Protocol):
+    """A catalogue that loads and unloads models while it runs."""
 
     async def run(self) -> None:
         """Serve until cancelled."""
         ...
 
 
-LibraryOf = Callable[[Fleet], RunningLibrary]
+CatalogueOf = Callable[[Fleet], RunningCatalogue]
 
 
 async def run_router(
-    config: RouterConfig, stop: asyncio.Event, on_listening: OnListening, library_of: LibraryOf | None = None
+    config: RouterConfig, stop: asyncio.Event, on_listening: OnListening, catalogue_of: CatalogueOf | None = None
 ) -> None:
     """Serve until ``stop`` is set, then let running requests end within the graceful termination timeout.
 
-    ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined. ``library_of``
-    makes what loads and unloads models while the router runs; None if the shards are what they are. Raises
-    KeyFileError, TlsFileError, StateFileError or RecordFileError if a configured file is broken or cannot be written,
-    TracingError if traces cannot be sent as configured, OSError if the port cannot be bound, and whatever broke the
-    engine.
+    ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined.
+    ``catalogue_of`` makes what loads and unloads models while the router runs; None if the shards are what they are.
+
+    Raises KeyFileError, TlsFileError, StateFileError or RecordFileError if a configured file is broken or cannot be
+    written, TracingError if traces cannot be sent as configured, OSError if the port cannot be bound, and whatever
+    broke the engine.
     """
     async with tracing(config.read_trace_settings()) as traces:
-        await _run(config, traces, stop, on_listening, library_of)
+        await _run(config, traces, stop, on_listening, catalogue_of)
 
 
 async def _run(
@@ -72,7 +73,7 @@ async def _run(
     traces: Tracing | None,
     stop: asyncio.Event,
     on_listening: OnListening,
-    library_of: LibraryOf | None,
+    catalogue_of: CatalogueOf | None,
 ) -> None:
     link = replace(config.link, tls=await asyncio.to_thread(config.read_shard_tls))
     metrics = Metrics(vllm_names=config.vllm_metrics)
@@ -81,12 +82,12 @@ async def _run(
     sources = [WatchedService(one) if isinstance(one, KubernetesService) else one for one in config.sources]
     fleet = Fleet(sources, config.scheduler, link, metrics.of, config.expected_model)
     recorder = None if config.record is None else _begin_recording(config, config.record, fleet)
-    library = None if library_of is None else library_of(fleet)
-    service = await http_service(config, fleet, metrics, traces, library)
+    catalogue = None if catalogue_of is None else catalogue_of(fleet)
+    service = await http_service(config, fleet, metrics, traces, catalogue)
     handover = None if config.handover is None else Handover(Path(config.handover))
     inherited = None if handover is None else await handover.receive()
     engine = asyncio.create_task(fleet.run())
-    loading = None if library is None else asyncio.create_task(library.run())
+    loading = None if catalogue is None else asyncio.create_task(catalogue.run())
     stopped = asyncio.create_task(stop.wait())
     try:
         with on_hangup(service.read_files_again, stop.set):
@@ -137,7 +138,7 @@ async def http_service(
     fleet: Fleet,
     metrics: Metrics,
     traces: Tracing | None = None,
-    library: Library | None = None,
+    catalogue: Catalogue | None = None,
 ) -> "HttpService":
     """Read the files that ``config`` names, and build the web application over ``fleet``.
 
@@ -159,7 +160,7 @@ async def http_service(
     )
     store = Store(config.store)
     await store.open()
-    app = build_app(fleet, config.limits, metrics, info=info, access=access, store=store, library=library)
+    app = build_app(fleet, config.limits, metrics, info=info, access=access, store=store, catalogue=catalogue)
     if traces is not None:
         app[TRACING] = traces
     return HttpService(config, app, keys, tls)

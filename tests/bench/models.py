@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.paths import DEMO_MODEL, ROOT, BenchError
 from bench.tiny_models import TINY, write_tiny
-from caravan_serve.bench.words import ALL_WORDS
+from caravan_serve.bench.workloads import ALL_WORDS
 from caravan_testing import shard_tiny_bert as bert
 from caravan_testing.requantised import TYPES, requantise
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama

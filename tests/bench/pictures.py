@@ -38,7 +38,7 @@ from bench.contenders import Common, Contender, Product
 from bench.paths import DEMO_MODEL
 from bench.picture_projector import write_projector
 from bench.servers import serving
-from caravan_serve.bench.words import seeded, words
+from caravan_serve.bench.workloads import seeded, words
 
 Message: TypeAlias = dict[str, Any]
 _CLIENTS, _TOKENS, _TURNS = 8, 32, 10

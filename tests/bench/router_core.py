@@ -20,7 +20,7 @@ from statistics import median
 from aiohttp import ClientSession
 
 from bench.toy_fleet import ToyFleet, metrics_of, sum_of, toy_streams
-from caravan_serve.bench.cpu_time import cpu_seconds
+from caravan_serve.bench.runner import cpu_seconds
 from caravan_testing.programs import Program
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 
 from bench import cpu_builds, models
-from caravan_serve.bench.words import seeded, words
+from caravan_serve.bench.workloads import seeded, words
 from caravan_testing.metrics_text import total
 from caravan_testing.serve_process import Served, serve
 

@@ -36,8 +36,8 @@ from caravan_router.http.server.middleware import (
 )
 from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras
 from caravan_router.metrics.recorder import Metrics
+from caravan_scheduler.core.catalogue import Catalogue
 from caravan_scheduler.core.engine import Fleet
-from caravan_scheduler.core.library import Library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def build_app(
     info: InfoExtras = DEFAULT_INFO,
     access: Access = OPEN_TO_ALL,
     store: Store | None = None,
-    library: Library | None = None,
+    catalogue: Catalogue | None = None,
 ) -> web.Application:
     """Return the application, to be served by `listener.listening`. It closes ``store``, by default one in memory."""
     cors = Cors(access.cors_allow_origin)
@@ -94,7 +94,7 @@ def build_app(
         decoder=MediaDecoder(),
         store=Store(StoreSettings()) if store is None else store,
         keyring=access.keyring,
-        library=library,
+        catalogue=catalogue,
     )
     app.on_cleanup.append(_close_parts)
     app.on_cleanup.append(lambda _app: neighbours.close())

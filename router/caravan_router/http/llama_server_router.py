@@ -6,7 +6,7 @@ from aiohttp import web
 from caravan_dialects.api.errors import UnknownModelError
 from caravan_dialects.api.llama_server.schema import ModelCommand, ModelEvent, ModelEventData, Success
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_router.http.generation.models import library_of
+from caravan_router.http.generation.models import catalogue_of
 from caravan_router.http.openai.models import download_told
 from caravan_router.http.server.endless import until_the_end
 from caravan_router.http.server.event_stream import EventStream
@@ -14,7 +14,7 @@ from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.route import BODY_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
-from caravan_scheduler.core.library import LibraryError, StateChange
+from caravan_scheduler.core.catalogue import CatalogueError, StateChange
 
 ROUTES = Routes(OPENAI, any_type=True, operator=True)
 
@@ -27,10 +27,10 @@ ROUTES = Routes(OPENAI, any_type=True, operator=True)
     errors=(*BODY_ERRORS, 404),
 )
 async def load(request: web.Request, body: ModelCommand) -> web.Response:
-    """Raises NoLibraryError, UnknownModelError."""
+    """Raises NoCatalogueError, UnknownModelError."""
     try:
-        library_of(request.app[STATE]).load(body.model)
-    except LibraryError:
+        catalogue_of(request.app[STATE]).load(body.model)
+    except CatalogueError:
         raise UnknownModelError(body.model) from None
     return json_reply(Success(success=True))
 
@@ -43,18 +43,18 @@ async def load(request: web.Request, body: ModelCommand) -> web.Response:
     errors=(*BODY_ERRORS, 404),
 )
 async def unload(request: web.Request, body: ModelCommand) -> web.Response:
-    """Raises NoLibraryError, UnknownModelError."""
+    """Raises NoCatalogueError, UnknownModelError."""
     try:
-        library_of(request.app[STATE]).unload(body.model)
-    except LibraryError:
+        catalogue_of(request.app[STATE]).unload(body.model)
+    except CatalogueError:
         raise UnknownModelError(body.model) from None
     return json_reply(Success(success=True))
 
 
 @ROUTES.route("GET", "/models/sse", "Stream every change of a model's state", events=ModelEvent, errors=(404,))
 async def model_changes(request: web.Request) -> web.StreamResponse:
-    """Raises NoLibraryError."""
-    told = library_of(request.app[STATE]).changes()
+    """Raises NoCatalogueError."""
+    told = catalogue_of(request.app[STATE]).changes()
     async with EventStream(request, {}, request.app[STATE].limits) as events, until_the_end(request, told) as changes:
         async for change in changes:
             await events.send(msgspec.json.encode(_event(change)))

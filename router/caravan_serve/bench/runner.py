@@ -1,21 +1,161 @@
-"""Runs one workload against one server and collects the report."""
+"""Runs one workload against one server and collects the report.
+
+Requests are sent in a closed loop, with a fixed number running, or in an open loop, at random times. Progress is a bar
+on a terminal, plain lines elsewhere. CPU seconds are from /proc (Linux).
+"""
 
 import asyncio
+import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
 
 import aiohttp
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from caravan_serve.bench.client_sse import SseClient
-from caravan_serve.bench.cpu_time import cpu_seconds, with_children
 from caravan_serve.bench.dialects import Api, dialect_of
-from caravan_serve.bench.load import closed_loop, open_loop, poisson_arrivals
-from caravan_serve.bench.progress import progress
-from caravan_serve.bench.request import Asked
+from caravan_serve.bench.request import Asked, BenchRequest, RequestResult
 from caravan_serve.bench.stall import StallResult, run_stall
 from caravan_serve.bench.statistics import Summary, summarise
-from caravan_serve.bench.workloads import Phase, Shape, Workload, phases, stall_plan, warm_up
+from caravan_serve.bench.workloads import LoadPhase, Shape, Workload, phases, seeded, stall_plan, warm_up
+
+_LINE_EVERY_S = 5.0
+
+
+class NoSuchProcessError(Exception):
+    """A process to watch does not run."""
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the user and system time of the processes since their start, all threads included."""
+    ticks = 0
+    for pid in pids:
+        fields = _stat_fields(pid)
+        # Fields 14 and 15 of proc(5); the split begins at field 3.
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def with_children(pids: Iterable[int]) -> tuple[int, ...]:
+    """Return the processes and all their descendants."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int(_stat_fields(int(entry.name))[1])
+            except NoSuchProcessError:
+                continue  # The process ended while /proc was being listed.
+            parents.setdefault(parent, []).append(int(entry.name))
+    found = list(dict.fromkeys(pids))
+    for pid in found:  # The list grows during the loop.
+        found += [child for child in parents.get(pid, []) if child not in found]
+    return tuple(found)
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on. The second is a name that may contain spaces."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        message = f"process {pid} is not running: pass the pid of a running server"
+        raise NoSuchProcessError(message) from error
+    return text.rpartition(")")[2].split()
+
+
+OnDone: TypeAlias = Callable[[RequestResult], None]
+
+
+async def closed_loop(
+    client: SseClient, requests: Sequence[BenchRequest], *, concurrency: int, on_done: OnDone
+) -> list[RequestResult]:
+    """Run ``concurrency`` workers, each of which sends its next request when the previous one has ended."""
+    waiting = iter(requests)
+    results: list[RequestResult] = []
+
+    async def work() -> None:
+        for request in waiting:
+            result = await client.run(request)
+            results.append(result)
+            on_done(result)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(requests))):
+            group.create_task(work())
+    return results
+
+
+async def open_loop(
+    client: SseClient, requests: Sequence[BenchRequest], *, arrivals: Sequence[float], on_done: OnDone
+) -> list[RequestResult]:
+    """Send each request at its time in ``arrivals``, in seconds from now, however many are still running."""
+    start = time.perf_counter()
+    results: list[RequestResult] = []
+
+    async def send(request: BenchRequest, scheduled: float) -> None:
+        result = await client.run(request, scheduled=scheduled)
+        results.append(result)
+        on_done(result)
+
+    async with asyncio.TaskGroup() as group:
+        for request, arrival in zip(requests, arrivals, strict=True):
+            await asyncio.sleep(start + arrival - time.perf_counter())
+            group.create_task(send(request, start + arrival))
+    return results
+
+
+def poisson_arrivals(count: int, *, rate: float, seed: int) -> tuple[float, ...]:
+    """Return ``count`` arrival times in seconds, at ``rate`` per second on average."""
+    rng = seeded(f"arrivals {seed}")
+    arrivals: list[float] = []
+    now = 0.0
+    for _ in range(count):
+        now += rng.expovariate(rate)
+        arrivals.append(now)
+    return tuple(arrivals)
+
+
+@contextmanager
+def progress(console: Console, name: str, total: int) -> Iterator[OnDone]:
+    """Show the progress of a phase. Yield the function to call at the end of each request."""
+    if console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        # Redrawing takes CPU time from the server under test, so do it only twice a second.
+        with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
+            task = bar.add_task(name, total=total)
+            yield lambda _: bar.advance(task)
+        return
+    yield _Lines(console, name, total).done
+
+
+class _Lines:
+    def __init__(self, console: Console, name: str, total: int) -> None:
+        self._console = console
+        self._name = name
+        self._total = total
+        self._done = 0
+        self._failed = 0
+        self._last_line = time.monotonic()
+
+    def done(self, result: RequestResult) -> None:
+        self._done += 1
+        self._failed += result.failure is not None
+        now = time.monotonic()
+        if self._done < self._total and now - self._last_line < _LINE_EVERY_S:
+            return
+        self._last_line = now
+        failed = f", {self._failed} failed" if self._failed else ""
+        self._console.print(f"{self._name}: {self._done}/{self._total} requests{failed}", highlight=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +249,7 @@ async def run_bench(config: BenchConfig, console: Console) -> BenchReport:
         )
 
 
-async def _run_phase(phase: Phase, client: SseClient, config: BenchConfig, console: Console) -> PhaseReport:
+async def _run_phase(phase: LoadPhase, client: SseClient, config: BenchConfig, console: Console) -> PhaseReport:
     # Reading /proc for many processes takes a while, so it happens in a thread.
     pids = await asyncio.to_thread(with_children, config.pids) if config.pid_children else config.pids
     server_before = await asyncio.to_thread(cpu_seconds, pids)

@@ -12,7 +12,7 @@ from gpu.kit.lineups import lineup
 from gpu.kit.models import MEASURED
 from gpu.kit.rows import KINDS, common, shorter
 
-from caravan_serve.bench.cpu_time import cpu_seconds
+from caravan_serve.bench.runner import cpu_seconds
 from caravan_testing.metrics_text import total
 
 _STREAMS, _CELLS_PER_STREAM = 32, 1024

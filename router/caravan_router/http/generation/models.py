@@ -2,13 +2,13 @@
 
 from aiohttp import web
 
-from caravan_dialects.api.errors import NoLibraryError, UnknownModelError
+from caravan_dialects.api.errors import NoCatalogueError, UnknownModelError
 from caravan_dialects.api.generation.models import MODEL_HEADER, ServedModel, model_name
 from caravan_router.http.server.state import AppState
 from caravan_router.metrics.recorder import ModelMetrics
+from caravan_scheduler.core.catalogue import Catalogue, CatalogueModel
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.errors import NoShardError
-from caravan_scheduler.core.library import Library, LibraryModel
 
 
 def header_model(request: web.Request) -> str:
@@ -53,20 +53,20 @@ async def awaited_model(state: AppState, asked: str) -> ServedModel:
 
 
 def listed_models(state: AppState) -> list[ModelFacts]:
-    """Return all known models, the default first. Raises NoShardError if there is none yet, nor any in the library."""
+    """Return all known models, the default first. Raises NoShardError if neither shards nor a catalogue have any."""
     served = [engine.model for engine in state.fleet.engines]
-    if not served and state.library is None:
+    if not served and state.catalogue is None:
         raise NoShardError("no shard has joined yet")
     return served
 
 
-def library_of(state: AppState) -> Library:
-    """Return the library. Raises NoLibraryError if the server has none."""
-    if state.library is None:
-        raise NoLibraryError
-    return state.library
+def catalogue_of(state: AppState) -> Catalogue:
+    """Return the catalogue. Raises NoCatalogueError if the server has none."""
+    if state.catalogue is None:
+        raise NoCatalogueError
+    return state.catalogue
 
 
-def library_models(state: AppState) -> dict[str, LibraryModel]:
-    """Return the models of the library by name, the default first; none if there is no library."""
-    return {} if state.library is None else {model.name: model for model in state.library.models()}
+def catalogue_models(state: AppState) -> dict[str, CatalogueModel]:
+    """Return the models of the catalogue by name, the default first; none if there is no catalogue."""
+    return {} if state.catalogue is None else {model.name: model for model in state.catalogue.models()}

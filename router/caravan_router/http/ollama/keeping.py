@@ -10,12 +10,12 @@ from caravan_router.http.server.state import STATE
 
 
 def keep_model(request: web.Request, model: str | None, keep_alive: str | float | None) -> None:
-    """Let the model stay as long as the request says, if it is of the library.
+    """Let the model stay as long as the request says, if it is of the catalogue.
 
     Raises ValidationError, UnknownModelError.
     """
     seconds, state = seconds_of(keep_alive), request.app[STATE]
-    if seconds is not None and state.library is not None:
+    if seconds is not None and state.catalogue is not None:
         name = model_name(state.fleet, asked_model(request, bare_name(model)))
-        if state.library.find(name) is not None:
-            state.library.keep(name, seconds)
+        if state.catalogue.find(name) is not None:
+            state.catalogue.keep(name, seconds)

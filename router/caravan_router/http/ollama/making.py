@@ -7,18 +7,18 @@ from collections.abc import AsyncGenerator
 from aiohttp import web
 
 from caravan_dialects.api.errors import UnknownModelError
-from caravan_dialects.api.generation.library_errors import library_errors
+from caravan_dialects.api.generation.catalogue_errors import catalogue_errors
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.ollama import schema as ollama
 from caravan_dialects.api.ollama.errors import OLLAMA
 from caravan_dialects.api.ollama.recipe import NO_RECIPE, changed_recipe, recipe_of, stored_recipe
 from caravan_dialects.api.ollama.validation import bare_name, check_ranges
-from caravan_router.http.generation.models import library_of
+from caravan_router.http.generation.models import catalogue_of
 from caravan_router.http.ollama.steps import send_steps, step_of
 from caravan_router.http.server.route import BODY_ERRORS, JSON, LINES
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
-from caravan_scheduler.core.library import Library, MadeModel
+from caravan_scheduler.core.catalogue import Catalogue, MadeModel
 
 ROUTES = Routes(OLLAMA, any_type=True, operator=True)
 
@@ -33,12 +33,12 @@ _NOT_HONOURED = {
 
 @ROUTES.route("POST", "/api/copy", "Give a model another name, which survives a restart", errors=(*BODY_ERRORS, 404))
 async def copy(request: web.Request, body: ollama.OllamaCopyRequest) -> web.Response:
-    """Raises NoLibraryError, UnknownModelError, LibraryRefusalError."""
-    library, source = library_of(request.app[STATE]), bare_name(body.source)
-    if library.find(source) is None:
+    """Raises NoCatalogueError, UnknownModelError, CatalogueRefusalError."""
+    catalogue, source = catalogue_of(request.app[STATE]), bare_name(body.source)
+    if catalogue.find(source) is None:
         raise UnknownModelError(body.source)
-    made = _made(library, bare_name(body.destination), source, None)
-    async with contextlib.aclosing(_making(library, made)) as steps:
+    made = _made(catalogue, bare_name(body.destination), source, None)
+    async with contextlib.aclosing(_making(catalogue, made)) as steps:
         async for _ in steps:
             pass
     return web.Response()
@@ -53,29 +53,29 @@ async def copy(request: web.Request, body: ollama.OllamaCopyRequest) -> web.Resp
     errors=(*BODY_ERRORS, 404),
 )
 async def create(request: web.Request, body: ollama.OllamaCreateRequest) -> web.StreamResponse:
-    """Raises NoLibraryError, LibraryRefusalError, LibraryFailedError, ValidationError."""
+    """Raises NoCatalogueError, CatalogueRefusalError, CatalogueFailedError, ValidationError."""
     for field, instead in _NOT_HONOURED.items():
         if given := getattr(body, field):
             raise unsupported_field_error(field, f"set it to null: {instead}", given)
     if body.parameters is not None:
         check_ranges(body.parameters, "parameters.")
-    library = library_of(request.app[STATE])
-    made = _made(library, bare_name(body.model or body.name), bare_name(body.from_), body)
-    return await send_steps(request, _making(library, made), streamed=body.stream is not False)
+    catalogue = catalogue_of(request.app[STATE])
+    made = _made(catalogue, bare_name(body.model or body.name), bare_name(body.from_), body)
+    return await send_steps(request, _making(catalogue, made), streamed=body.stream is not False)
 
 
-def _made(library: Library, name: str, source: str, body: ollama.OllamaCreateRequest | None) -> MadeModel:
+def _made(catalogue: Catalogue, name: str, source: str, body: ollama.OllamaCreateRequest | None) -> MadeModel:
     """Return a model of ``source``, which has what that has, if it was made itself, and what ``body`` says."""
-    before = library.made(source)
+    before = catalogue.made(source)
     recipe = NO_RECIPE if before is None else recipe_of(before.recipe)
     if body is not None:
         recipe = changed_recipe(recipe, body)
     return MadeModel(name, source if before is None else before.base, stored_recipe(recipe), time.time())
 
 
-async def _making(library: Library, made: MadeModel) -> AsyncGenerator[ollama.OllamaPullReply, None]:
-    with library_errors():
-        async with contextlib.aclosing(library.stock.make(made)) as told:
+async def _making(catalogue: Catalogue, made: MadeModel) -> AsyncGenerator[ollama.OllamaPullReply, None]:
+    with catalogue_errors():
+        async with contextlib.aclosing(catalogue.stock.make(made)) as told:
             async for progress in told:
                 yield step_of(progress)
     yield ollama.OllamaPullReply(status="success")

@@ -5,17 +5,17 @@ from collections.abc import AsyncGenerator
 
 from aiohttp import web
 
-from caravan_dialects.api.generation.library_errors import library_errors
+from caravan_dialects.api.generation.catalogue_errors import catalogue_errors
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.ollama.errors import OLLAMA
 from caravan_dialects.api.ollama.schema import OllamaDeleteRequest, OllamaPullReply, OllamaPullRequest
 from caravan_dialects.api.ollama.validation import bare_name
-from caravan_router.http.generation.models import library_of
+from caravan_router.http.generation.models import catalogue_of
 from caravan_router.http.ollama.steps import send_steps, step_of
 from caravan_router.http.server.route import BODY_ERRORS, JSON, LINES
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
-from caravan_scheduler.core.library import Stock
+from caravan_scheduler.core.catalogue import Stock
 
 ROUTES = Routes(OLLAMA, any_type=True, operator=True)
 
@@ -28,15 +28,15 @@ ROUTES = Routes(OLLAMA, any_type=True, operator=True)
     errors=(*BODY_ERRORS, 404),
 )
 async def pull(request: web.Request, body: OllamaPullRequest) -> web.StreamResponse:
-    """Raises NoLibraryError, LibraryRefusalError, LibraryFailedError, ValidationError."""
+    """Raises NoCatalogueError, CatalogueRefusalError, CatalogueFailedError, ValidationError."""
     if body.insecure:
         raise unsupported_field_error("insecure", "set it to false", body.insecure)
-    steps = _steps(library_of(request.app[STATE]).stock, bare_name(body.model or body.name))
+    steps = _steps(catalogue_of(request.app[STATE]).stock, bare_name(body.model or body.name))
     return await send_steps(request, steps, streamed=body.stream is not False)
 
 
 async def _steps(stock: Stock, name: str) -> AsyncGenerator[OllamaPullReply, None]:
-    with library_errors():
+    with catalogue_errors():
         async with contextlib.aclosing(stock.pull(name)) as told:
             yield OllamaPullReply(status="pulling manifest")
             async for progress in told:
@@ -46,7 +46,7 @@ async def _steps(stock: Stock, name: str) -> AsyncGenerator[OllamaPullReply, Non
 
 @ROUTES.route("DELETE", "/api/delete", "Delete a downloaded model", errors=(*BODY_ERRORS, 404))
 async def delete(request: web.Request, body: OllamaDeleteRequest) -> web.Response:
-    """Raises NoLibraryError, LibraryRefusalError, LibraryFailedError."""
-    with library_errors():
-        await library_of(request.app[STATE]).stock.remove(bare_name(body.model or body.name))
+    """Raises NoCatalogueError, CatalogueRefusalError, CatalogueFailedError."""
+    with catalogue_errors():
+        await catalogue_of(request.app[STATE]).stock.remove(bare_name(body.model or body.name))
     return web.Response()

@@ -10,6 +10,6 @@ from caravan_router.http.server.state import STATE
 
 def recipe_for(request: web.Request, model: str | None) -> Recipe:
     """Return the recipe of the model that a request asks for; one that says nothing, if it was not made of another."""
-    library = request.app[STATE].library
-    made = None if library is None else library.made(asked_model(request, bare_name(model)))
+    catalogue = request.app[STATE].catalogue
+    made = None if catalogue is None else catalogue.made(asked_model(request, bare_name(model)))
     return NO_RECIPE if made is None else recipe_of(made.recipe)

@@ -59,14 +59,14 @@ async def ollama_chat(request: web.Request, body: ollama.OllamaChatRequest) -> w
 async def _load(request: web.Request, body: ollama.OllamaFields, shape: Shape) -> web.Response:
     """Answer a request that only loads the model, or has it unloaded when nothing runs on it.
 
-    A model that is not of the library stays loaded.
+    A model that is not of the catalogue stays loaded.
     """
     state = request.app[STATE]
     unloads = seconds_of(body.keep_alive) == 0
     asked = asked_model(request, bare_name(body.model))
     name = model_name(state.fleet, asked)
-    if state.library is not None and not unloads and state.library.find(name) is not None:
-        await state.library.wait_until_loaded(name)
+    if state.catalogue is not None and not unloads and state.catalogue.find(name) is not None:
+        await state.catalogue.wait_until_loaded(name)
     name = name if unloads else (await awaited_model(state, asked)).engine.model.name
     reply = shape(name, NOTHING)
     reply.done = True

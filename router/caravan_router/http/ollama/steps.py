@@ -1,4 +1,4 @@
-"""Tells how far an operator's work on the library is, in lines of JSON."""
+"""Tells how far an operator's work on the catalogue is, in lines of JSON."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator
 import msgspec
 from aiohttp import web
 
-from caravan_dialects.api.errors import LibraryRefusalError
+from caravan_dialects.api.errors import CatalogueRefusalError
 from caravan_dialects.api.ollama.schema import OllamaPullReply
 from caravan_dialects.api.stream import LINES
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.state import STATE
-from caravan_scheduler.core.library import PullProgress
+from caravan_scheduler.core.catalogue import PullProgress
 
 
 async def send_steps(
@@ -20,7 +20,7 @@ async def send_steps(
 ) -> web.StreamResponse:
     """Send a line for each step, or only the last one, once all is done.
 
-    Raises LibraryRefusalError where that can still be told by the status; later it is the last line.
+    Raises CatalogueRefusalError where that can still be told by the status; later it is the last line.
     """
     async with contextlib.aclosing(steps):
         last = await anext(steps)
@@ -33,7 +33,7 @@ async def send_steps(
             try:
                 async for step in steps:
                     await events.send(msgspec.json.encode(step))
-            except LibraryRefusalError as error:
+            except CatalogueRefusalError as error:
                 await events.send(msgspec.json.encode({"error": str(error)}))
         return events.response
 

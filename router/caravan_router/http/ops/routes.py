@@ -78,7 +78,7 @@ async def server_load(request: web.Request) -> web.Response:
 @ROUTES.route("GET", "/is_sleeping", "Report whether all models are unloaded until a request loads one", reply=Sleep)
 async def is_sleeping(request: web.Request) -> web.Response:
     state = request.app[STATE]
-    return json_reply(Sleep(state.library is not None and not state.fleet.engines))
+    return json_reply(Sleep(state.catalogue is not None and not state.fleet.engines))
 
 
 @ROUTES.route("GET", "/metrics", "Return metrics in Prometheus text format", replies=(("text/plain", str),), open=True)

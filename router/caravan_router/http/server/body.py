@@ -29,7 +29,7 @@ def payload_limit(state: AppState) -> int:
         return state.limits.payload_limit
     engines = state.fleet.engines
     # A model that is not known yet, or not loaded, may see.
-    unknown = not engines or state.library is not None
+    unknown = not engines or state.catalogue is not None
     return _MEDIA_BYTES if unknown or any(engine.model.media for engine in engines) else _PLAIN_BYTES
 
 

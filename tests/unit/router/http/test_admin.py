@@ -293,13 +293,13 @@ LIBRARY_ROUTES = [
 ]
 
 
-def test_every_route_under_admin_and_of_the_library_is_for_operators() -> None:
+def test_every_route_under_admin_and_of_the_catalogue_is_for_operators() -> None:
     found = [(route.method, route.path) for route in ROUTES if route.operator]
     assert sorted(found) == sorted(OPERATOR_ROUTES + LIBRARY_ROUTES)
 
 
 @pytest.mark.parametrize(("method", "path"), LIBRARY_ROUTES)
-async def test_routes_of_the_library_need_the_key_of_an_operator(locked: Service, method: str, path: str) -> None:
+async def test_routes_of_the_catalogue_need_the_key_of_an_operator(locked: Service, method: str, path: str) -> None:
     assert (await locked.client.request(method, path)).status == 401
     assert (await locked.client.request(method, path, headers=AS_ALICE)).status == 403
 

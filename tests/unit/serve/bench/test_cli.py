@@ -11,7 +11,7 @@ import pytest
 from unit.serve.bench.conftest import ToyServer
 
 from caravan_serve.bench.cli import main
-from caravan_serve.bench.cpu_time import NoSuchProcessError, cpu_seconds, with_children
+from caravan_serve.bench.runner import NoSuchProcessError, cpu_seconds, with_children
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import pytest
 from rich.console import Console
 from unit.serve.bench.conftest import ToyServer
 
-from caravan_serve.bench.load import poisson_arrivals
 from caravan_serve.bench.request import ErrorKind
-from caravan_serve.bench.runner import BenchConfig, BenchReport, WarmUpError, run_bench
+from caravan_serve.bench.runner import BenchConfig, BenchReport, WarmUpError, poisson_arrivals, run_bench
 from caravan_serve.bench.workloads import Shape, Workload
 
 SHAPE = Shape(words=5, tokens=4, requests=12, concurrency=3)

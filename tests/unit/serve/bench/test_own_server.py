@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from caravan_scheduler.core.generation import GenerationSpec
+from caravan_serve.bench.cli import print_report
 from caravan_serve.bench.dialects import Api
-from caravan_serve.bench.report import print_report
 from caravan_serve.bench.request import Asked, DrawnTokens
 from caravan_serve.bench.runner import BenchConfig, run_bench
 from caravan_serve.bench.workloads import Shape, Workload

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from caravan_serve.bench.load import poisson_arrivals
+from caravan_serve.bench.runner import poisson_arrivals
 from caravan_serve.bench.workloads import Shape, Workload, phases, stall_plan, warm_up
 
 PHASED = [workload for workload in Workload if workload is not Workload.STALL]

@@ -7,9 +7,9 @@ import pytest
 
 from caravan_dialects.api.ollama.models import described_cold
 from caravan_models.fingerprint import fingerprint
-from caravan_scheduler.core.library import LibraryError
-from caravan_serve.library.entry import CatalogueEntry
-from caravan_serve.library.files import described_by, files_of
+from caravan_scheduler.core.catalogue import CatalogueError
+from caravan_serve.catalogue.entries import CatalogueEntry
+from caravan_serve.catalogue.files import described_by, files_of
 from caravan_testing.shard_models import DEMO_MODEL, fetched
 from caravan_testing.small_gguf import small_gguf
 
@@ -52,11 +52,11 @@ def test_files_are_looked_at_again_once_they_have_changed(tmp_path: Path) -> Non
 
 
 def test_what_is_not_here_or_no_model_is_refused_without_its_path(tmp_path: Path) -> None:
-    with pytest.raises(LibraryError, match="the files of one cannot be read") as refused:
+    with pytest.raises(CatalogueError, match="the files of one cannot be read") as refused:
         files_of(entry(tmp_path / "gone.gguf"))
     assert str(tmp_path) not in str(refused.value)
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
-    with pytest.raises(LibraryError, match="no model that can be read") as refused:
+    with pytest.raises(CatalogueError, match="no model that can be read") as refused:
         described_by(entry(broken), files_of(entry(broken)))
     assert str(tmp_path) not in str(refused.value)

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from caravan_proto.flags import as_flags
 from caravan_router.engine.discovery import AddressBook
-from caravan_serve.library.entry import CatalogueEntry
+from caravan_serve.catalogue.entries import CatalogueEntry
+from caravan_serve.shard_flags import ShardValues, combined
 from caravan_serve.shard_process import ShardProcess, ShardStartError
 
 _POLL_S = 0.02
@@ -20,7 +22,7 @@ class HostSettings:
     """``folder``: for sockets. ``flags``: of all shards. ``shards``: processes of each model."""
 
     folder: Path
-    flags: tuple[str, ...]
+    flags: ShardValues
     shards: int = 1
 
 
@@ -65,7 +67,8 @@ class ShardHost:
     def start(self, entry: CatalogueEntry, file: Path) -> RunningModel:
         """Start the shards of a model, whose first file is ``file``."""
         settings, number = self._settings, next(self._starts)
-        flags = [*settings.flags, *entry.flags, "--model", str(file), "--alias", entry.name]
+        values = combined(settings.flags, entry.flags, {"model": str(file), "alias": entry.name})
+        flags = as_flags(values)
         name = re.sub(r"[^A-Za-z0-9._-]", "-", entry.name)
         return RunningModel(
             [

@@ -3,10 +3,10 @@
 import pytest
 
 from caravan_dialects.api.errors import RequestError, kind_of
-from caravan_dialects.api.generation.library_errors import library_errors
+from caravan_dialects.api.generation.catalogue_errors import catalogue_errors
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.reference import parse_hub
-from caravan_serve.library import hub
+from caravan_serve.catalogue import stock
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ async def test_who_is_blamed_when_a_pull_fails(
     async def fail(*_: object) -> None:
         raise FetchError(problem, "it fails")
 
-    monkeypatch.setattr(hub, "fetch", fail)
-    with pytest.raises(RequestError, match="it fails") as caught, library_errors():
-        async for _ in hub.pulled(parse_hub("owner/model:Q8_0")):
+    monkeypatch.setattr(stock, "fetch", fail)
+    with pytest.raises(RequestError, match="it fails") as caught, catalogue_errors():
+        async for _ in stock.pulled(parse_hub("owner/model:Q8_0")):
             pass
     assert kind_of(caught.value).status == status

@@ -13,9 +13,11 @@ from caravan_models.fetching import fetch
 from caravan_models.known import parse_reference
 from caravan_models.progress import OnProgress, ignore_progress
 from caravan_models.reference import LocalFile
+from caravan_proto.flags import as_flags
 from caravan_proto.host_memory import available_memory
 from caravan_scheduler.residency.model_need import HOST, ModelNeed, Phase, Room
-from caravan_serve.library.entry import CatalogueEntry
+from caravan_serve.catalogue.entries import CatalogueEntry
+from caravan_serve.shard_flags import ShardValues, combined
 
 # What a load leaves free on this host, for what everybody else may need meanwhile.
 _MARGIN_BYTES = 256 << 20
@@ -31,7 +33,7 @@ class MemorySettings:
     shards. ``shards``: processes of each model.
     """
 
-    flags: tuple[str, ...]
+    flags: ShardValues
     shards: int = 1
     budget_bytes: int | None = None
     max_models: int | None = None
@@ -54,7 +56,7 @@ class Memory:
     def __init__(self, settings: MemorySettings) -> None:
         self._settings = settings
         self._mapped: dict[str, int] = {}
-        # Bytes of each device that models of the library may take together, as last told.
+        # Bytes of each device that models of the catalogue may take together, as last told.
         self._devices: dict[str, int] = {}
 
     async def prepare(
@@ -67,7 +69,7 @@ class Memory:
         file = await self._file_of(entry, on_progress)
         if entry.memory_bytes is not None:
             return Prepared(file, {HOST: entry.memory_bytes})
-        told = await _estimate([*self._settings.flags, *entry.flags, "--model", str(file)])
+        told = await _estimate(as_flags(combined(self._settings.flags, entry.flags, {"model": str(file)})))
         if told["host_bytes"] is None:
             raise MemoryProblem("this build of llama.cpp does not report what a model takes: set memory_mib")
         shards = self._settings.shards

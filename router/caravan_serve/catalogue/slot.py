@@ -1,4 +1,4 @@
-"""What the library knows of one model."""
+"""What the catalogue knows of one model."""
 
 import asyncio
 import math
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from caravan_scheduler.core.library import Download, LibraryModel, ModelState
+from caravan_scheduler.core.catalogue import CatalogueModel, Download, ModelState
 from caravan_scheduler.residency.model_need import ModelNeed, Phase
-from caravan_serve.library.entry import CatalogueEntry
-from caravan_serve.library.files import FilesHere
-from caravan_serve.library.host import RunningModel
+from caravan_serve.catalogue.entries import CatalogueEntry
+from caravan_serve.catalogue.files import FilesHere
+from caravan_serve.catalogue.host import RunningModel
 
 # A load takes so long until one was seen.
 _GUESSED_LOAD_S = 5.0
@@ -107,7 +107,7 @@ class Slot:
             is_pinned=self.entry.pinned,
         )
 
-    def describe(self, now: float, download: Download | None) -> LibraryModel:
+    def describe(self, now: float, download: Download | None) -> CatalogueModel:
         """Return the model as clients see it. ``download``: how far that of its files is, if there is one."""
         state = _STATES[self.phase]
         if self.phase is Phase.COLD and download is not None:
@@ -121,7 +121,7 @@ class Slot:
                 if self.wishes.is_busy
                 else max(0.0, self.idle_s - (now - max(self.wishes.used_s, self.since_s)))
             )
-        return LibraryModel(
+        return CatalogueModel(
             name=self.entry.name,
             aliases=self.entry.aliases,
             source=self.entry.source,

@@ -1,28 +1,69 @@
-"""The models that there are, by name, and who is told of it."""
+"""The models that there are, by name, their downloads, and who is told of them."""
 
 import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from caravan_models.reference import HUB_PREFIX
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.fleet import Fleet
-from caravan_scheduler.core.library import LibraryError, LibraryModel, MadeModel, ModelState, StateChange
+from caravan_scheduler.core.catalogue import (
+    CatalogueError,
+    CatalogueModel,
+    Download,
+    MadeModel,
+    ModelState,
+    StateChange,
+)
 from caravan_scheduler.core.model_names import ModelNames
 from caravan_scheduler.residency.model_need import Phase
-from caravan_serve.library.catalogue import names_of
-from caravan_serve.library.downloads import Downloads
-from caravan_serve.library.entry import CatalogueEntry
-from caravan_serve.library.slot import Slot
+from caravan_serve.catalogue.entries import CatalogueEntry, names_of
+from caravan_serve.catalogue.slot import Slot
+
+
+class Downloads:
+    """Downloads by the name of their model. Several of one model share their files, and are told of as one."""
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        """``on_change``: called with the name of a model of which more has come, or whose download has ended."""
+        self._on_change = on_change
+        self._under_way: dict[object, tuple[str, Download]] = {}
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[Callable[[Download], None]]:
+        """Yield what notes how far the download of a model is; it is under way from the first note on."""
+        key = object()
+
+        def note(download: Download) -> None:
+            self._under_way[key] = name, download
+            self._on_change(name)
+
+        try:
+            yield note
+        finally:
+            if self._under_way.pop(key, None) is not None:
+                self._on_change(name)
+
+    def find(self, name: str) -> Download | None:
+        """Return how far the download of a model is; None if there is none."""
+        found = [download for other, download in self._under_way.values() if other == name]
+        return max(found, key=lambda download: download.done, default=None)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The models that are being downloaded, in the order in which that began."""
+        return list(dict.fromkeys(name for name, _ in self._under_way.values()))
+
 
 _WAITING = Absence(math.inf)
 
 
 class Shelf:
-    """The models of the library. The fleet knows their names, and what holds while one of them is not loaded."""
+    """The models of the catalogue. The fleet knows their names, and what holds while one of them is not loaded."""
 
     def __init__(
         self, entries: Iterable[CatalogueEntry], fleet: Fleet, stored: Mapping[str, MadeModel], *, autoload: bool
@@ -50,16 +91,16 @@ class Shelf:
         return self._slots.get(self._fleet.names.meant(name))
 
     def slot(self, name: str) -> Slot:
-        """Return a model by its name or by an alias. Raises LibraryError."""
+        """Return a model by its name or by an alias. Raises CatalogueError."""
         if (slot := self.find(name)) is None:
-            raise LibraryError(f"there is no model {name!r}")
+            raise CatalogueError(f"there is no model {name!r}")
         return slot
 
-    def models(self) -> list[LibraryModel]:
+    def models(self) -> list[CatalogueModel]:
         """Return all models as clients see them, the default first."""
         return [self.describe(slot) for slot in self._slots.values()]
 
-    def describe(self, slot: Slot) -> LibraryModel:
+    def describe(self, slot: Slot) -> CatalogueModel:
         """Return a model as clients see it."""
         model = slot.describe(time.monotonic(), self.downloads.find(slot.entry.name))
         repositories = [alias for alias, name in self._repositories().items() if name == slot.entry.name]
@@ -85,10 +126,10 @@ class Shelf:
         """All names of the models themselves."""
         return {name for slot in self._slots.values() for name in (slot.entry.name, *slot.entry.aliases)}
 
-    def arriving(self) -> list[LibraryModel]:
+    def arriving(self) -> list[CatalogueModel]:
         """Return the models that are being downloaded and are not here yet."""
         return [
-            LibraryModel(
+            CatalogueModel(
                 name=name,
                 source=f"{HUB_PREFIX}{name}",
                 state=ModelState.DOWNLOADING,
@@ -112,9 +153,9 @@ class Shelf:
         self.changed(slot)
 
     def take(self, slot: Slot) -> None:
-        """Remove a model. Raises LibraryError if it is gone already."""
+        """Remove a model. Raises CatalogueError if it is gone already."""
         if self._slots.pop(slot.entry.name, None) is None:
-            raise LibraryError(f"there is no model {slot.entry.name!r}")
+            raise CatalogueError(f"there is no model {slot.entry.name!r}")
         self._tell_names()
         self._tell(StateChange(slot.entry.name, None))
 

@@ -1,7 +1,7 @@
 """Downloads that are under way."""
 
-from caravan_scheduler.core.library import Download
-from caravan_serve.library.downloads import Downloads
+from caravan_scheduler.core.catalogue import Download
+from caravan_serve.catalogue.shelf import Downloads
 
 
 def test_a_download_is_under_way_from_its_first_note_to_its_end() -> None:

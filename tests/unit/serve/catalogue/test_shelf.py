@@ -9,9 +9,9 @@ from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link_config import LinkConfig
 from caravan_router.metrics.recorder import Metrics
 from caravan_scheduler.config import SchedulerConfig
-from caravan_scheduler.core.library import Download, LibraryError, MadeModel, ModelState, StateChange
-from caravan_serve.library.entry import CatalogueEntry
-from caravan_serve.library.shelf import Shelf
+from caravan_scheduler.core.catalogue import CatalogueError, Download, MadeModel, ModelState, StateChange
+from caravan_serve.catalogue.entries import CatalogueEntry
+from caravan_serve.catalogue.shelf import Shelf
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def pulled(name: str) -> CatalogueEntry:
 def test_models_are_found_by_all_their_names(shelf: Shelf) -> None:
     for name in ("mine", "gpt", "poet"):
         assert shelf.slot(name).entry.name == "mine"
-    with pytest.raises(LibraryError, match="no model 'lost'"):
+    with pytest.raises(CatalogueError, match="no model 'lost'"):
         shelf.slot("lost")
     assert shelf.models()[0].aliases == ("gpt", "poet")
 

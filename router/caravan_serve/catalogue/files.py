@@ -11,8 +11,8 @@ from caravan_models.errors import FetchError
 from caravan_models.fingerprint import fingerprint
 from caravan_models.gguf_facts import gguf_facts
 from caravan_proto.messages.model import MetadataValue, ModelFile
-from caravan_scheduler.core.library import LibraryError, ModelDescription
-from caravan_serve.library.entry import CatalogueEntry
+from caravan_scheduler.core.catalogue import CatalogueError, ModelDescription
+from caravan_serve.catalogue.entries import CatalogueEntry
 
 # Longer texts of the metadata are templates and licences.
 _LONGEST_TEXT = 1023
@@ -32,7 +32,7 @@ class FilesHere:
 
 
 def files_of(entry: CatalogueEntry, before: FilesHere | None = None) -> FilesHere:
-    """Return the files of a model; ``before``, if nothing has changed since. Blocks. Raises LibraryError."""
+    """Return the files of a model; ``before``, if nothing has changed since. Blocks. Raises CatalogueError."""
     try:
         model = found_model(entry.source)
         modified_s = max(part.stat().st_mtime for part in model.parts)
@@ -46,7 +46,7 @@ def files_of(entry: CatalogueEntry, before: FilesHere | None = None) -> FilesHer
             return before
         tag = fingerprint(model.parts)
     except (FetchError, OSError) as error:
-        raise LibraryError(f"the files of {entry.name} cannot be read, or are not downloaded yet") from error
+        raise CatalogueError(f"the files of {entry.name} cannot be read, or are not downloaded yet") from error
     return FilesHere(parts=model.parts, size=model.size, modified_s=modified_s, fingerprint=tag, sha256=sha256)
 
 
@@ -56,11 +56,11 @@ def _known_sha256(parts: Sequence[Path]) -> str:
 
 
 def described_by(entry: CatalogueEntry, files: FilesHere) -> ModelDescription:
-    """Return what the files say of their model. Blocks. Raises LibraryError."""
+    """Return what the files say of their model. Blocks. Raises CatalogueError."""
     try:
         facts = gguf_facts(files.parts)
     except (FetchError, OSError) as error:
-        raise LibraryError(f"the files of {entry.name} are no model that can be read") from error
+        raise CatalogueError(f"the files of {entry.name} are no model that can be read") from error
     return ModelDescription(
         file=ModelFile(
             name=entry.name,

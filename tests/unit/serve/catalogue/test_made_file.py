@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from caravan_scheduler.core.library import LibraryError, MadeModel
-from caravan_serve.library.catalogue import CatalogueError
-from caravan_serve.library.made_file import MadeFile
+from caravan_scheduler.core.catalogue import CatalogueError, MadeModel
+from caravan_serve.catalogue.entries import CatalogueFileError
+from caravan_serve.catalogue.stock import MadeFile
 
 
 def made(name: str, **recipe: object) -> MadeModel:
@@ -47,9 +47,9 @@ def test_changes_of_several_servers_are_all_kept(tmp_path: Path) -> None:
 def test_a_file_that_says_something_else_is_left_as_it_is(tmp_path: Path, models: object) -> None:
     path = tmp_path / "caravan-models.json"
     path.write_text(json.dumps({"models": models}))
-    with pytest.raises(CatalogueError, match=str(path)):
+    with pytest.raises(CatalogueFileError, match=str(path)):
         MadeFile(tmp_path).read()
-    with pytest.raises(LibraryError) as refused:
+    with pytest.raises(CatalogueError) as refused:
         MadeFile(tmp_path).put(made("c"))
     assert str(tmp_path) not in str(refused.value)
     assert json.loads(path.read_text()) == {"models": models}

@@ -1,4 +1,4 @@
-"""Reads which models there are: a TOML file and a folder of GGUF files.
+"""Which models there are: a TOML file, a folder of GGUF files, or the hub's cache.
 
 [[models]]
 name = "writer"
@@ -17,6 +17,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,10 +25,11 @@ import msgspec
 from caravan_models.errors import FetchError
 from caravan_models.known import parse_reference
 from caravan_models.reference import LocalFile
-from caravan_serve.library.entry import CatalogueEntry
+from caravan_proto.flags import parse_values
+from caravan_serve.shard_flags import ShardValues
+from caravan_shard.config import ShardConfig
 
 _log = logging.getLogger(__name__)
-
 # A name is never a path: it may have one slash, as those of repositories.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*(/[A-Za-z0-9][A-Za-z0-9._:+-]*)?")
 _MAX_NAME = 200
@@ -38,13 +40,31 @@ _MAX_TITLE = _MAX_NAME - _TAG_DIGITS - 1
 _SUFFIX = ".gguf"
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
 _PROJECTOR = re.compile(r"(^|[-_.])mmproj([-_.]|$)", re.IGNORECASE)
-# Those that the library itself passes to each shard.
-_OWN_FLAGS = (
-    *("-m", "--model", "-a", "--alias", "--address", "--shard-id", "--backend", "--exit-with-parent", "--ready-fd"),
-)
+# Flags that the server itself passes to each shard, by field.
+_OWN_FLAGS = ("model", "alias", "address", "shard_id", "backend", "exit_with_parent", "ready_fd")
 
 
-class CatalogueError(ValueError):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """How a model is loaded.
+
+    ``source``: a GGUF file, or a repository as `caravan serve` takes it. ``flags``: of its shards, beside those of the
+    command. ``pinned``: loaded at the start, and unloaded only if an operator asks. ``memory_bytes``: what it takes, if
+    the estimate is not to be used. ``idle_s``: seconds without requests after which it is unloaded.
+    ``is_pulled``: it is of the hub's cache, and goes when it is removed there.
+    """
+
+    name: str
+    source: str
+    aliases: tuple[str, ...] = ()
+    flags: ShardValues = field(default_factory=dict)
+    pinned: bool = False
+    memory_bytes: int | None = None
+    idle_s: float = math.inf
+    is_pulled: bool = False
+
+
+class CatalogueFileError(ValueError):
     """The models cannot be read, or contradict each other."""
 
 
@@ -65,7 +85,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def read_catalogue(file: Path | None, folder: Path | None) -> tuple[CatalogueEntry, ...]:
     """Return the models of ``file``, then those of ``folder`` that ``file`` does not name. Blocks.
 
-    Raises CatalogueError, which names the file and the problem.
+    Raises CatalogueFileError, which names the file and the problem.
     """
     entries = () if file is None else _read_file(file)
     if folder is not None:
@@ -77,10 +97,10 @@ def read_catalogue(file: Path | None, folder: Path | None) -> tuple[CatalogueEnt
 
 
 def check_name(where: str, name: str) -> None:
-    """Raise CatalogueError unless ``name`` can be the name of a model."""
+    """Raise CatalogueFileError unless ``name`` can be the name of a model."""
     if not _can_be_name(name):
         rule = f"must have 1 to {_MAX_NAME} letters of ASCII, digits or ._:+- and at most one /"
-        raise CatalogueError(f"{where} {rule}. Given: {name!r:.80}")
+        raise CatalogueFileError(f"{where} {rule}. Given: {name!r:.80}")
 
 
 def _can_be_name(name: str) -> bool:
@@ -91,31 +111,31 @@ def _read_file(path: Path) -> tuple[CatalogueEntry, ...]:
     try:
         return parse_catalogue(path.read_text(encoding="utf-8"), path.parent)
     except OSError as error:
-        raise CatalogueError(f"{path}: {error.strerror}") from error
+        raise CatalogueFileError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise CatalogueError(f"{path}: not UTF-8") from error
-    except CatalogueError as error:
-        raise CatalogueError(f"{path}: {error}") from error
+        raise CatalogueFileError(f"{path}: not UTF-8") from error
+    except CatalogueFileError as error:
+        raise CatalogueFileError(f"{path}: {error}") from error
 
 
 def parse_catalogue(text: str, folder: Path) -> tuple[CatalogueEntry, ...]:
-    """Return the models of a TOML text, whose relative paths begin at ``folder``. Raises CatalogueError."""
+    """Return the models of a TOML text, whose relative paths begin at ``folder``. Raises CatalogueFileError."""
     try:
         entries = msgspec.convert(tomllib.loads(text), _File).models
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise CatalogueError(str(error)) from error
+        raise CatalogueFileError(str(error)) from error
     checked = tuple(_checked(f"models[{index}]", entry, folder) for index, entry in enumerate(entries))
     check_distinct(checked)
     return checked
 
 
 def check_distinct(entries: Iterable[CatalogueEntry]) -> None:
-    """Raise CatalogueError if two models answer to one name."""
+    """Raise CatalogueFileError if two models answer to one name."""
     owner: dict[str, str] = {}
     for entry in entries:
         for name in (entry.name, *entry.aliases):
             if name in owner:
-                raise CatalogueError(f"the models {owner[name]} and {entry.name} both answer to {name}")
+                raise CatalogueFileError(f"the models {owner[name]} and {entry.name} both answer to {name}")
             owner[name] = entry.name
 
 
@@ -124,23 +144,28 @@ def _checked(where: str, entry: _Entry, folder: Path) -> CatalogueEntry:
     for index, alias in enumerate(entry.aliases):
         check_name(f"{where}.aliases[{index}]", alias)
     if not entry.model:
-        raise CatalogueError(f"{where}.model must be a GGUF file or a repository. Given: ''")
-    for given in entry.flags:
-        if given.partition("=")[0] in _OWN_FLAGS:
-            raise CatalogueError(f"{where}.flags must not have {given}, which the server itself sets")
+        raise CatalogueFileError(f"{where}.model must be a GGUF file or a repository. Given: ''")
+    try:
+        flags = parse_values(ShardConfig, entry.flags)
+    except ValueError as error:
+        raise CatalogueFileError(f"{where}.flags: {error}") from error
+    for name in _OWN_FLAGS:
+        if name in flags:
+            given = name.replace("_", "-")
+            raise CatalogueFileError(f"{where}.flags must not have --{given}, which the server itself sets")
     if entry.memory_mib is not None and entry.memory_mib < 0:
-        raise CatalogueError(f"{where}.memory_mib must be >= 0. Given: {entry.memory_mib}")
+        raise CatalogueFileError(f"{where}.memory_mib must be >= 0. Given: {entry.memory_mib}")
     if entry.idle_s is not None and not entry.idle_s >= 0:
-        raise CatalogueError(f"{where}.idle_s must be >= 0, or left out for no limit. Given: {entry.idle_s}")
+        raise CatalogueFileError(f"{where}.idle_s must be >= 0, or left out for no limit. Given: {entry.idle_s}")
     try:
         reference = parse_reference(entry.model)
     except FetchError as error:
-        raise CatalogueError(f"{where}.model: {error}") from error
+        raise CatalogueFileError(f"{where}.model: {error}") from error
     return CatalogueEntry(
         name=entry.name,
         source=str(folder / reference.path.expanduser()) if isinstance(reference, LocalFile) else entry.model,
         aliases=tuple(entry.aliases),
-        flags=tuple(entry.flags),
+        flags=flags,
         pinned=entry.pinned,
         memory_bytes=None if entry.memory_mib is None else entry.memory_mib << 20,
         idle_s=math.inf if entry.idle_s is None else entry.idle_s,
@@ -152,7 +177,7 @@ def _read_folder(folder: Path) -> tuple[CatalogueEntry, ...]:
     try:
         files = sorted(file for file in folder.iterdir() if file.suffix.lower() == _SUFFIX and _is_model(file.stem))
     except OSError as error:
-        raise CatalogueError(f"{folder}: {error.strerror}") from error
+        raise CatalogueFileError(f"{folder}: {error.strerror}") from error
     named: dict[str, Path] = {}
     # First those whose names need no change, so that no other takes their names.
     for file in sorted(files, key=lambda file: not _can_be_name(_title_of(file))):

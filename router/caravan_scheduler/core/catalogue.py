@@ -28,8 +28,8 @@ class Download:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryModel:
-    """A model of the library.
+class CatalogueModel:
+    """A model of the catalogue.
 
     ``source``: the file or the repository that it comes from. ``size_bytes``: of its files, 0 if it is not known.
     ``modified_s``: when its files were last changed, in Unix time; 0 if it is not known. ``fingerprint``: the digest of
@@ -101,53 +101,53 @@ class MadeModel:
     made_s: float
 
 
-class LibraryError(Exception):
-    """What was asked of the library cannot be done. The text is one line for the operator who asked."""
+class CatalogueError(Exception):
+    """What was asked of the catalogue cannot be done. The text is one line for the operator who asked."""
 
 
-class LibraryFaultError(LibraryError):
+class CatalogueFaultError(CatalogueError):
     """It cannot be done now, and not because of what was asked: a disk is full, or the hub does not answer."""
 
 
 class Stock(Protocol):
-    """What operators add to a library and remove from it."""
+    """What operators add to a catalogue and remove from it."""
 
     def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
         """Download a model of the hub and add it; yield how far that is. Closed early, it can be continued later.
 
-        ``name``: a known name, or OWNER/REPOSITORY:QUANTISATION. Raises LibraryError.
+        ``name``: a known name, or OWNER/REPOSITORY:QUANTISATION. Raises CatalogueError.
         """
         ...
 
     def make(self, made: MadeModel) -> AsyncGenerator[PullProgress, None]:
         """Add a model that was made of another one, or change it. A known name for a base is downloaded if needed.
 
-        Raises LibraryError.
+        Raises CatalogueError.
         """
         ...
 
     async def remove(self, name: str) -> None:
-        """Remove a model that was made, or one of the hub, from the disk too. Raises LibraryError."""
+        """Remove a model that was made, or one of the hub, from the disk too. Raises CatalogueError."""
         ...
 
 
-class Library(Protocol):
-    """The models of a host, of which some are in memory. All names are those of the library, aliases included."""
+class Catalogue(Protocol):
+    """The models of a host, of which some are in memory. All names are those of the catalogue, aliases included."""
 
     @property
     def stock(self) -> Stock:
         """What operators add and remove."""
         ...
 
-    def models(self) -> Sequence[LibraryModel]:
+    def models(self) -> Sequence[CatalogueModel]:
         """Return all models, the default first."""
         ...
 
-    def arriving(self) -> Sequence[LibraryModel]:
+    def arriving(self) -> Sequence[CatalogueModel]:
         """Return the models that are being downloaded and cannot be asked for yet."""
         ...
 
-    def find(self, name: str) -> LibraryModel | None:
+    def find(self, name: str) -> CatalogueModel | None:
         """Return a model by its name or by an alias; None if there is none."""
         ...
 
@@ -164,19 +164,19 @@ class Library(Protocol):
         ...
 
     async def describe(self, name: str) -> ModelDescription:
-        """Return what the files of a model say, without loading it. Raises LibraryError if they cannot be read."""
+        """Return what the files of a model say, without loading it. Raises CatalogueError if they cannot be read."""
         ...
 
     def load(self, name: str) -> None:
-        """Have a model loaded as soon as there is room. Raises LibraryError if there is no such model."""
+        """Have a model loaded as soon as there is room. Raises CatalogueError if there is no such model."""
         ...
 
     async def wait_until_loaded(self, name: str) -> None:
-        """Wait as a request of the model does until it is loaded. Raises LibraryError, NoShardError."""
+        """Wait as a request of the model does until it is loaded. Raises CatalogueError, NoShardError."""
         ...
 
     def unload(self, name: str) -> None:
-        """Have a model unloaded once what runs on it has ended. Raises LibraryError if there is none."""
+        """Have a model unloaded once what runs on it has ended. Raises CatalogueError if there is none."""
         ...
 
     def keep(self, name: str, seconds: float | None) -> None:

@@ -10,24 +10,23 @@ from typing import assert_never
 
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.wall import log_bug
-from caravan_scheduler.core.library import (
+from caravan_scheduler.core.catalogue import (
+    CatalogueError,
+    CatalogueModel,
     Download,
-    LibraryError,
-    LibraryModel,
     MadeModel,
     ModelDescription,
     StateChange,
 )
 from caravan_scheduler.residency.model_need import Phase
 from caravan_scheduler.residency.plan import Load, NoPlace, Refusal, Step, TooLarge, Unload, plan
-from caravan_serve.library.entry import CatalogueEntry
-from caravan_serve.library.files import FilesHere, described_by, files_of
-from caravan_serve.library.host import ShardHost
-from caravan_serve.library.made_file import MadeFile
-from caravan_serve.library.memory import Memory, MemoryProblem
-from caravan_serve.library.shelf import Shelf
-from caravan_serve.library.slot import Slot, Trouble
-from caravan_serve.library.stock import ModelStock
+from caravan_serve.catalogue.entries import CatalogueEntry
+from caravan_serve.catalogue.files import FilesHere, described_by, files_of
+from caravan_serve.catalogue.host import ShardHost
+from caravan_serve.catalogue.memory import Memory, MemoryProblem
+from caravan_serve.catalogue.shelf import Shelf
+from caravan_serve.catalogue.slot import Slot, Trouble
+from caravan_serve.catalogue.stock import MadeFile, ModelStock
 from caravan_serve.shard_process import ShardStartError
 
 _log = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ _JOIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LibrarySettings:
+class CatalogueSettings:
     """``turn_s``: see `plan`. ``autoload``: whether a request may have a model loaded; else only operators.
 
     ``made_file``: of the models that operators make of others, None if they may neither make, download nor delete any;
@@ -54,7 +53,7 @@ class LibrarySettings:
     made: Mapping[str, MadeModel] = field(default_factory=dict)
 
 
-class ModelLibrary:
+class ModelCatalogue:
     """The models of this host. `run` loads and unloads them; everything happens on its event loop."""
 
     def __init__(
@@ -63,7 +62,7 @@ class ModelLibrary:
         fleet: Fleet,
         host: ShardHost,
         memory: Memory,
-        settings: LibrarySettings,
+        settings: CatalogueSettings,
     ) -> None:
         self._shelf = Shelf(entries, fleet, settings.made, autoload=settings.autoload)
         self.stock = ModelStock(self._shelf, settings.made_file)
@@ -83,7 +82,7 @@ class ModelLibrary:
                 try:
                     self._look(time.monotonic())
                 except Exception:  # noqa: BLE001  whatever a bug raises
-                    log_bug("the library has met a bug and goes on")
+                    log_bug("the catalogue has met a bug and goes on")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TICK_S):
                         await self._poked.wait()
@@ -210,29 +209,29 @@ class ModelLibrary:
 
     # What the API asks
 
-    def models(self) -> Sequence[LibraryModel]:
-        """See `Library`."""
+    def models(self) -> Sequence[CatalogueModel]:
+        """See `Catalogue`."""
         return self._shelf.models()
 
-    def arriving(self) -> Sequence[LibraryModel]:
-        """See `Library`."""
+    def arriving(self) -> Sequence[CatalogueModel]:
+        """See `Catalogue`."""
         return self._shelf.arriving()
 
     def made(self, name: str) -> MadeModel | None:
-        """See `Library`."""
+        """See `Catalogue`."""
         return self._shelf.made.get(name)
 
     def all_made(self) -> Sequence[MadeModel]:
-        """See `Library`."""
+        """See `Catalogue`."""
         return list(self._shelf.made.values())
 
-    def find(self, name: str) -> LibraryModel | None:
-        """See `Library`."""
+    def find(self, name: str) -> CatalogueModel | None:
+        """See `Catalogue`."""
         slot = self._shelf.find(name)
         return None if slot is None else self._shelf.describe(slot)
 
     async def survey(self) -> None:
-        """See `Library`."""
+        """See `Catalogue`."""
         slots = self._shelf.slots
 
         def look() -> list[FilesHere | None]:
@@ -242,13 +241,13 @@ class ModelLibrary:
             slot.files = files
 
     async def describe(self, name: str) -> ModelDescription:
-        """See `Library`."""
+        """See `Catalogue`."""
         slot = self._shelf.slot(name)
         slot.files = await asyncio.to_thread(files_of, slot.entry, slot.files)
         return await asyncio.to_thread(described_by, slot.entry, slot.files)
 
     def load(self, name: str) -> None:
-        """See `Library`."""
+        """See `Catalogue`."""
         slot = self._shelf.slot(name)
         if slot.phase is Phase.COLD:
             slot.wishes.is_asked_to_load, slot.trouble.problem = True, ""
@@ -256,7 +255,7 @@ class ModelLibrary:
             self._poked.set()
 
     async def wait_until_loaded(self, name: str) -> None:
-        """See `Library`."""
+        """See `Catalogue`."""
         slot = self._shelf.slot(name)
         slot.wishes.awaited += 1
         try:
@@ -270,18 +269,18 @@ class ModelLibrary:
             slot.wishes.awaited -= 1
 
     def unload(self, name: str) -> None:
-        """See `Library`."""
+        """See `Catalogue`."""
         slot = self._shelf.slot(name)
         slot.wishes.is_asked_to_load = False
         slot.wishes.is_asked_to_leave = slot.phase in (Phase.LOADED, Phase.LOADING)
         self._poked.set()
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """See `Library`."""
+        """See `Catalogue`."""
         self._shelf.slot(name).wishes.keep_s = seconds
 
     def changes(self) -> AsyncGenerator[StateChange, None]:
-        """See `Library`."""
+        """See `Catalogue`."""
         return self._shelf.changes()
 
 
@@ -296,5 +295,5 @@ def _why(refusal: Refusal) -> str:
 def _files_if_here(slot: Slot) -> FilesHere | None:
     try:
         return files_of(slot.entry, slot.files)
-    except LibraryError:
+    except CatalogueError:
         return None
