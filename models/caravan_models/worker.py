@@ -10,8 +10,8 @@ import threading
 import time
 
 from caravan_models.errors import FetchError, needs_extra
+from caravan_models.fetching import Answer, answer_line, read_request
 from caravan_models.progress import FetchStage, Progress
-from caravan_models.worker_lines import Answer, answer_line, read_request
 
 _INTERVAL_S = 0.1
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from caravan_models.fetching import fetch
-from caravan_models.known import parse_reference
-from caravan_models.reference import LocalFile
-from caravan_models.report import note, shown
+from caravan_models.progress import note, shown
+from caravan_models.reference import LocalFile, parse_reference
 from caravan_proto.flags import add_flags, default_of, from_values, given_values
 from caravan_proto.limits import MOST_ROLLBACK_TOKENS
 from caravan_shard.config import ShardConfig

@@ -7,9 +7,9 @@ from threading import Event
 
 import pytest
 
+from caravan_models.cached_model import local_model, parts_of
 from caravan_models.errors import FetchError
 from caravan_models.gguf_header import read_header
-from caravan_models.local_file import local_model, parts_of
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_models import DEMO_MODEL
 from caravan_testing.shard_tiny_llama import Parts, write_tiny_llama

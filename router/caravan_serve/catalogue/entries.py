@@ -23,8 +23,7 @@ from pathlib import Path
 import msgspec
 
 from caravan_models.errors import FetchError
-from caravan_models.known import parse_reference
-from caravan_models.reference import LocalFile
+from caravan_models.reference import LocalFile, parse_reference
 from caravan_proto.flags import parse_values
 from caravan_serve.shard_flags import ShardValues
 from caravan_shard.config import ShardConfig

@@ -4,12 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from caravan_models.architectures import is_encoder
 from caravan_models.cached_model import found_model
-from caravan_models.contents import SeenFile, SeenFiles
+from caravan_models.contents import SeenFile, SeenFiles, fingerprint
 from caravan_models.errors import FetchError
-from caravan_models.fingerprint import fingerprint
-from caravan_models.gguf_facts import gguf_facts
+from caravan_models.gguf_facts import gguf_facts, is_encoder
 from caravan_proto.messages.model import MetadataValue, ModelFile
 from caravan_scheduler.core.catalogue import CatalogueError, ModelDescription
 from caravan_serve.catalogue.entries import CatalogueEntry

@@ -10,9 +10,8 @@ from typing import Any
 
 from caravan_models.errors import FetchError
 from caravan_models.fetching import fetch
-from caravan_models.known import parse_reference
 from caravan_models.progress import OnProgress, ignore_progress
-from caravan_models.reference import LocalFile
+from caravan_models.reference import LocalFile, parse_reference
 from caravan_proto.flags import as_flags
 from caravan_proto.host_memory import available_memory
 from caravan_scheduler.residency.model_need import HOST, ModelNeed, Phase, Room

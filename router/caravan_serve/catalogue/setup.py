@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from caravan_models.cache_folder import cache_folder
+from caravan_models.cache_layout import cache_folder
 from caravan_proto.flags import flag
 from caravan_router.app import CatalogueOf
 from caravan_router.engine.fleet import Fleet

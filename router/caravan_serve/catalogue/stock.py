@@ -16,13 +16,12 @@ from pathlib import Path
 import msgspec
 
 from caravan_dialects.api.ollama.recipe import recipe_of
-from caravan_models.cache_folder import cache_folder
+from caravan_models.cache_layout import cache_folder
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.fetching import fetch
-from caravan_models.known import known_model, known_models
 from caravan_models.local_store import remove, stored_models
 from caravan_models.progress import FetchStage, Progress
-from caravan_models.reference import HUB_PREFIX, HubModel, KnownModel, hub_model, parse_hub
+from caravan_models.reference import HUB_PREFIX, HubModel, KnownModel, hub_model, known_model, known_models, parse_hub
 from caravan_scheduler.core.catalogue import CatalogueError, CatalogueFaultError, Download, MadeModel, PullProgress
 from caravan_scheduler.residency.model_need import Phase
 from caravan_serve.catalogue.entries import CatalogueEntry, CatalogueFileError, check_name

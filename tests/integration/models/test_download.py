@@ -9,13 +9,12 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
+from caravan_models.cached_model import FetchedModel
 from caravan_models.download import download
 from caravan_models.errors import FetchError, FetchProblem
-from caravan_models.fetched import FetchedModel
 from caravan_models.hub import HubSettings
-from caravan_models.known import parse_reference
 from caravan_models.progress import FetchStage, Progress, ignore_progress
-from caravan_models.reference import HubModel, KnownModel, LocalFile
+from caravan_models.reference import HubModel, KnownModel, LocalFile, parse_reference
 from caravan_testing.small_gguf import small_gguf
 from caravan_testing.stand_in_hub import COMMIT, Content, StandInHub
 from caravan_testing.waiting import DEADLINE_S

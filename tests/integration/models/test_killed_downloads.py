@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from caravan_models.fetching import read_answer, request_line
 from caravan_models.progress import Progress
 from caravan_models.reference import HubModel
-from caravan_models.worker_lines import read_answer, request_line
 from caravan_testing.serve_process import MODEL
 from caravan_testing.small_gguf import small_gguf
 from caravan_testing.stand_in_hub import StandInHub

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from caravan_models.cached_model import local_projector
 from caravan_models.listing import title_of
-from caravan_models.local_file import local_projector
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caravan_models.errors import FetchError, FetchProblem
-from caravan_models.known import known_model, known_models, parse_reference
 from caravan_models.reference import (
     HUB_PREFIX,
     Choice,
@@ -16,7 +15,10 @@ from caravan_models.reference import (
     LocalFile,
     NamedFile,
     Quantisation,
+    known_model,
+    known_models,
     parse_hub,
+    parse_reference,
 )
 
 

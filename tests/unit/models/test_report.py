@@ -2,8 +2,7 @@
 
 import io
 
-from caravan_models.progress import FetchStage, Meter, Progress
-from caravan_models.report import shown
+from caravan_models.progress import FetchStage, Meter, Progress, shown
 
 
 class Terminal(io.StringIO):

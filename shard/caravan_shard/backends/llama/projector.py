@@ -10,8 +10,8 @@ from typing import Any
 
 from llama_cpp import mtmd_cpp
 
+from caravan_models.contents import fingerprint
 from caravan_models.errors import FetchError
-from caravan_models.fingerprint import fingerprint
 from caravan_models.gguf_header import read_header
 from caravan_proto.limits import MEDIA_SIDES
 from caravan_proto.messages.media import MediaKind, MediaShape

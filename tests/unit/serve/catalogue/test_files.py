@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from caravan_dialects.api.ollama.models import described_cold
-from caravan_models.fingerprint import fingerprint
+from caravan_models.contents import fingerprint
 from caravan_scheduler.core.catalogue import CatalogueError
 from caravan_serve.catalogue.entries import CatalogueEntry
 from caravan_serve.catalogue.files import described_by, files_of

@@ -1,4 +1,4 @@
-"""The init container's download of models: from a server that breaks off, and from a hub with tokens and redirects."""
+"""The init container's download of models, from a hub with a token, redirects, a proxy and an authority of its own."""
 
 import hashlib
 import http.server
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,105 +21,8 @@ from deploy.chart import CHART, pod_of
 
 from caravan_testing.waiting import DEADLINE_S
 
-SCRIPT = CHART / "files/fetch_model.py"
 CONTENT = bytes(range(256)) * 8192
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-@dataclass
-class Server:
-    """Serves CONTENT. ``cut_offs``: replies that end early; ``ranges``: what was asked for."""
-
-    url: str = ""
-    cut_offs: int = 0
-    ranges: list[str | None] = field(default_factory=list)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    state = Server()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = self.headers["Range"]
-            state.ranges.append(asked)
-            start = 0 if asked is None else int(asked.removeprefix("bytes=").removesuffix("-"))
-            if self.path == "/missing":
-                return self.send_error(404)
-            if start >= len(CONTENT):
-                return self.send_error(416)
-            body = CONTENT[start:]
-            self.send_response(200 if asked is None else 206)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if state.cut_offs:
-                state.cut_offs -= 1
-                body = body[: len(body) // 2]
-            self.wfile.write(body)
-            return None
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        state.url = f"http://127.0.0.1:{listening.server_port}"
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        yield state
-        listening.shutdown()
-
-
-def fetch(url: str, path: Path, sha256: str = SHA256) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, SCRIPT, url, sha256, path], capture_output=True, text=True, timeout=DEADLINE_S
-    )
-
-
-def test_a_file_is_fetched_once_and_read_once(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    assert fetch(server.url, path).returncode == 0
-    assert path.read_bytes() == CONTENT
-    again = fetch(server.url, path)
-    assert (again.returncode, again.stdout) == (0, f"{path} is there\n")
-    assert len(server.ranges) == 1
-
-
-def test_a_download_that_was_cut_off_continues(server: Server, tmp_path: Path) -> None:
-    server.cut_offs = 1
-    path = tmp_path / "model.gguf"
-    assert fetch(server.url, path).returncode == 0
-    assert path.read_bytes() == CONTENT
-    assert server.ranges == [None, f"bytes={len(CONTENT) // 2}-"]
-
-
-def test_a_run_that_was_killed_after_the_last_byte_checks_what_it_has(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    (tmp_path / "model.gguf.partial").write_bytes(CONTENT)
-    assert fetch(server.url, path).returncode == 0
-    assert path.read_bytes() == CONTENT
-
-
-def test_a_file_with_another_sum_is_removed(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    refused = fetch(server.url, path, "0" * 64)
-    assert refused.returncode == 1
-    assert f"the file has the SHA-256 {SHA256}, not {'0' * 64}" in refused.stderr
-    assert [left.name for left in tmp_path.iterdir()] == [".fetch_model.lock"]
-
-
-def test_a_file_that_was_changed_is_checked_again(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    fetch(server.url, path)
-    path.write_bytes(b"GGUF, but another one")
-    assert fetch(server.url, path).returncode == 1
-    assert fetch(server.url, path).returncode == 0
-    assert path.read_bytes() == CONTENT
-
-
-def test_a_file_that_the_server_lacks_is_an_error_at_once(server: Server, tmp_path: Path) -> None:
-    refused = fetch(f"{server.url}/missing", tmp_path / "model.gguf")
-    assert refused.returncode == 1
-    assert "404" in refused.stderr
-    assert len(server.ranges) == 1
 
 
 @dataclass
@@ -152,10 +54,13 @@ def _hub_handler(hub: Hub) -> type[http.server.BaseHTTPRequestHandler]:
                 return self._redirect(f"/resolved/{self.path.rpartition('/')[2]}")
             if self.path.startswith("/resolved/"):
                 return self._redirect(f"{hub.storage}/stored/{self.path.rpartition('/')[2]}")
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(CONTENT)))
+            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+            body = CONTENT[int(first) : int(last) + 1]
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(CONTENT)}")
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(CONTENT)
+            self.wfile.write(body)
             return None
 
         def _redirect(self, location: str) -> None:
@@ -238,7 +143,8 @@ def run_container(hub: Hub, folder: Path, without: str = "") -> subprocess.Compl
     variables = {entry["name"]: entry.get("value", TOKEN) for entry in container["env"]}
     variables = {name: replaced.get(value, value) for name, value in variables.items() if name != without}
     environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    command = [sys.executable, SCRIPT, *words]
+    assert container["command"] == ["caravan", "pull"]
+    command = [sys.executable, "-m", "caravan_serve", "pull", *words]
     return subprocess.run(command, env=environment | variables, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
@@ -260,7 +166,8 @@ def test_parts_and_adapter_come_from_a_hub_with_token_proxy_and_authority(hub: H
 
 
 @pytest.mark.parametrize(
-    ("variable", "message"), [("DOWNLOAD_TOKEN", "HTTP Error 401"), ("SSL_CERT_FILE", "CERTIFICATE_VERIFY_FAILED")]
+    ("variable", "message"),
+    [("DOWNLOAD_TOKEN", "answers with status 401"), ("SSL_CERT_FILE", "is not trusted; set SSL_CERT_FILE")],
 )
 def test_without_token_or_authority_the_download_fails(
     hub: Hub, tmp_path: Path, variable: str, message: str, monkeypatch: pytest.MonkeyPatch
@@ -270,12 +177,4 @@ def test_without_token_or_authority_the_download_fails(
     assert refused.returncode == 1
     assert message in refused.stderr
     # Of several files, it says which one.
-    assert refused.stderr.startswith("fetch_model: https://")
-
-
-def test_shards_that_share_a_folder_download_each_file_once(server: Server, tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    with ThreadPoolExecutor() as shards:
-        runs = list(shards.map(lambda _: fetch(server.url, path), range(4)))
-    assert [run.returncode for run in runs] == [0] * 4
-    assert len(server.ranges) == 1
+    assert "-00001-of-00002.gguf" in refused.stderr
