@@ -13,9 +13,8 @@ from caravan_proto.messages.media import EncodedMedia, PromptPart, TokenizedPart
 from caravan_proto.messages.model import ShardClaim, ShardStatus, TokenizedText
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved
 from caravan_proto.wire import as_it_arrives, decode_note
-from caravan_router.engine.media_parts import content_of, shape_of
-from caravan_router.engine.shard_calls import Reply, ShardRpcError, TextCount
-from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine.media import content_of, shape_of
+from caravan_router.engine.shard_calls import Reply, ShardInfo, ShardRpcError, TextCount
 from caravan_router.engine.step_columns import (
     alternatives_of,
     drafts_of,

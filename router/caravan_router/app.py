@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import logging
+import os
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,28 +16,47 @@ from aiohttp import web
 
 import caravan_proto
 from caravan_dialects.conversations.store import Store
-from caravan_router.auth.key_watch import KeyWatch
+from caravan_router.auth.keyring import KeyWatch
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import KubernetesService
 from caravan_router.engine.fleet import Fleet
-from caravan_router.hangup import on_hangup
 from caravan_router.http.app import Access, build_app
-from caravan_router.http.server.handover import Handover
-from caravan_router.http.server.listener import Listen, Port, listening
+from caravan_router.http.server.listener import Handover, Listen, Port, Tls, listening
 from caravan_router.http.server.state import TRACING, InfoExtras
-from caravan_router.http.server.tls import Tls
 from caravan_router.kubernetes.watched_service import WatchedService
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.tracing.sending import tracing
+from caravan_router.tracing.settings import tracing
 from caravan_scheduler.core.catalogue import Catalogue
 from caravan_scheduler.core.trace import Tracing
 from caravan_studio.recording.recorder import Recorder
 
 _log = logging.getLogger(__name__)
-
 # Time for a step, for the command that releases its sequences, and for saving what shards keep of ended ones.
 _SETTLE_S = 5.0
+
+
+@contextmanager
+def on_hangup(reload: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``reload`` on each SIGHUP, but ``stop`` once the terminal of the program is closed.
+
+    Under ``nohup``, where SIGHUP was ignored before, that does not end the program either.
+    """
+    ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: stop() if ends_with_terminal and not _has_terminal() else reload())
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 OnListening = Callable[[Fleet, str], None]

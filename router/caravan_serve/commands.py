@@ -58,7 +58,7 @@ def main() -> int:
 
             return remove_models(flags)
         case "key":
-            from caravan_router.auth.new_key import main as key
+            from caravan_router.auth.key_file import main as key
 
             return key(flags)
         case "replay":

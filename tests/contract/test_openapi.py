@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from caravan_router.http.openapi import document, render
-from caravan_router.http.ops.routes import openapi_document
+from caravan_router.http.ops import openapi_document
 from caravan_router.http.routes import ROUTES
 
 

@@ -5,7 +5,7 @@ from array import array
 from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.shard.v1 import shard_pb2
 from caravan_proto.wire import SAVE, encode_command
-from caravan_router.engine.info_codec import saved_runs
+from caravan_router.engine.reply_codec import saved_runs
 from caravan_scheduler.events import SavedRun
 from caravan_shard.protocol.run import StoredRun
 from caravan_shard.service.info_codec import runs_responses

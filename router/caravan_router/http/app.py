@@ -14,14 +14,13 @@ from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
-from caravan_router.http.generation.in_progress import IN_PROGRESS
-from caravan_router.http.openai.responses.running import RUNNING
-from caravan_router.http.ops.routes import read_documents
-from caravan_router.http.page.files import page
-from caravan_router.http.page.routes import SHOWN
+from caravan_router.http.generation.answer import IN_PROGRESS
+from caravan_router.http.openai.responses import RUNNING
+from caravan_router.http.ops import read_documents
+from caravan_router.http.page import SHOWN, page
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.authentication import Authentication
-from caravan_router.http.server.body_room import BoundingBodies
+from caravan_router.http.server.body import BoundingBodies
 from caravan_router.http.server.connection import mark_serving
 from caravan_router.http.server.dialect import DIALECTS
 from caravan_router.http.server.handing_over import HandingOver

@@ -13,8 +13,15 @@ from rich.table import Table
 
 from caravan_serve.bench.dialects import Api
 from caravan_serve.bench.request import Asked, DrawnTokens
-from caravan_serve.bench.runner import BenchConfig, BenchReport, NoSuchProcessError, PhaseReport, WarmUpError, run_bench
-from caravan_serve.bench.stall import StallResult
+from caravan_serve.bench.runner import (
+    BenchConfig,
+    BenchReport,
+    NoSuchProcessError,
+    PhaseReport,
+    StallResult,
+    WarmUpError,
+    run_bench,
+)
 from caravan_serve.bench.statistics import Distribution
 from caravan_serve.bench.workloads import Shape, Workload
 

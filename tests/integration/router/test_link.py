@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from caravan_router.engine.client import ShardClient
-from caravan_router.engine.link import ShardLink
+from caravan_router.engine.link import LinkOwner, ShardLink
 from caravan_router.engine.link_config import LinkConfig
-from caravan_router.engine.link_owner import LinkOwner
 from caravan_router.engine.observer import EngineObserver
 from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_router.metrics.recorder import Metrics

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from caravan_router.engine.media_shelf import MediaShelf
+from caravan_router.engine.media import MediaShelf
 from caravan_scheduler.core.errors import GenerationError, TooMuchMediaError
 from caravan_scheduler.core.media import Media, Picture, Sound
 from caravan_shard.backends.toy.media import SLICE_CELLS, ToyEncoder

@@ -1,6 +1,6 @@
 """How long a step may take before its shard counts as hung."""
 
-from caravan_router.engine.pace import StepPace
+from caravan_router.engine.command_runner import StepPace
 
 NOW = 1000.0
 

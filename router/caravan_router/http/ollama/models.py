@@ -12,8 +12,7 @@ from caravan_dialects.api.ollama.models import described, described_cold, descri
 from caravan_dialects.api.ollama.schema import OllamaRunningList, OllamaShowReply, OllamaShowRequest, OllamaTagList
 from caravan_dialects.api.ollama.validation import bare_name
 from caravan_router.http.generation.models import asked_model, awaited_model, catalogue_models, listed_models
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import BODY_ERRORS
+from caravan_router.http.server.route import BODY_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
 

@@ -6,7 +6,7 @@ from caravan_dialects.api.openai.audio.reply import AskedSpoken
 from caravan_dialects.api.openai.audio.schema import Spoken, SpokenEvent, TranscriptionForm, TranslationForm
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.counting import counting_refusals
+from caravan_router.http.generation.models import counting_refusals
 from caravan_router.http.server.form import read_form
 from caravan_router.http.server.route import GENERATION_ERRORS
 from caravan_router.http.server.routes import Routes

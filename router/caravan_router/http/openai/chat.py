@@ -12,11 +12,14 @@ from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.responses.schema import InputTokenCount
 from caravan_dialects.chat.prompt import ChatPrompt
 from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.context import context_of
-from caravan_router.http.generation.counting import counting_refusals, reading_texts
-from caravan_router.http.generation.models import asked_model, served_model
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS
+from caravan_router.http.generation.models import (
+    asked_model,
+    context_of,
+    counting_refusals,
+    reading_texts,
+    served_model,
+)
+from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 

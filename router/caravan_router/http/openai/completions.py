@@ -8,11 +8,8 @@ from caravan_dialects.api.openai.completions.schema import Completion, Completio
 from caravan_dialects.api.openai.completions.validation import completion_plan_of, validate_completion
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.context import context_of
-from caravan_router.http.generation.counting import counting_refusals, reading_texts
-from caravan_router.http.generation.models import asked_model
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS
+from caravan_router.http.generation.models import asked_model, context_of, counting_refusals, reading_texts
+from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 

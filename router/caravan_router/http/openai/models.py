@@ -7,7 +7,7 @@ from caravan_dialects.api.errors import UnknownModelError
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.schema import Architecture, Model, ModelDownload, ModelList, ModelStatus
 from caravan_router.http.generation.models import catalogue_models, listed_models
-from caravan_router.http.server.json_reply import json_reply
+from caravan_router.http.server.route import json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
 from caravan_scheduler.core.catalogue import CatalogueModel, Download, ModelState

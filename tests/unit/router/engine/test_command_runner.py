@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from caravan_proto.errors import ShardError
-from caravan_router.engine.command_runner import CommandRunner, Session
-from caravan_router.engine.pace import StepPace
+from caravan_router.engine.command_runner import CommandRunner, Session, StepPace
 from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_scheduler.actions import Encode
 from caravan_scheduler.core.media import Picture

@@ -9,7 +9,7 @@ from aiohttp import ClientSession
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.http.app import Access
 from caravan_router.http.openapi import document
-from caravan_router.http.ops.routes import openapi_document
+from caravan_router.http.ops import openapi_document
 from caravan_router.http.server.state import STATE
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import ScriptedEngine

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientSession
 
 from caravan_router.http.app import Access
-from caravan_router.http.page.files import page
+from caravan_router.http.page import page
 from caravan_scheduler.planning.waiting_reason import WaitingReason
 from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import ScriptedEngine

@@ -1,11 +1,10 @@
 """Responses that compute their prompt and generate nothing."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from caravan_testing.http_server import Service, named_events, serving
+from caravan_testing.http_server import Service, named_events
 from caravan_testing.word_engine import WordEngine, prompt_text
 
 RESPONSES = "/v1/responses"
@@ -13,10 +12,8 @@ WAYS = ({"generate": False}, {"prompt_cache_options": {"prewarm": True, "ttl": "
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    async with serving(WordEngine()) as running:
-        yield running
-        assert running.is_idle()
+def engine() -> WordEngine:
+    return WordEngine()
 
 
 @pytest.mark.parametrize("way", WAYS)

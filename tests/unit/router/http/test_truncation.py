@@ -1,11 +1,10 @@
 """Chats that do not fit the context: which turns each dialect leaves out, and what it refuses."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from caravan_testing.http_server import Service, serving
+from caravan_testing.http_server import Service
 from caravan_testing.scripted_engine import count_up
 from caravan_testing.word_engine import WordEngine, prompt_text
 
@@ -15,10 +14,8 @@ KEPT = 384
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    async with serving(WordEngine()) as running:
-        yield running
-        assert running.is_idle()
+def engine() -> WordEngine:
+    return WordEngine()
 
 
 def user(text: str) -> dict[str, Any]:
