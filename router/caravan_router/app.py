@@ -24,7 +24,7 @@ from caravan_router.engine.fleet import Fleet
 from caravan_router.http.app import Access, build_app
 from caravan_router.http.server.listener import Handover, Listen, Port, Tls, listening
 from caravan_router.http.server.state import TRACING, InfoExtras
-from caravan_router.kubernetes.watched_service import WatchedService
+from caravan_router.kubernetes import WatchedService
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.tracing.settings import tracing
 from caravan_scheduler.core.catalogue import Catalogue

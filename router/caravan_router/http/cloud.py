@@ -13,8 +13,7 @@ from caravan_dialects.api.tgi.errors import TGI
 from caravan_dialects.api.tgi.schema import CompatGenerateRequest, GenerateResponse, StreamEvent
 from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.models import counting_refusals
-from caravan_router.http.openai.chat import chat_completions
-from caravan_router.http.openai.completions import completions
+from caravan_router.http.openai.generation import chat_completions, completions
 from caravan_router.http.server.body import read_json
 from caravan_router.http.server.ignored import note_ignored
 from caravan_router.http.server.route import EVENTS, JSON, Handler

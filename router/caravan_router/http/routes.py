@@ -9,7 +9,7 @@ from caravan_router.http import admin, anthropic, cloud, gemini, llama_server, m
 from caravan_router.http.ollama import models as ollama_models
 from caravan_router.http.ollama import routes as ollama
 from caravan_router.http.ollama import stock as ollama_stock
-from caravan_router.http.openai import audio, chat, completions, models, requests, responses, vectors
+from caravan_router.http.openai import generation, models, requests, responses, vectors
 from caravan_router.http.openai.conversations import branches
 from caravan_router.http.openai.conversations import routes as conversations
 from caravan_router.http.server.dialect import Dialects
@@ -17,12 +17,10 @@ from caravan_router.http.server.route import Route
 
 ROUTES: tuple[Route, ...] = (
     *tgi.ROUTES,
-    *completions.ROUTES,
-    *chat.ROUTES,
+    *generation.ROUTES,
     *responses.ROUTES,
     *conversations.ROUTES,
     *branches.ROUTES,
-    *audio.ROUTES,
     *vectors.ROUTES,
     *model_lists.ROUTES,
     *models.ROUTES,

@@ -16,7 +16,8 @@ from caravan_proto.flags import as_flags
 from caravan_proto.host_memory import available_memory
 from caravan_scheduler.residency.model_need import HOST, ModelNeed, Phase, Room
 from caravan_serve.catalogue.entries import CatalogueEntry
-from caravan_serve.shard_flags import ShardValues, combined
+from caravan_serve.catalogue.host import HostSettings
+from caravan_serve.shard_flags import combined
 
 # What a load leaves free on this host, for what everybody else may need meanwhile.
 _MARGIN_BYTES = 256 << 20
@@ -24,18 +25,6 @@ _MARGIN_BYTES = 256 << 20
 
 class MemoryProblem(Exception):
     """The model's file cannot be used, or what it takes cannot be found out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySettings:
-    """``budget_bytes``: what all loaded models may take of this host's memory; None: what is free. ``flags``: of all
-    shards. ``shards``: processes of each model.
-    """
-
-    flags: ShardValues
-    shards: int = 1
-    budget_bytes: int | None = None
-    max_models: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +41,11 @@ class Prepared:
 class Memory:
     """Gets models of a hub, asks the shard's program what a model would take, and the system what is free."""
 
-    def __init__(self, settings: MemorySettings) -> None:
-        self._settings = settings
+    def __init__(self, host: HostSettings, budget_bytes: int | None = None, max_models: int | None = None) -> None:
+        """``budget_bytes``: what all loaded models may take of this host's memory; None: what is free."""
+        self._host = host
+        self._budget_bytes = budget_bytes
+        self._max_models = max_models
         self._mapped: dict[str, int] = {}
         # Bytes of each device that models of the catalogue may take together, as last told.
         self._devices: dict[str, int] = {}
@@ -68,10 +60,10 @@ class Memory:
         file = await self._file_of(entry, on_progress)
         if entry.memory_bytes is not None:
             return Prepared(file, {HOST: entry.memory_bytes})
-        told = await _estimate(as_flags(combined(self._settings.flags, entry.flags, {"model": str(file)})))
+        told = await _estimate(as_flags(combined(self._host.flags, entry.flags, {"model": str(file)})))
         if told["host_bytes"] is None:
             raise MemoryProblem("this build of llama.cpp does not report what a model takes: set memory_mib")
-        shards = self._settings.shards
+        shards = self._host.shards
         for name, free in told["free"]["devices"].items():
             self._devices[name] = free + sum(need.bytes_at.get(name, 0) for need in loaded)
         self._mapped[entry.name] = shards * told["parts"][HOST].get("mapped_weights", 0)
@@ -91,16 +83,15 @@ class Memory:
 
     def room(self, needs: Sequence[ModelNeed]) -> Room:
         """Return what is free for the models that are not loaded."""
-        settings = self._settings
         there = [need for need in needs if need.phase is not Phase.COLD]
         free = {
             name: total - sum(need.bytes_at.get(name, 0) for need in there) for name, total in self._devices.items()
         }
-        if settings.budget_bytes is not None:
-            free[HOST] = settings.budget_bytes - sum(need.bytes_at.get(HOST, 0) for need in there)
+        if self._budget_bytes is not None:
+            free[HOST] = self._budget_bytes - sum(need.bytes_at.get(HOST, 0) for need in there)
         elif (available := available_memory()) is not None:
             free[HOST] = available - _MARGIN_BYTES - sum(self._mapped.get(need.name, 0) for need in there)
-        return Room(free_at=free, max_models=settings.max_models)
+        return Room(free_at=free, max_models=self._max_models)
 
 
 async def _estimate(flags: Sequence[str]) -> dict[str, Any]:

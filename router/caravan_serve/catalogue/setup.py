@@ -13,7 +13,7 @@ from caravan_router.app import CatalogueOf
 from caravan_router.engine.fleet import Fleet
 from caravan_serve.catalogue.entries import CatalogueEntry, read_catalogue
 from caravan_serve.catalogue.host import HostSettings, ShardHost
-from caravan_serve.catalogue.memory import Memory, MemorySettings
+from caravan_serve.catalogue.memory import Memory
 from caravan_serve.catalogue.model_catalogue import CatalogueSettings, ModelCatalogue
 from caravan_serve.catalogue.stock import MadeFile, stored_entries
 from caravan_serve.shard_flags import ShardValues
@@ -68,22 +68,15 @@ async def make_catalogue(flags: CatalogueFlags, given: ShardValues, shards: int,
         made_file = MadeFile(cache_folder())
         made = await asyncio.to_thread(made_file.read)
         entries = with_stored(entries, await asyncio.to_thread(stored_entries))
-    of_shards = {**kept_cells(given, folder), **given}
+    host = HostSettings(folder=folder, flags={**kept_cells(given, folder), **given}, shards=shards)
 
     def catalogue_of(fleet: Fleet) -> ModelCatalogue:
-        host = ShardHost(HostSettings(folder=folder, flags=of_shards, shards=shards), fleet.started_here)
-        memory = Memory(
-            MemorySettings(
-                flags=of_shards,
-                shards=shards,
-                budget_bytes=None if flags.models_memory is None else flags.models_memory << 20,
-                max_models=flags.models_max,
-            )
-        )
+        budget_bytes = None if flags.models_memory is None else flags.models_memory << 20
+        memory = Memory(host, budget_bytes, flags.models_max)
         settings = CatalogueSettings(
             turn_s=flags.models_turn_s, autoload=flags.models_autoload, made_file=made_file, made=made
         )
-        return ModelCatalogue(entries, fleet, host, memory, settings)
+        return ModelCatalogue(entries, fleet, ShardHost(host, fleet.started_here), memory, settings)
 
     return catalogue_of
 

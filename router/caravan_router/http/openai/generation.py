@@ -1,12 +1,17 @@
-"""``/v1/chat/completions``, and what tells of its prompt."""
+"""``/v1/chat/completions``, ``/v1/completions`` and ``/v1/audio``, and what tells of their prompts."""
 
 from aiohttp import web
 
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.openai.audio.reply import AskedSpoken
+from caravan_dialects.api.openai.audio.schema import Spoken, SpokenEvent, TranscriptionForm, TranslationForm
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_dialects.api.openai.chat.reply import AskedChat
 from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest, RenderedPrompt
+from caravan_dialects.api.openai.completions.reply import AskedCompletions
+from caravan_dialects.api.openai.completions.schema import Completion, CompletionRequest
+from caravan_dialects.api.openai.completions.validation import completion_plan_of, validate_completion
 from caravan_dialects.api.openai.constraints import constraint_of
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.responses.schema import InputTokenCount
@@ -19,6 +24,7 @@ from caravan_router.http.generation.models import (
     reading_texts,
     served_model,
 )
+from caravan_router.http.server.form import read_form
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
@@ -89,3 +95,57 @@ async def rendered_chat(request: web.Request, body: ChatRequest) -> ChatPrompt:
     constrained = constraint_of(body, context.limits) is not None
     media = MediaParts(context.model.media)
     return await chat_prompt_of(context, chat_plan_of(context, body, constrained=constrained, media=media))
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/completions",
+    "Complete one or several prompts",
+    around=counting_refusals,
+    reply=Completion,
+    events=Completion,
+    errors=GENERATION_ERRORS,
+)
+async def completions(request: web.Request, body: CompletionRequest) -> web.StreamResponse:
+    return await answer(request, AskedCompletions(body, request.app[STATE].limits))
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/completions/render",
+    "Return the tokens of each prompt, as in vLLM",
+    around=reading_texts,
+    reply=list[RenderedTokens],
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def render_completion(request: web.Request, body: CompletionRequest) -> web.Response:
+    context = await context_of(request, asked_model(request, body.model))
+    valid = await validate_completion(context, body, completion_plan_of(body, context.limits))
+    return json_reply([rendered_tokens(context.model.name, one.prompt) for one in valid])
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/audio/transcriptions",
+    "Transcribe audio, with a model that reads audio",
+    around=counting_refusals,
+    form=TranscriptionForm,
+    reply=Spoken,
+    events=SpokenEvent,
+    errors=GENERATION_ERRORS,
+)
+async def transcriptions(request: web.Request) -> web.StreamResponse:
+    return await answer(request, AskedSpoken(await read_form(request, TranscriptionForm)))
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/audio/translations",
+    "Translate audio into English, with a model that reads audio",
+    around=counting_refusals,
+    form=TranslationForm,
+    reply=Spoken,
+    errors=GENERATION_ERRORS,
+)
+async def translations(request: web.Request) -> web.StreamResponse:
+    return await answer(request, AskedSpoken(await read_form(request, TranslationForm)))

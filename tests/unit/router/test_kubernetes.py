@@ -1,27 +1,87 @@
-"""The addresses of a Service's pods as a stand-in for the API server tells them."""
+"""The shards behind a Service: EndpointSlices, and an API server that ends, fails and repeats itself."""
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from caravan_router import kubernetes
 from caravan_router.config import RouterConfig
 from caravan_router.engine.discovery import Discovery, KubernetesService, parse_source
-from caravan_router.kubernetes import watched_service
-from caravan_router.kubernetes.watched_service import WatchedService
+from caravan_router.kubernetes import EndpointSlice, KnownPods, WatchedService
 from caravan_testing.endpoint_api import NAMESPACE, SERVICE, EndpointApi, endpoint_api, pod
 from caravan_testing.waiting import eventually
+
+
+def slice_of(name: str, *pods: dict[str, Any]) -> EndpointSlice:
+    text = json.dumps({"apiVersion": "discovery.k8s.io/v1", "metadata": {"name": name}, "endpoints": pods or None})
+    return msgspec.json.decode(text, type=EndpointSlice)
+
+
+def test_a_pod_is_there_from_when_it_is_ready_until_it_terminates() -> None:
+    known = KnownPods(50051)
+    seen = []
+    for conditions in (
+        {"ready": False},
+        {"ready": True},
+        {"ready": False},
+        {"ready": False, "terminating": True},
+        {"ready": False, "terminating": False},
+    ):
+        known.put(slice_of("a", pod("10.0.0.1", **conditions)))
+        seen.append((sorted(known.addresses), sorted(known.terminating)))
+    address = ["10.0.0.1:50051"]
+    # It left for good: an address that comes back has to be ready first.
+    assert seen == [([], []), (address, []), (address, []), ([], address), ([], [])]
+
+
+def test_conditions_that_are_not_told_are_good() -> None:
+    known = KnownPods(1)
+    known.put(slice_of("a", {"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"], "conditions": {"ready": None}}))
+    assert known.addresses == {"10.0.0.1:1", "10.0.0.2:1"}
+
+
+def test_slices_add_up() -> None:
+    known = KnownPods(1)
+    known.replace([slice_of("a", pod("10.0.0.1"), pod("10.0.0.2")), slice_of("b", pod("fd00::1"))])
+    assert known.addresses == {"10.0.0.1:1", "10.0.0.2:1", "[fd00::1]:1"}
+    known.put(slice_of("a", pod("10.0.0.2")))
+    assert known.addresses == {"10.0.0.2:1", "[fd00::1]:1"}
+    known.remove(slice_of("b"))
+    known.remove(slice_of("unknown"))
+    assert known.addresses == {"10.0.0.2:1"}
+    known.put(slice_of("a"))
+    assert known.addresses == frozenset()
+
+
+def test_a_pod_in_two_slices_is_ending_if_one_says_so() -> None:
+    known = KnownPods(1)
+    known.put(slice_of("a", pod("10.0.0.1")))
+    known.put(slice_of("b", pod("10.0.0.1", ready=False, terminating=True)))
+    assert not known.addresses
+    assert known.terminating == {"10.0.0.1:1"}
+
+
+@pytest.mark.parametrize("addresses", [[], None])
+def test_an_endpoint_without_an_address_is_left_out(addresses: list[str] | None) -> None:
+    known = KnownPods(1)
+    known.put(slice_of("a", {} if addresses is None else {"addresses": addresses}))
+    assert known.addresses == frozenset()
+
 
 A, B, C = (f"10.0.0.{number}:50051" for number in (1, 2, 3))
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched_service, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(watched_service, "_SURE_S", 0.05)
+    monkeypatch.setattr(kubernetes, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(kubernetes, "_SURE_S", 0.05)
 
 
 @pytest.fixture
@@ -81,7 +141,7 @@ async def test_pods_come_and_go_at_once(api: EndpointApi) -> None:
 
 
 async def test_a_pod_that_moves_from_slice_to_slice_stays(api: EndpointApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched_service, "_SURE_S", 1000.0)
+    monkeypatch.setattr(kubernetes, "_SURE_S", 1000.0)
     api.put("x", pod("10.0.0.1"), pod("10.0.0.2"))
     async with watching(api) as told:
         await told.until(A, B)
@@ -136,7 +196,7 @@ async def test_what_the_server_has_forgotten_is_listed_again(api: EndpointApi, h
 async def test_the_last_pods_stay_while_the_server_fails_which_is_logged_once(
     api: EndpointApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, watched_service.__name__)
+    caplog.set_level(logging.DEBUG, kubernetes.__name__)
     api.put("x", pod("10.0.0.1"))
     async with watching(api) as told:
         await told.until(A)

@@ -1,1 +1,0 @@
-"""Follows the pods of a Service in Kubernetes, by the EndpointSlices that its API server tells."""
