@@ -129,7 +129,7 @@ def check_models(models: Sequence[ModelFile], given: ShardValues) -> None:
     """Require that several models can be told apart, and that ``given`` suits all of them. Raises ServeError."""
     names = [model.name for model in models]
     if len(set(names)) < len(names):
-        raise ServeError(f"each model needs a name of its own. Given: {', '.join(model.path for model in models)}")
+        raise ServeError(f"each model needs its own name. Given: {', '.join(model.path for model in models)}")
     for field, what in _OF_ONE_MODEL.items():
         if len(models) > 1 and given.get(field):
             raise ServeError(f"{what} belongs to one model: --{field.replace('_', '-')} needs a single --model")

@@ -67,7 +67,7 @@ def parse_keys(text: str) -> tuple[ApiKey, ...]:
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise KeyFileError(str(error)) from error
     if not entries:
-        raise KeyFileError("it has no [[keys]] entry: nobody could ask")
+        raise KeyFileError("it has no [[keys]] entry, so no request could be allowed")
     keys = tuple(_key(f"keys[{index}]", entry) for index, entry in enumerate(entries))
     _check_distinct("name", [entry.name for entry in entries])
     _check_distinct("sha256", [entry.sha256.lower() for entry in entries])

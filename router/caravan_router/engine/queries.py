@@ -116,7 +116,7 @@ class ShardQueries:
         Adjacent texts are tokenized separately. Raises TooMuchMediaError.
         """
         facts = self._replicas.facts.media
-        assert facts is not None, "the model neither sees nor hears"
+        assert facts is not None, "the model reads neither images nor audio"
         kept = self._shelf.kept(parts)
         asked = parts_of(kept, add_special=add_special, parse_special=parse_special)
         tokenized = await self._tokenize(

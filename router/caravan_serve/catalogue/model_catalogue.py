@@ -287,7 +287,7 @@ class ModelCatalogue:
 def _why(refusal: Refusal) -> str:
     """Return why a model cannot be loaded, for the clients that wait for it too."""
     if isinstance(refusal, NoPlace):
-        return f"of at most {refusal.max_models} loaded at a time, all are pinned"
+        return f"all {refusal.max_models} places (--models-max) are taken by pinned models"
     needs, most = -(-refusal.needs_bytes >> 20), refusal.most_bytes >> 20
     return f"it needs {needs} MiB of memory ({refusal.place}), of which it could get {most} MiB"
 

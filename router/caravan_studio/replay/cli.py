@@ -118,7 +118,7 @@ def _compare(recording: RecordingFile) -> int:
         f"{calls} calls of the scheduler in {last_s - first_s:.1f} s, {decisions} decisions: all are the same{cut}\n"
     )
     if unknown:
-        sys.stdout.write(f"{unknown} saved prefixes had been made before the recording, of tokens that nobody knows\n")
+        sys.stdout.write(f"{unknown} saved prefixes had been made before the recording, of unknown tokens\n")
     return 0
 
 

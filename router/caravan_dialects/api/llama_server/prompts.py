@@ -43,7 +43,7 @@ def split_prompt(given: str | Sequence[str | int | list[str | int]] | MarkedProm
     """
     if isinstance(given, MarkedPrompt):
         if given.multimodal_data:
-            neutral = "send pictures to /v1/chat/completions"
+            neutral = "send images to /v1/chat/completions"
             raise unsupported_field_error("prompt.multimodal_data", neutral, f"{len(given.multimodal_data)} entries")
         return [[given.prompt_string]]
     if isinstance(given, str):

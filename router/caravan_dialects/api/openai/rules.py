@@ -25,7 +25,7 @@ def choice_parameters_error(expected: int, given: int) -> ValidationError:
 
 
 def mirostat_error(given: float) -> ValidationError:
-    message = f"`adaptive_target` and `mirostat` cannot be used together: both draw the token. Given: {given}"
+    message = f"`adaptive_target` and `mirostat` cannot be used together: both choose the token. Given: {given}"
     return ValidationError("adaptive_target", message)
 
 
@@ -91,7 +91,7 @@ def empty_messages_error() -> ValidationError:
 
 
 def no_thoughts_error(field: str, given: object) -> ValidationError:
-    message = f"`{field}` needs a model that thinks: the chat template of this one shows no thoughts"
+    message = f"`{field}` needs a model that thinks: the chat template of this one shows no reasoning"
     return ValidationError(field, f"{message}. Given: {shown(given)}")
 
 

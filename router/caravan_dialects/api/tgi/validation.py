@@ -188,6 +188,6 @@ async def _prompt(context: Context, text: str, media: MediaParts, truncate: int 
     if truncate is None:
         return await tokenize_mixed(context, "inputs", text, media)
     if media.files:
-        raise unsupported_field_error("truncate", "send no pictures", truncate)
+        raise unsupported_field_error("truncate", "send no images", truncate)
     truncation = Truncation(limit=truncate, keep_end=True)
     return MediaTokens(await tokenize_truncated(context.engine, "inputs", text, bounds, truncation), None)

@@ -134,7 +134,7 @@ async def deaf() -> AsyncIterator[Service]:
 async def test_a_model_that_does_not_hear_says_so(deaf: Service) -> None:
     error = (await reply(deaf, TRANSCRIBE, form(), 400))["error"]
     assert error["param"] == "file"
-    assert "does not hear" in error["message"]
+    assert "does not read audio" in error["message"]
 
 
 @pytest.mark.parametrize("path", [TRANSCRIBE, TRANSLATE])

@@ -42,7 +42,7 @@ CASES = [
         CHAT,
         {"mirostat": 2, "choice_parameters": [{"adaptive_target": 0.5}]},
         "adaptive_target",
-        "`adaptive_target` and `mirostat` cannot be used together: both draw the token. Given: 0.5",
+        "`adaptive_target` and `mirostat` cannot be used together: both choose the token. Given: 0.5",
     ),
     Case(
         openai_rules.unknown_sampler_error,
@@ -217,7 +217,7 @@ CASES = [
         CHAT,
         {"reasoning_effort": "low"},
         "reasoning_effort",
-        "`reasoning_effort` needs a model that thinks: the chat template of this one shows no thoughts. Given: 'low'",
+        "`reasoning_effort` needs a model that thinks: the chat template of this one shows no reasoning. Given: 'low'",
     ),
     Case(
         openai_rules.template_option_error,
