@@ -19,7 +19,7 @@ from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.errors import TextTooLongError
 from caravan_scheduler.core.media import MediaPrompt
-from caravan_scheduler.core.media_tokens import MediaTokens
+from caravan_scheduler.core.prompt_media import MediaTokens
 from caravan_shard.backends.base import Backend, Vocabulary
 
 

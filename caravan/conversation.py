@@ -28,8 +28,8 @@ from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
 from caravan.token import Token
 from caravan_dialects.text.detokenize import display_text
-from caravan_scheduler.core.common_length import common_length
 from caravan_scheduler.core.prompt_media import is_cell, text_ids
+from caravan_scheduler.core.tokens import common_length
 from caravan_shard.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:

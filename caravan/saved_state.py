@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from caravan.errors import StateError
-from caravan_scheduler.core.common_length import common_length
 from caravan_scheduler.core.media import SAMPLE_BYTES, Media, Picture, Sound
+from caravan_scheduler.core.tokens import common_length
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import CellSlice
 

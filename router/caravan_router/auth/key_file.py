@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey, digest_of
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 
 # The name is also the tenant's and appears in the log.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -11,7 +11,7 @@ from caravan_dialects.auth.client import Client
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_proto.files import CHECK_S, FileWatch
 from caravan_router.auth.key_file import KeyFileError, read_key_file
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 
 _log = logging.getLogger(__name__)
 

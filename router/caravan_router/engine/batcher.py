@@ -60,7 +60,7 @@ from caravan_scheduler.events import (
 )
 from caravan_scheduler.scheduler import Scheduler
 from caravan_scheduler.sequence import Request, Sequence
-from caravan_scheduler.shard.kept_run import Tier
+from caravan_scheduler.shard.saved_runs import Tier
 
 
 class Batcher:

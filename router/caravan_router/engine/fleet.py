@@ -25,8 +25,7 @@ from caravan_router.engine.shard_calls import ShardInfo
 from caravan_router.engine.viewers import Viewers
 from caravan_router.engine.wall import guarded, lasting
 from caravan_scheduler.config import SchedulerConfig
-from caravan_scheduler.core.engine import ModelFacts
-from caravan_scheduler.core.model_names import ModelNames
+from caravan_scheduler.core.engine import ModelFacts, ModelNames
 from caravan_scheduler.core.prefixes import PinRefusal, PrefixReport, ShardPrefixes
 from caravan_scheduler.core.shards import ShardReport, ShardRoom, ShardState
 

@@ -20,7 +20,7 @@ from caravan_scheduler.core.engine import ANY_SENDER, TextSender
 from caravan_scheduler.core.errors import EngineError, GenerationError, HelperError, NoShardError, TextTooLongError
 from caravan_scheduler.core.groups import Most, grouped
 from caravan_scheduler.core.media import MediaPrompt
-from caravan_scheduler.core.media_tokens import MediaTokens, media_tokens_of
+from caravan_scheduler.core.prompt_media import MediaTokens, media_tokens_of
 from caravan_scheduler.waiting.text_queue import TextQueue, room_of
 
 _T = TypeVar("_T")

@@ -20,7 +20,7 @@ from caravan_router.http.server.route import GENERATION_ERRORS, Parameter, json_
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT, STATE
 from caravan_scheduler.core import prefixes as core
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_studio.timeline.messages import Message
 
 ROUTES = Routes(TGI, tolerance=Tolerance.NEVER, operator=True)

@@ -14,7 +14,7 @@ from caravan_models.progress import OnProgress, ignore_progress
 from caravan_models.reference import LocalFile, parse_reference
 from caravan_proto.flags import as_flags
 from caravan_proto.host_memory import available_memory
-from caravan_scheduler.residency.model_need import HOST, ModelNeed, Phase, Room
+from caravan_scheduler.residency import HOST, ModelNeed, Phase, Room
 from caravan_serve.catalogue.entries import CatalogueEntry
 from caravan_serve.catalogue.host import HostSettings
 from caravan_serve.shard_flags import combined

@@ -18,8 +18,7 @@ from caravan_scheduler.core.catalogue import (
     ModelDescription,
     StateChange,
 )
-from caravan_scheduler.residency.model_need import Phase
-from caravan_scheduler.residency.plan import Load, NoPlace, Refusal, Step, TooLarge, Unload, plan
+from caravan_scheduler.residency import Load, NoPlace, Phase, Refusal, Step, TooLarge, Unload, plan
 from caravan_serve.catalogue.entries import CatalogueEntry
 from caravan_serve.catalogue.files import FilesHere, described_by, files_of
 from caravan_serve.catalogue.host import ShardHost

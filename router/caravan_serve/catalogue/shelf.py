@@ -19,8 +19,8 @@ from caravan_scheduler.core.catalogue import (
     ModelState,
     StateChange,
 )
-from caravan_scheduler.core.model_names import ModelNames
-from caravan_scheduler.residency.model_need import Phase
+from caravan_scheduler.core.engine import ModelNames
+from caravan_scheduler.residency import Phase
 from caravan_serve.catalogue.entries import CatalogueEntry, names_of
 from caravan_serve.catalogue.slot import Slot
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caravan_scheduler.core.catalogue import CatalogueModel, Download, ModelState
-from caravan_scheduler.residency.model_need import ModelNeed, Phase
+from caravan_scheduler.residency import ModelNeed, Phase
 from caravan_serve.catalogue.entries import CatalogueEntry
 from caravan_serve.catalogue.files import FilesHere
 from caravan_serve.catalogue.host import RunningModel

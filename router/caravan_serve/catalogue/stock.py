@@ -23,7 +23,7 @@ from caravan_models.local_store import remove, stored_models
 from caravan_models.progress import FetchStage, Progress
 from caravan_models.reference import HUB_PREFIX, HubModel, KnownModel, hub_model, known_model, known_models, parse_hub
 from caravan_scheduler.core.catalogue import CatalogueError, CatalogueFaultError, Download, MadeModel, PullProgress
-from caravan_scheduler.residency.model_need import Phase
+from caravan_scheduler.residency import Phase
 from caravan_serve.catalogue.entries import CatalogueEntry, CatalogueFileError, check_name
 from caravan_serve.catalogue.shelf import Shelf
 from caravan_serve.catalogue.slot import Trouble

@@ -46,6 +46,12 @@ def biased_token_error(vocabulary_size: int, given: str) -> ValidationError:
     return ValidationError("logit_bias", message)
 
 
+def hidden_reasoning_error(given: str) -> ValidationError:
+    field = "reasoning_format"
+    reason = "without reasoning, which it leaves in the content"
+    return ValidationError(field, f"`{field}` cannot be used for a reply {reason}. Given: {shown(given)}")
+
+
 def two_constraints_error(first: str, second: str) -> ValidationError:
     message = f"`{first}` and `{second}` cannot be used together: an output can follow only one"
     return ValidationError(second, message)

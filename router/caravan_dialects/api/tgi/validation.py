@@ -38,8 +38,8 @@ from caravan_dialects.text.assembler import TextOptions
 from caravan_dialects.text.prompt_text import as_decoded
 from caravan_proto.messages.sampling import MAX_SEED, RANGES, SamplingParams
 from caravan_scheduler.core.engine import ModelFacts
-from caravan_scheduler.core.media_tokens import MediaTokens
-from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.generation import StoppingParams
+from caravan_scheduler.core.prompt_media import MediaTokens
 
 # TGI's own limit, which its clients know of.
 MAX_STOPS = 4

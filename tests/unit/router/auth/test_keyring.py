@@ -13,7 +13,7 @@ import pytest
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.auth.keyring import Keyring, KeyWatch
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_testing.waiting import eventually
 
 A = ApiKey(digest=digest_of("a"), tenant=Tenant(name="a"), requests_per_minute=1, concurrent_requests=2)

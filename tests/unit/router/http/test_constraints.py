@@ -23,7 +23,7 @@ PLAIN = {"type": "object", "properties": {"ä": {"enum": [1.5, None]}}}
 SCHEMA = {**PLAIN, "title": "left out", "$defs": {}}
 
 
-TEXT = msgspec.json.encode(PLAIN).decode()
+TEXT = msgspec.json.encode({**PLAIN, "additionalProperties": False}).decode()
 
 
 FORMATS: list[tuple[Any, ConstraintKind, str]] = [

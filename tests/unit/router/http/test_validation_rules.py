@@ -14,8 +14,7 @@ from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES as ALL_ROUTES
 from caravan_router.http.server.route import GENERATION_ERRORS
 from caravan_scheduler.core.errors import DeadlineError, QueueTimeoutError
-from caravan_scheduler.core.generation import GenerationSpec
-from caravan_scheduler.core.tenant import ANYONE, Tenant
+from caravan_scheduler.core.generation import ANYONE, GenerationSpec, Tenant
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, MODEL, ScriptedEngine, Step, word
 

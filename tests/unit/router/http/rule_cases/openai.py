@@ -213,6 +213,14 @@ CASES = [
         "`max_tokens` and `max_completion_tokens` must not differ. Given: 1 and 2",
     ),
     Case(
+        openai_rules.hidden_reasoning_error,
+        CHAT,
+        {"include_reasoning": False, "reasoning_format": "none"},
+        "reasoning_format",
+        "`reasoning_format` cannot be used for a reply without reasoning, which it leaves in the content. "
+        "Given: 'none'",
+    ),
+    Case(
         openai_rules.no_thoughts_error,
         CHAT,
         {"reasoning_effort": "low"},
