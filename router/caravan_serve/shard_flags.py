@@ -28,6 +28,8 @@ _OF_ONE_MODEL = {
     "alias": "an alias",
     "model_draft": "a draft model",
 }
+# What `ShardProcess` itself sets for each shard.
+_OWN = ("address", "shard_id", "exit_with_parent", "ready_fd")
 
 
 class ServeError(ValueError):
@@ -67,7 +69,11 @@ def parse_shard_flags(words: Sequence[str], environ: Mapping[str, str]) -> tuple
     """
     parser = shard_parser()
     namespace = parser.parse_intermixed_args(words)
-    given = given_values(parser, ShardConfig, namespace, environ)
+    for name in _OWN:
+        if hasattr(namespace, name):
+            parser.error(f"--{name.replace('_', '-')} is for caravan-shard: caravan serve sets it for each shard")
+    values = given_values(parser, ShardConfig, namespace, environ)
+    given = {name: value for name, value in values.items() if name not in _OWN}
     of_environment = given.pop("model", "")
     models = [*namespace.words, *(namespace.models or ())]
     return models or ([of_environment] if of_environment else []), given

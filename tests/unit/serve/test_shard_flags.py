@@ -71,6 +71,7 @@ def test_words_and_each_model_flag_name_a_model(
         (["--model"], "argument -m/--model: expected one argument"),
         (["-np", "0"], "argument --parallel/-np: must be >= 1 and <= 256. Given: 0"),
         (["--paralel", "4"], "unrecognized arguments: --paralel"),
+        (["--address", "unix:/x"], "--address is for caravan-shard: caravan serve sets it for each shard"),
     ],
 )
 def test_wrong_flags_of_shards_are_usage_errors(
@@ -80,6 +81,10 @@ def test_wrong_flags_of_shards_are_usage_errors(
         parse_shard_flags(flags, {})
     assert ended.value.code == 2
     assert f"caravan serve: error: {problem}" in capsys.readouterr().err
+
+
+def test_what_the_environment_says_of_one_shard_is_not_passed_on() -> None:
+    assert given(CARAVAN_ADDRESS="0.0.0.0:50051", CARAVAN_SHARD_ID="a", CARAVAN_PARALLEL="4") == {"parallel": 4}
 
 
 def test_flags_that_contradict_each_other_are_refused() -> None:
