@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from caravan_scheduler.shard.checkpoints import thinned
 from caravan_shard.arrays import State
 from caravan_shard.backends.base import Backend, CellSlice
-from caravan_shard.media.spans import CellSpan, spans_before
+from caravan_shard.media import CellSpan, spans_before
 
 _ANY_SIZE = 1 << 62
 

@@ -16,10 +16,17 @@ from caravan_scheduler.core.media import Media, Picture
 from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER, cell_numbers, is_cell
 from caravan_shard.arrays import Ids
 from caravan_shard.backends.base import Backend
-from caravan_shard.checks.medium import check_shape
-from caravan_shard.media.encoder import NO_TOKEN, EncodedSlice, EncodingError, MediaEncoder, MediaRows, SliceSize
-from caravan_shard.media.spans import CellSpan
-from caravan_shard.media.store import MediaStore
+from caravan_shard.checks.media import check_shape
+from caravan_shard.media import (
+    NO_TOKEN,
+    CellSpan,
+    EncodedSlice,
+    EncodingError,
+    MediaEncoder,
+    MediaRows,
+    MediaStore,
+    SliceSize,
+)
 
 # Embeddings that are kept; others are computed again when they are needed.
 _KEPT_BYTES = 256 << 20

@@ -15,10 +15,9 @@ from caravan_proto.messages.sampling import SamplingParams as Sampling
 from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER, text_ids
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend
-from caravan_shard.sampling.biases import make_biases
 from caravan_shard.sampling.choice import Choice, choose_token
-from caravan_shard.sampling.finite import has_peak, rows_without_numbers
-from caravan_shard.sampling.penalties import make_penalties
+from caravan_shard.sampling.peaks import has_peak, rows_without_numbers
+from caravan_shard.sampling.penalties import make_biases, make_penalties
 from caravan_shard.sampling.processors import Processors
 
 # Parameters by which a single token cannot be chosen.

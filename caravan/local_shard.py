@@ -26,11 +26,11 @@ from caravan_scheduler.actions import Fetch
 from caravan_scheduler.core.media import Media
 from caravan_scheduler.events import SavedRun, Stepped
 from caravan_shard.engine.replies import Replies
-from caravan_shard.protocol.results import LogprobColumns, Refusal, Result, StepResult, TokenRows
+from caravan_shard.protocol.results import KnownLogprobs, Refusal, Result, StepResult, TokenRows
 from caravan_shard.service.calls import CallHandler
 
 _T = TypeVar("_T")
-_Columns = TypeVar("_Columns", TokenRows, LogprobColumns)
+_Columns = TypeVar("_Columns", TokenRows, KnownLogprobs)
 
 
 class LocalShard:
@@ -137,33 +137,35 @@ class LocalShard:
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool = True) -> TokenizedText:
         """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
         with self.tokenizing.during(1):
-            return _accepted(await self._calls.tokenize(text, add_special=add_special, parse_special=parse_special))
+            return _accepted(
+                await self._calls.text.tokenize(text, add_special=add_special, parse_special=parse_special)
+            )
 
     async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the token ids of each text, as of a prompt."""
         with self.tokenizing.during(len(texts)):
-            found = _accepted(await self._calls.tokenize_texts(texts, add_special=True, parse_special=True))
+            found = _accepted(await self._calls.text.tokenize_texts(texts, add_special=True, parse_special=True))
         return [*map(tuple, found)]
 
     async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:
         """Return the token ids of each pair of a query and a document as a model that ranks reads it."""
         queries, documents = zip(*pairs, strict=True)
         with self.tokenizing.during(len(pairs)):
-            found = _accepted(await self._calls.tokenize_pairs(queries, documents))
+            found = _accepted(await self._calls.text.tokenize_pairs(queries, documents))
         return [*map(tuple, found)]
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         """Return the pieces of ``token_ids``."""
-        return _accepted(await self._calls.detokenize(token_ids))
+        return _accepted(await self._calls.text.detokenize(token_ids))
 
     async def tokenize_parts(self, parts: Sequence[PromptPart]) -> TokenizedParts:
         """Return the cells of a prompt of texts and media."""
         with self.tokenizing.during(1):
-            return _accepted(await self._calls.tokenize_parts(parts))
+            return _accepted(await self._calls.media.tokenize(parts))
 
     async def encode_media(self, media: Media) -> EncodedMedia:
         """Encode a medium, unless the shard has its embeddings."""
-        return _accepted(await self._calls.encode_media(shape_of(media), content_of(media)))
+        return _accepted(await self._calls.media.encode(shape_of(media), content_of(media)))
 
     async def compile_constraint(self, constraint: Constraint) -> str | None:
         """Compile ``constraint``; return what is wrong with it, or None."""

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-from caravan_shard.backends.llama.devices import Device, first_devices
-from caravan_shard.backends.llama.log import route_llama_log
-from caravan_shard.backends.llama.plan import LoadPlan, plan_load
+from caravan_shard.backends.llama.devices.devices import Device, first_devices
+from caravan_shard.backends.llama.devices.plan import LoadPlan, plan_load
+from caravan_shard.backends.llama.model.log import route_llama_log
 from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST
 from caravan_testing.rpc_process import RpcServer

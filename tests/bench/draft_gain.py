@@ -20,8 +20,8 @@ from caravan_proto.messages.results import DraftSource
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.drafts import DraftBudget
 from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.commands import PreparedParameters
 from caravan_shard.protocol.results import StepResult
-from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loading import backend_loader
 

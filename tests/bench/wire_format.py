@@ -26,7 +26,7 @@ from caravan_router.engine.reply_codec import stepped
 from caravan_router.engine.step_columns import drafts_of, feedback_of, tokens_of
 from caravan_scheduler.events import Stepped
 from caravan_shard.protocol.results import StepResult, StepTimings, TokenRows
-from caravan_shard.service.reply_codec import decode_response
+from caravan_shard.service.codec import decode_response
 
 ROUNDS = 41
 REPEATS = 500

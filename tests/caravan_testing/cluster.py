@@ -29,7 +29,7 @@ from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, DecodeHook, ToyBa
 from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
 from caravan_shard.config import ShardConfig
-from caravan_shard.media.store import MediaStore
+from caravan_shard.media import MediaStore
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer

@@ -9,12 +9,11 @@ from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.results import FinishReason
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.base import Backend
-from caravan_shard.constraints.grammar import Grammar, make_matcher
-from caravan_shard.constraints.problem import Problem
+from caravan_shard.constraints.grammar import Grammar, Problem, make_matcher
 from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
 from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.commands import PreparedParameters
 from caravan_shard.protocol.results import StepResult
-from caravan_shard.protocol.sequence_parameters import PreparedParameters
 
 
 @dataclass(slots=True)

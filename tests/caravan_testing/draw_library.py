@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from caravan_shard.backends.llama.joint_draw import LlamaJointDraw
-from caravan_shard.backends.llama.joint_logprobs import LlamaJointLogprobs
+from caravan_shard.backends.llama.kernels.joint_draw import LlamaJointDraw
+from caravan_shard.backends.llama.kernels.joint_logprobs import LlamaJointLogprobs
 
 _SETUP = Path(__file__).parents[2] / "deploy" / "setup"
 _SOURCES = [str(_SETUP / name) for name in ("draw_rows.c", "draw_weighed.c", "logprob_rows.c")]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.llama.cpu_libraries import cpu_libraries
+from caravan_shard.backends.llama.kernels.cpu_libraries import cpu_libraries
 
 Doubles = NDArray[np.float64]
 _F32, _F16, _Q8_0 = 0, 1, 8

@@ -7,7 +7,7 @@ from typing import Any
 
 from caravan_proto.messages.commands import Chunk
 from caravan_proto.messages.media import MediaShape, MediaSpan
-from caravan_shard.media.encoder import MediaEncoder, SliceSize
+from caravan_shard.media import MediaEncoder, SliceSize
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 
 

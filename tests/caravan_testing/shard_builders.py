@@ -32,8 +32,8 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.engine.drafts import DraftBudget, Drafting
 from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.commands import PreparedParameters
 from caravan_shard.protocol.results import Evaluations, Refusal, StepResult
-from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_testing.constrained_runs import Grammars
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
+from caravan_shard.backends.toy.model import EMPTY_STATE, next_state
 from caravan_testing.shard_builders import EngineDriver
 
 

@@ -7,8 +7,8 @@ from caravan_proto.shard.v1 import shard_pb2
 from caravan_proto.wire import SAVE, encode_command
 from caravan_router.engine.reply_codec import saved_runs
 from caravan_scheduler.events import SavedRun
-from caravan_shard.protocol.run import StoredRun
-from caravan_shard.service.info_codec import runs_responses
+from caravan_shard.protocol.commands import StoredRun
+from caravan_shard.service.codec import runs_responses
 
 NOTE = RunNote(before=bytes(16), tokens=array("i", [5, 0, 262_143]), tenant="Zoë", adapter="pirate")
 

@@ -101,8 +101,8 @@ def test_experts_are_given_up_before_layers(server: RpcServer, moe: Path) -> Non
 _FULL = """
 import sys
 from dataclasses import replace
-from caravan_shard.backends.llama.devices import first_devices
-from caravan_shard.backends.llama.plan import checked, plan_load
+from caravan_shard.backends.llama.devices.devices import first_devices
+from caravan_shard.backends.llama.devices.plan import checked, plan_load
 from caravan_shard.config import ShardConfig
 
 config = ShardConfig(model=sys.argv[1], rpc=sys.argv[2], gpu_layers=int(sys.argv[3]), ctx_size=512, flash_attn="on")

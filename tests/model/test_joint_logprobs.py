@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.llama.joint_logprobs import LlamaJointLogprobs
-from caravan_shard.sampling.joint_logprobs import LogprobRow, row_logprobs
-from caravan_shard.sampling.logprobs import token_logprobs
+from caravan_shard.backends.llama.kernels.joint_logprobs import LlamaJointLogprobs
+from caravan_shard.sampling.logprobs import LogprobRow, row_logprobs, token_logprobs
 from caravan_testing.draw_library import compile_joint_logprobs
 from caravan_testing.logits import kinds_of_logits
 

@@ -14,7 +14,7 @@ from caravan_proto.messages.media import MediaKind, MediaShape, TextPart
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
 from caravan_proto.wire import CHUNK, ENCODED_MEDIA, INFO, MEDIA_SHAPE, TOKENIZED_PARTS, encode_parts
 from caravan_shard.config import ShardConfig
-from caravan_shard.media.encoder import EncodingError
+from caravan_shard.media import EncodingError
 from caravan_shard.service.server import ShardServer
 from caravan_testing.media_prompts import MediaPrompt
 from caravan_testing.shard_harness import RunningShard, prompt_chunk

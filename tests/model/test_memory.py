@@ -13,11 +13,10 @@ import pytest
 
 from caravan_models.cli import show_model
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama import plan as planning
-from caravan_shard.backends.llama.breakdown import memory_breakdown
-from caravan_shard.backends.llama.devices import first_devices
-from caravan_shard.backends.llama.measure import measure
-from caravan_shard.backends.llama.plan import LoadPlan, checked, plan_load
+from caravan_shard.backends.llama.devices import plan as planning
+from caravan_shard.backends.llama.devices.devices import first_devices
+from caravan_shard.backends.llama.devices.measure import measure, memory_breakdown
+from caravan_shard.backends.llama.devices.plan import LoadPlan, checked, plan_load
 from caravan_shard.cli import main
 from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, FreeMemory
@@ -247,13 +246,13 @@ def test_a_shortage_that_is_allowed_is_a_warning(
 
 
 def test_more_cells_than_could_be_looked_at_are_refused_at_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caravan_shard.backends.llama.measure.available_memory", lambda: 1 << 30)
+    monkeypatch.setattr("caravan_shard.backends.llama.devices.measure.available_memory", lambda: 1 << 30)
     with pytest.raises(StartupError, match=r"need 128\.0 GiB for their tables alone, and 1\.0 GiB .* a smaller -c"):
         plan(tiny, device="none", ctx_size=2**30, parallel=1)
 
 
 def test_a_build_that_does_not_tell_is_trusted(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caravan_shard.backends.llama.breakdown._FUNCTION", "no_such_function")
+    monkeypatch.setattr("caravan_shard.backends.llama.devices.measure._FUNCTION", "no_such_function")
     unknown = plan(tiny, device="none")
     assert unknown.measured.need is None
     assert unknown.problem is None

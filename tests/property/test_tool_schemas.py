@@ -16,7 +16,7 @@ from caravan_dialects.chat.plain_schema import plain_schema
 from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
 from caravan_dialects.chat.tool_grammar import tool_constraint
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
-from caravan_shard.constraints.grammar_text import grammar_text
+from caravan_shard.constraints.grammar import grammar_text
 from caravan_testing.byte_grammar import accepts, compiles, drawn
 from caravan_testing.examples import examples
 from caravan_testing.random_keywords import random_keywords

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bench.contenders import Contender, Lineup, Product
 
-from caravan_shard.backends.llama.devices import first_devices
+from caravan_shard.backends.llama.devices.devices import first_devices
 
 DEFAULT, DEVICE_SAMPLING = "llama-server", "llama-server -bs"
 _FLAGS = {DEFAULT: (), DEVICE_SAMPLING: ("--backend-sampling",)}

@@ -13,10 +13,9 @@ from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import VOCABULARY_SIZE
 from caravan_shard.checks.sampling import MAX_BIASES
-from caravan_shard.constraints import checker
+from caravan_shard.constraints import compiler
 from caravan_shard.constraints.compiler import ConstraintCompiler
-from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.constraints.problem import Problem
+from caravan_shard.constraints.grammar import Grammar, Problem
 from caravan_testing.shard_builders import toy_grammar
 from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
 from caravan_testing.toy_oracle import expected_output
@@ -111,7 +110,7 @@ async def test_commands_keep_their_order_while_a_constraint_is_compiled(monkeypa
 
 async def test_decoding_and_tokenizing_continue_while_a_bomb_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine, the check would otherwise time out before it finds that the grammar is too big.
-    monkeypatch.setattr(checker, "_MAX_WALL_S", 100.0)
+    monkeypatch.setattr(compiler, "_MAX_WALL_S", 100.0)
     bomb = "start: T0\n" + "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(40)) + 'T40: "a"'
     async with running_shard(ToyBackend(token_s=0.002)) as shard:
         await shard.take()

@@ -8,7 +8,7 @@ from gpu.kit import lineups
 from gpu.kit.lineups import DEFAULT, DEVICE_SAMPLING, lineup, peer_groups
 from gpu.kit.rows import KINDS, STREAMS
 
-from caravan_shard.backends.llama.devices import Device
+from caravan_shard.backends.llama.devices.devices import Device
 
 GIB = 1 << 30
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama.kernels_abi import KERNELS_ABI, check_kernels
+from caravan_shard.backends.llama.kernels.kernels_abi import KERNELS_ABI, check_kernels
 from caravan_testing.shard_tiny_llama import write_tiny_llama
 
 _SETUP = Path(__file__).parents[3] / "deploy" / "setup"
