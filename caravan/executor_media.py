@@ -11,7 +11,7 @@ import numpy as np
 
 from caravan.errors import GenerationError, RequestError
 from caravan_proto.messages.media import MediaFacts, MediaSpan
-from caravan_router.engine.media_parts import content_of, shape_of
+from caravan_router.engine.media import content_of, shape_of
 from caravan_scheduler.core.media import Media, Picture
 from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER, cell_numbers, is_cell
 from caravan_shard.arrays import Ids

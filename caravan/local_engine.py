@@ -22,9 +22,8 @@ from caravan_router.config import RouterConfig
 from caravan_router.engine.discovery import Address
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link_config import LinkConfig
-from caravan_router.engine.media_parts import content_of, shape_of
-from caravan_router.engine.shard_calls import Reply, ShardRpcError, TextCount
-from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine.media import content_of, shape_of
+from caravan_router.engine.shard_calls import Reply, ShardInfo, ShardRpcError, TextCount
 from caravan_router.engine.step_columns import (
     alternatives_of,
     drafts_of,

@@ -12,7 +12,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from bench.paths import DEMO_MODEL, ROOT, BenchError
-from caravan_serve.bench.words import ALL_WORDS
+from caravan_serve.bench.workloads import ALL_WORDS
 from caravan_testing import shard_tiny_bert as bert
 from caravan_testing.shard_models import TYPES, requantise
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama

@@ -39,7 +39,7 @@ from PIL import Image
 from bench.contenders import Common, Contender, Product
 from bench.paths import DEMO_MODEL
 from bench.servers import serving
-from caravan_serve.bench.words import seeded, words
+from caravan_serve.bench.workloads import seeded, words
 from caravan_testing.projectors import embeddings_of, write_vision
 
 # A picture is scaled to this side and read as 256 patches, each of them a token.

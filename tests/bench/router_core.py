@@ -24,7 +24,7 @@ from statistics import median
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
-from caravan_serve.bench.cpu_time import cpu_seconds
+from caravan_serve.bench.runner import cpu_seconds
 from caravan_testing.programs import Program, program, url_of
 
 

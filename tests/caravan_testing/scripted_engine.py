@@ -96,6 +96,11 @@ Step = GeneratedToken | list[GeneratedToken] | Pause | EngineError
 Script = Callable[[GenerationSpec], Sequence[Step]]
 
 
+def letters(text: str, size: int = 3) -> list[Step]:
+    """Return steps that end with ``text``, so many letters in each."""
+    return [*(word(text[at : at + size]) for at in range(0, len(text), size)), EOS_TOKEN]
+
+
 def count_up(spec: GenerationSpec) -> list[Step]:
     """Return the tokens " w1", " w2", … up to the requested length, with logprobs if they are requested."""
     last = spec.stopping.max_new_tokens

@@ -17,7 +17,7 @@ from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.shard.v1 import shard_pb2
 from caravan_proto.wire import SAVE, encode_command
 from caravan_router.config import RouterConfig
-from caravan_router.engine.info_codec import saved_runs
+from caravan_router.engine.reply_codec import saved_runs
 from caravan_router.http.routes import ROUTES
 from caravan_router.metrics.table import METRICS
 from caravan_scheduler.core.errors import EngineError

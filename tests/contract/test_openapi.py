@@ -9,7 +9,7 @@ from typing import Any
 from deploy.flag_schema import with_flags
 
 from caravan_router.http.openapi import document, render
-from caravan_router.http.ops.routes import openapi_document
+from caravan_router.http.ops import openapi_document
 from caravan_router.http.routes import ROUTES
 
 

@@ -1,4 +1,4 @@
-"""Prometheus scrapes a router and two shards with the demo model, and answers every query that the chart asks."""
+"""Alerts, checked and played by Prometheus' own tool."""
 
 import contextlib
 import json
@@ -39,6 +39,16 @@ scrape_configs:
     static_configs: [{{targets: ["{target}"], labels: {{namespace: test}}}}]
 """
 JOB = "caravan"
+
+
+def test_rules_are_well_formed() -> None:
+    run_tool("promtool", "check", "rules", RULES)
+
+
+def test_alerts_fire_when_they_should() -> None:
+    run_tool("promtool", "test", "rules", ROOT / "tests/deploy/rules_test.yaml")
+
+
 # Requests of each client, and requests that fail: the first under load, the last after it.
 _LEAST_REQUESTS, FAILURES = 3, 2
 
@@ -207,11 +217,3 @@ def test_keda_gets_one_number_for_each_query_and_sees_the_load(live: LiveRun) ->
 def test_keda_gets_no_answer_for_a_model_that_no_router_reports(live: LiveRun) -> None:
     assert live.values(queries_of("another")["requests"]) == []
     assert live.values(queries_of("another")["kvUse"]) == [0.0]
-
-
-def test_rules_are_well_formed() -> None:
-    run_tool("promtool", "check", "rules", RULES)
-
-
-def test_alerts_fire_when_they_should() -> None:
-    run_tool("promtool", "test", "rules", ROOT / "tests/deploy/rules_test.yaml")

@@ -401,21 +401,21 @@ class NoSlotError(RequestError):
     sentence = "As many generations are in progress as may be"
 
 
-class NoLibraryError(RequestError):
+class NoCatalogueError(RequestError):
     """The server loads and unloads no models."""
 
     kind = ErrorKind(404, "not_found", _CLIENT)
-    sentence = "This server's models are loaded at its start: it has no library, see docs/models.md"
+    sentence = "This server's models are loaded at its start: it has no catalogue, see docs/models.md"
 
 
-class LibraryRefusalError(RequestError):
-    """The model library cannot do what an operator requested."""
+class CatalogueRefusalError(RequestError):
+    """The model catalogue cannot do what an operator requested."""
 
     kind = ErrorKind(400, "library", _CLIENT)
 
 
-class LibraryFailedError(RequestError):
-    """The disk of the model library or the hub fails."""
+class CatalogueFailedError(RequestError):
+    """The disk of the model catalogue or the hub fails."""
 
     kind = ErrorKind(503, "library", _SERVER)
 

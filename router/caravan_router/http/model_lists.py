@@ -17,8 +17,7 @@ from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.schema import Model, ModelList
 from caravan_router.http.generation.models import listed_models
 from caravan_router.http.openai.models import SUMMARY, found, listed
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import JSON, Parameter
+from caravan_router.http.server.route import JSON, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
 from caravan_scheduler.core.engine import ModelFacts

@@ -11,7 +11,7 @@ from gpu.kit.job import Job, keep, kept, run_stage
 from gpu.kit.models import MEASURED
 from gpu.kit.rows import KINDS, common, lineup, shorter
 
-from caravan_serve.bench.cpu_time import cpu_seconds
+from caravan_serve.bench.runner import cpu_seconds
 from caravan_testing.metrics_text import total
 
 _STREAMS, _CELLS_PER_STREAM = 32, 1024

@@ -16,10 +16,9 @@ import pytest
 
 from caravan_models.cache_layout import RepositoryCache
 from caravan_models.errors import FetchError, FetchProblem
-from caravan_models.fetching import fetch, fetch_blocking
+from caravan_models.fetching import fetch, fetch_blocking, read_answer, request_line
 from caravan_models.progress import Progress
 from caravan_models.reference import HubModel
-from caravan_models.worker_lines import read_answer, request_line
 from caravan_testing.programs import children_with, command_line
 from caravan_testing.serve_process import MODEL as DEMO_FILE
 from caravan_testing.stand_in_hub import StandInHub, small_gguf

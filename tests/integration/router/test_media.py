@@ -14,7 +14,7 @@ import pytest
 from aiohttp import ClientSession, FormData
 from PIL import Image
 
-from caravan_router.engine.media_shelf import MediaShelf
+from caravan_router.engine.media import MediaShelf
 from caravan_scheduler.core.errors import GenerationError, TooMuchMediaError
 from caravan_scheduler.core.media import Media, Picture, Sound
 from caravan_shard.backends.toy.media import SLICE_CELLS, ToyEncoder

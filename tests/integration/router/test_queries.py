@@ -14,9 +14,8 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_proto.shard.v1 import shard_pb2
 from caravan_router.engine.client import ShardClient
-from caravan_router.engine.link import ShardLink
+from caravan_router.engine.link import LinkOwner, ShardLink
 from caravan_router.engine.link_config import LinkConfig
-from caravan_router.engine.link_owner import LinkOwner
 from caravan_router.engine.observer import EngineObserver
 from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_router.metrics.recorder import Metrics

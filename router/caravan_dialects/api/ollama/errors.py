@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 import msgspec
 
-from caravan_dialects.api.errors import Dialect, LibraryFailedError, LibraryRefusalError, kind_of, message_of
+from caravan_dialects.api.errors import CatalogueFailedError, CatalogueRefusalError, Dialect, kind_of, message_of
 from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError
 from caravan_dialects.api.openai.errors import openai_status
 from caravan_dialects.api.tgi.errors import TGI, ErrorBody
-from caravan_scheduler.core.library import LibraryError, LibraryFaultError
+from caravan_scheduler.core.catalogue import CatalogueError, CatalogueFaultError
 
 _CHAT = "prompt too long; exceeded max context length"
 _VECTORS = "the input length exceeds the context length"
@@ -36,11 +36,11 @@ OLLAMA = Dialect(name="Ollama", envelope=TGI.envelope, status=openai_status, bod
 
 
 @contextmanager
-def library_errors() -> Iterator[None]:
-    """Turn the library's errors into the client's. Raises LibraryRefusalError, LibraryFailedError."""
+def catalogue_errors() -> Iterator[None]:
+    """Turn the catalogue's errors into the client's. Raises CatalogueRefusalError, CatalogueFailedError."""
     try:
         yield
-    except LibraryFaultError as error:
-        raise LibraryFailedError(str(error)) from None
-    except LibraryError as error:
-        raise LibraryRefusalError(str(error)) from None
+    except CatalogueFaultError as error:
+        raise CatalogueFailedError(str(error)) from None
+    except CatalogueError as error:
+        raise CatalogueRefusalError(str(error)) from None

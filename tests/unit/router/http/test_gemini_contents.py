@@ -1,7 +1,6 @@
 """The prompts that Gemini's contents become."""
 
 import base64
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,13 +25,6 @@ PATH = "/v1beta/models/any:generateContent"
 @pytest.fixture
 def engine() -> ScriptedEngine:
     return ScriptedEngine(model=replace(MODEL, chat_template=TEMPLATE, max_sequence_tokens=4096))
-
-
-@pytest.fixture
-async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    async with serving(engine) as running:
-        yield running
-        assert running.is_idle()
 
 
 async def prompt_of(service: Service, contents: Any, **body: Any) -> str:

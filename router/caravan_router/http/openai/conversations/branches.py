@@ -11,7 +11,7 @@ from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.validation import check_metadata
 from caravan_dialects.conversations.nodes import Chain, Node, Position, new_id
 from caravan_router.http.openai.conversations import access
-from caravan_router.http.openai.conversations.replies import (
+from caravan_router.http.openai.conversations.access import (
     CHANGE_ERRORS,
     IF_MATCH,
     NAMED,
@@ -19,11 +19,11 @@ from caravan_router.http.openai.conversations.replies import (
     conversation_reply,
     tagged_reply,
 )
-from caravan_router.http.openai.responses.running import RUNNING
+from caravan_router.http.openai.responses import RUNNING
+from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.route import STORE_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
-from caravan_router.http.server.typed_body import Tolerance
 
 ROUTES = Routes(
     OPENAI, tolerance=Tolerance.ALWAYS, parameters=(NAMED, IF_MATCH), reply=ConversationObject, errors=CHANGE_ERRORS

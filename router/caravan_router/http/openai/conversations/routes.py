@@ -21,7 +21,7 @@ from caravan_dialects.api.openai.responses.schema import ItemList
 from caravan_dialects.api.openai.responses.validation import check_metadata
 from caravan_dialects.conversations.nodes import Chain, Json
 from caravan_router.http.openai.conversations import access
-from caravan_router.http.openai.conversations.replies import (
+from caravan_router.http.openai.conversations.access import (
     CHANGE_ERRORS,
     IF_MATCH,
     ITEM_NAMED,
@@ -31,11 +31,10 @@ from caravan_router.http.openai.conversations.replies import (
     conversation_reply,
     tagged_reply,
 )
-from caravan_router.http.openai.responses.pages import PAGE_PARAMETERS
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS
+from caravan_router.http.openai.responses import PAGE_PARAMETERS
+from caravan_router.http.server.body import Tolerance
+from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.typed_body import Tolerance
 
 _ITEM = f"{ONE}/items/{{item_id}}"
 
