@@ -43,23 +43,23 @@ def main() -> int:
             # A program of its own: the router's packages never load llama.cpp.
             os.execv(sys.executable, [sys.executable, "-m", "caravan_shard", *flags])  # noqa: S606
         case "pull":
-            from caravan_models.cli.pull import main as pull
+            from caravan_models.cli import pull
 
             return pull(flags)
         case "list":
-            from caravan_models.cli.list import main as list_models
+            from caravan_models.cli import list_models
 
             return list_models(flags)
         case "show":
-            from caravan_models.cli.show import main as show
+            from caravan_models.cli import show_model
 
-            return show(flags)
+            return show_model(flags)
         case "rm":
-            from caravan_models.cli.remove import main as remove
+            from caravan_models.cli import remove_models
 
-            return remove(flags)
+            return remove_models(flags)
         case "key":
-            from caravan_router.auth.new_key import main as key
+            from caravan_router.auth.key_file import main as key
 
             return key(flags)
         case "replay":

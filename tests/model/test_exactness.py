@@ -12,9 +12,8 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.backends.llama.numerics import NumericsProbe
 from caravan_testing.media_prompts import MediaPrompt, run_prompt
-from caravan_testing.requantised import requantise
-from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
-from caravan_testing.spelling_model import WORDS, SpellingModel
+from caravan_testing.projectors import WORDS, SpellingModel
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched, requantise
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 

@@ -20,8 +20,7 @@ from caravan_shard.sampling.draw import uniform
 from caravan_shard.sampling.joint_draw import LEFT, Row, joint_filters
 from caravan_shard.sampling.penalties import make_biases, make_penalties
 from caravan_shard.sampling.sampler import Sampler
-from caravan_testing.draw_library import compile_joint_draw
-from caravan_testing.logits import kinds_of_logits
+from caravan_testing.logits import compile_joint_draw, kinds_of_logits
 
 pytestmark = pytest.mark.model
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.llama.kernels.joint_logprobs import LlamaJointLogprobs
 from caravan_shard.sampling.logprobs import LogprobRow, row_logprobs, token_logprobs
-from caravan_testing.draw_library import compile_joint_logprobs
-from caravan_testing.logits import kinds_of_logits
+from caravan_testing.logits import compile_joint_logprobs, kinds_of_logits
 
 pytestmark = pytest.mark.model
 

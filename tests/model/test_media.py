@@ -13,12 +13,11 @@ from caravan_proto.messages.results import StepOutcome
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.service.media import EncoderThread
 from caravan_shard.service.model_calls import ModelCalls
-from caravan_testing.media_kinds import HYBRID, KINDS, MadeKind
+from caravan_testing.media_kinds import HYBRID, KINDS, MadeKind, MtmdReference
 from caravan_testing.media_prompts import MediaPrompt, encode, media_prompt, run_prompt
-from caravan_testing.mtmd_reference import MtmdReference
+from caravan_testing.projectors import AFTER, BEFORE, BETWEEN, FIRST, SECOND, WORDS, SpellingModel
 from caravan_testing.shard_builders import load_entry, save_entry, state_entry, with_state
 from caravan_testing.shard_models import ModelDriver
-from caravan_testing.spelling_model import AFTER, BEFORE, BETWEEN, FIRST, SECOND, WORDS, SpellingModel
 from caravan_testing.waiting import eventually
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import llama_cpp
 import pytest
 
-from caravan_models.cli import show
+from caravan_models.cli import show_model
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices import plan as planning
 from caravan_shard.backends.llama.devices.devices import first_devices
@@ -201,14 +201,14 @@ def test_the_report_is_for_people(tiny: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_show_says_where_a_shard_would_put_a_model(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show.main([str(tiny), "--fit", "-c", "1024", "--device", "none"]) == 0
+    assert show_model([str(tiny), "--fit", "-c", "1024", "--device", "none"]) == 0
     facts, report = capsys.readouterr().out.split("\n\n", maxsplit=1)
     assert "architecture  llama" in facts
     assert report.startswith("tiny.gguf\n0 of 3 layers on GPUs\n1024 KV cells")
-    assert show.main([str(tiny), "--fit", "--device", "GPU7"]) != 0
+    assert show_model([str(tiny), "--fit", "--device", "GPU7"]) != 0
     assert "device 'GPU7' is not there" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        show.main([str(tiny), "-c", "1024"])
+        show_model([str(tiny), "-c", "1024"])
 
 
 def test_a_file_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

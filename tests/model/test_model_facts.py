@@ -7,12 +7,11 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from gpu.kit.random_model import write_model
-from gpu.kit.shapes import DENSE, MIXTURE, ModelShape, small
+from gpu.kit.models import DENSE, MIXTURE, ModelShape, small, write_model
 
+from caravan_models.cached_model import local_model, parts_of
 from caravan_models.errors import FetchError
 from caravan_models.gguf_header import read_header
-from caravan_models.local_file import local_model, parts_of
 from caravan_proto.messages.model import FillTokens
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_builders import first_chunk

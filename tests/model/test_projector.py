@@ -14,7 +14,7 @@ from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.backends.llama.devices.measure import measure
 from caravan_shard.config import ShardConfig
 from caravan_shard.media import SliceSize
-from caravan_testing.random_projectors import (
+from caravan_testing.projectors import (
     write_gemma_projector,
     write_grid_projector,
     write_marked_projector,

@@ -11,7 +11,6 @@ import pytest
 from caravan_proto.messages.results import DraftSource
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.base import StartupError
-from caravan_testing.requantised import requantise
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import (
     DEMO_MODEL,
@@ -21,6 +20,7 @@ from caravan_testing.shard_models import (
     WORDS_MODEL,
     ModelDriver,
     fetched,
+    requantise,
 )
 from caravan_testing.shard_tiny_mamba import TOKENS, write_tiny_mamba
 from caravan_testing.shard_tiny_ranker import write_tiny_ranker

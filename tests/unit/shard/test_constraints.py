@@ -27,13 +27,15 @@ from caravan_shard.sampling.penalties import OccurrencePenalty, make_biases
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase
-from caravan_testing.constrained_runs import Grammars, Job, run_jobs
 from caravan_testing.random_schemas import random_schema
 from caravan_testing.shard_builders import (
     EngineDriver,
+    Grammars,
+    Job,
     first_chunk,
     load_entry,
     next_chunk,
+    run_jobs,
     save_entry,
     toy_grammar,
     toy_prompt,

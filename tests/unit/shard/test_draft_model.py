@@ -16,8 +16,15 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.engine.drafts import Draftable, Drafting
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.speculation.step_costs import StepCosts
-from caravan_testing.shard_builders import EngineDriver, first_chunk, toy_grammar, toy_prompt, with_parameters
-from caravan_testing.toy_draft import ToyDraftModel, check_draft_cells
+from caravan_testing.shard_builders import (
+    EngineDriver,
+    ToyDraftModel,
+    check_draft_cells,
+    first_chunk,
+    toy_grammar,
+    toy_prompt,
+    with_parameters,
+)
 from caravan_testing.toy_oracle import expected_output
 
 if TYPE_CHECKING:

@@ -33,9 +33,8 @@ from caravan_shard.media import (
 )
 from caravan_shard.protocol.results import Refusal, StepResult
 from caravan_shard.speculation.drafter import Context
-from caravan_testing.media_prompts import MediaPrompt, Medium, encode, media_prompt, run_prompt
+from caravan_testing.media_prompts import MediaPrompt, Medium, encode, media_prompt, run_prompt, toy_picture, toy_sound
 from caravan_testing.shard_builders import EngineDriver, load_entry, row, save_entry, with_parameters
-from caravan_testing.toy_media import toy_picture, toy_sound
 from caravan_testing.toy_oracle import expected_output
 
 _BEFORE, _PICTURE, _BETWEEN, _SOUND, _AFTER = "look: ", "a cat", " listen: ", "meow", " so?"

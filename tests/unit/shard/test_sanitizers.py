@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caravan_testing.sanitized import MEMORY, RACES, Change, Checker, run
+from caravan_testing.c_kernels import MEMORY, RACES, Change, Checker, run
 
 pytestmark = [
     pytest.mark.slow,

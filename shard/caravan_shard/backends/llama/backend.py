@@ -11,7 +11,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from caravan_models.fingerprint import fingerprint
+from caravan_models.contents import fingerprint
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_proto.messages.model import Numerics

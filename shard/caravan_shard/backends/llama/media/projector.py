@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_model_n_embd_inp, mtmd_cpp
 
+from caravan_models.contents import fingerprint
 from caravan_models.errors import FetchError
-from caravan_models.fingerprint import fingerprint
 from caravan_models.gguf_header import read_header
 from caravan_proto.limits import MAX_MEDIA_BYTES, MEDIA_SIDES
 from caravan_proto.messages.media import MediaFacts, MediaKind, MediaShape

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from caravan_models.local_file import local_projector
+from caravan_models.cached_model import local_projector
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.memory.context import Contexts
 from caravan_shard.config import ShardConfig

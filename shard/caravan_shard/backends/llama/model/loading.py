@@ -12,13 +12,12 @@ from typing import Any
 
 import llama_cpp
 
-from caravan_models.architectures import is_encoder
-from caravan_models.contents import SeenFile, SeenFiles
+from caravan_models.cached_model import parts_of
+from caravan_models.contents import SeenFile, SeenFiles, fingerprint
 from caravan_models.errors import FetchError
-from caravan_models.fingerprint import fingerprint
+from caravan_models.gguf_facts import is_encoder
 from caravan_models.gguf_header import read_header
 from caravan_models.listing import part_names
-from caravan_models.local_file import parts_of
 from caravan_proto.host_memory import locked_memory
 from caravan_proto.messages.model import MetadataValue, ModelFile
 from caravan_shard.backends.base import StartupError
