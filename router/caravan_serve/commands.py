@@ -8,16 +8,17 @@ from caravan_proto.standard_output import ending_with_its_reader
 
 _USAGE = """usage: caravan COMMAND [FLAGS]
 
-  serve    run shards and a router on this host: caravan serve smollm2, hf:OWNER/REPOSITORY:Q4_K_M or FILE.gguf
-  router   run a router for shards that run elsewhere (caravan-router)
-  shard    run one shard (caravan-shard)
-  pull     get a model by its name, for later use: caravan pull smollm2
-  list     name the models that are here
-  show     say what a model is, by its own files
-  rm       remove a model that is here
-  key      print a new API key for --api-keys-file: caravan key alice >> keys.toml
-  replay   play again what a router decided, as it was or otherwise: caravan replay FILE
-  bench    measure a server: caravan bench --url http://127.0.0.1:3000
+  serve        run shards and a router on this host: caravan serve smollm2, hf:OWNER/REPOSITORY:Q4_K_M or FILE.gguf
+  router       run a router for shards that run elsewhere (caravan-router)
+  shard        run one shard (caravan-shard)
+  pull         get a model by its name, for later use: caravan pull smollm2
+  list         name the models that are here
+  show         say what a model is, by its own files
+  rm           remove a model that is here
+  key          print a new API key for --api-keys-file: caravan key alice >> keys.toml
+  replay       play again what a router decided, as it was or otherwise: caravan replay FILE
+  bench        measure a server: caravan bench --url http://127.0.0.1:3000
+  build-llama  build llama.cpp with Caravan's kernels, and install it into this environment
 
 caravan COMMAND --help lists the flags.
 """
@@ -68,6 +69,10 @@ def main() -> int:
             return replay(RouterConfig, flags)
         case "bench":
             return _run_bench(flags)
+        case "build-llama":
+            from caravan_shard.build_llama import main as build_llama
+
+            return build_llama(flags)
         case "--help" | "-h":
             sys.stdout.write(_USAGE)
             return 0

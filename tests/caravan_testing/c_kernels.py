@@ -203,8 +203,8 @@ class _Graph:
         )
 
 
-_KERNELS = Path(__file__).parent / "kernels"
-_SETUP = Path(__file__).parents[2] / "deploy" / "setup"
+_KERNELS = Path(__file__).parents[2] / "shard" / "kernels"
+_PROGRAMS = _KERNELS / "tests"
 _FLAGS = ("-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror")
 _GGML_HEADERS = ("ggml-backend.h", "ggml-cpu.h", "ggml-cpu-impl.h", "ops.h", "llamafile/sgemm.h", "tiled/tiled.h")
 _LIMIT_S = 240
@@ -217,9 +217,9 @@ RACES = ("-fsanitize=thread",)
 
 @dataclass(frozen=True, slots=True)
 class Checker:
-    """A program that calls functions of ``sources`` of `deploy/setup` and checks what they do.
+    """A program that calls functions of ``sources`` in `src/` and checks what they do.
 
-    ``own``: its sources in `kernels/`. ``given``: what it is called with. ``flags``: further ones of the compiler.
+    ``own``: its sources in `tests/`. ``given``: what it is called with. ``flags``: further ones of the compiler.
     """
 
     own: tuple[str, ...]
@@ -235,7 +235,7 @@ class Checker:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of a file of `deploy/setup`, in which ``before`` occurs once."""
+    """A change of a file in `src/` or `include/`, in which ``before`` occurs once."""
 
     file: str
     before: str
@@ -252,20 +252,21 @@ class Ended:
 
 def run(checker: Checker, folder: Path, *flags: str, change: Change | None = None) -> Ended:
     """Compile in ``folder`` with these flags, run, and return how it ended. ``change``: of a copy of the sources."""
-    setup = folder / "setup"
-    setup.mkdir()
-    for path in _SETUP.glob("*.[ch]"):
-        shutil.copy(path, setup)
+    # One folder of both, as a change names a file of either.
+    kernels = folder / "kernels"
+    kernels.mkdir()
+    for path in (*_KERNELS.glob("src/*.c"), *_KERNELS.glob("include/*.h")):
+        shutil.copy(path, kernels)
     if change is not None:
-        code = (setup / change.file).read_text()
+        code = (kernels / change.file).read_text()
         assert code.count(change.before) == 1, f"{change.before!r} is not once in {change.file}"
-        (setup / change.file).write_text(code.replace(change.before, change.after))
+        (kernels / change.file).write_text(code.replace(change.before, change.after))
     for name in _GGML_HEADERS:
         header = folder / "ggml" / name
         header.parent.mkdir(parents=True, exist_ok=True)
         header.write_text('#include "ggml_stand_in.h"\n')
-    sources = [*(_KERNELS / name for name in checker.own), *(setup / name for name in checker.sources)]
-    places = [f"-I{place}" for place in (setup, _KERNELS, folder / "ggml")]
+    sources = [*(_PROGRAMS / name for name in checker.own), *(kernels / name for name in checker.sources)]
+    places = [f"-I{place}" for place in (kernels, _PROGRAMS, folder / "ggml")]
     program = folder / "program"
     command = ["gcc", *_FLAGS, *checker.flags, *flags, *places, *map(str, sources), "-lm", "-o", str(program)]
     subprocess.run(command, check=True, timeout=_LIMIT_S)

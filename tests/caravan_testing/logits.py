@@ -40,8 +40,8 @@ def kinds_of_logits(size: int) -> Iterator[tuple[str, Floats]]:
     yield "NaN at the end", broken
 
 
-_SETUP = Path(__file__).parents[2] / "deploy" / "setup"
-_SOURCES = [str(_SETUP / name) for name in ("draw_rows.c", "draw_weighed.c", "logprob_rows.c")]
+_KERNELS = Path(__file__).parents[2] / "shard" / "kernels"
+_SOURCES = [str(_KERNELS / "src" / name) for name in ("draw_rows.c", "draw_weighed.c", "logprob_rows.c")]
 
 
 @cache
@@ -49,8 +49,8 @@ def compile_row_functions(*flags: str) -> ctypes.CDLL:
     """Compile with these flags of the compiler, and load; once per process, since it takes a second."""
     with TemporaryDirectory() as folder:
         library = Path(folder) / "librow_functions.so"
-        command = ["cc", "-O3", *flags, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *_SOURCES]
-        subprocess.run([*command, "-o", str(library), "-lm"], check=True)
+        command = ["cc", "-O3", *flags, "-Wall", "-Wextra", "-Werror", f"-I{_KERNELS / 'include'}", "-shared", "-fPIC"]
+        subprocess.run([*command, *_SOURCES, "-o", str(library), "-lm"], check=True)
         return ctypes.CDLL(str(library))
 
 

@@ -214,11 +214,11 @@ def test_every_subcommand_exists(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["caravan", "--help"])
     assert main() == 0
-    commands = re.findall(r"^  ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
+    commands = re.findall(r"^  ([a-z-]+) ", capsys.readouterr().out, re.MULTILINE)
     assert "serve" in commands
     for code in _own_code(page):
         # `from caravan import` is Python.
-        assert set(re.findall(r"(?<![\w./-])(?<!from )caravan ([a-z]+)", code)) <= set(commands), code
+        assert set(re.findall(r"(?<![\w./-])(?<!from )caravan ([a-z]+(?:-[a-z]+)*)", code)) <= set(commands), code
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)

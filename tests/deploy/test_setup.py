@@ -107,8 +107,18 @@ def test_a_wheel_of_another_build_replaces_the_one_that_is_installed(
     assert not install.is_installed(new)
 
 
-@pytest.mark.parametrize("name", ["abi.c", "row.h", "llama.cmake", "install.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deploy/setup/install.py",
+        "shard/caravan_shard/llama_wheel.py",
+        "shard/kernels/llama.cmake",
+        "shard/kernels/sources.cmake",
+        "shard/kernels/include/row.h",
+        "shard/kernels/src/abi.c",
+    ],
+)
 def test_make_sets_up_again_once_what_is_compiled_has_changed(name: str) -> None:
-    command = ["make", "--dry-run", "--what-if", f"deploy/setup/{name}", ".venv/.installed"]
+    command = ["make", "--dry-run", "--what-if", name, ".venv/.installed"]
     done = subprocess.run(command, cwd=SETUP.parents[1], capture_output=True, text=True, check=True)
     assert "deploy/setup/install.py" in done.stdout

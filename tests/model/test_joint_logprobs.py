@@ -13,7 +13,7 @@ from caravan_testing.logits import compile_joint_logprobs, kinds_of_logits
 pytestmark = pytest.mark.model
 
 SIZES = (49_152, 262_144, 50_257, 600_001, 300, 65, 8, 1)
-# What `deploy/setup/logprob_rows.c` promises, and what blocks of 128 floats may round in numpy beside that.
+# What `shard/kernels/src/logprob_rows.c` promises, and what blocks of 128 floats may round in numpy beside that.
 EXACT, NUMPY = 2.0**-19, 2.0**-19 + 2.0**-17
 
 

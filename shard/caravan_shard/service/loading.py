@@ -96,7 +96,7 @@ def _load_toy(config: ShardConfig) -> Backend:
 
 
 def _load_llama(config: ShardConfig, read_vocabulary: ReadVocabulary | None) -> Backend:
-    # OpenMP, and `deploy/setup/barrier.c`, read the variable when llama.cpp is loaded. With OpenMP's default (300,000),
+    # OpenMP, and `kernels/src/barrier.c`, read the variable when llama.cpp is loaded. With OpenMP's default (300,000),
     # a step's threads wait for each other's time slices when other processes want the cores: on two cores with two busy
     # processes beside it, a step of 44 ms took more than a second. Sleeping at once slows a quiet host by 40 %.
     os.environ.setdefault("GOMP_SPINCOUNT", str(config.spin_count))
@@ -105,11 +105,14 @@ def _load_llama(config: ShardConfig, read_vocabulary: ReadVocabulary | None) -> 
     from caravan_shard.backends.llama.devices.devices import find_devices, first_devices
     from caravan_shard.backends.llama.devices.plan import checked, plan_load
     from caravan_shard.backends.llama.embeddings.backend import LlamaEmbeddingBackend
+    from caravan_shard.backends.llama.kernels.kernels_abi import warn_of_missing_kernels
     from caravan_shard.backends.llama.model.loading import open_model
     from caravan_shard.backends.llama.model.log import route_llama_log
 
     route_llama_log()
     devices = first_devices(config.rpc_servers)
+    # Before anything else is logged.
+    warn_of_missing_kernels()
     with gpu_turn() if devices else contextlib.nullcontext():
         plan = checked(plan_load(config, find_devices() if devices else []))
         config = plan.config

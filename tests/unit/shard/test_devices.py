@@ -173,7 +173,7 @@ def test_without_servers_the_library_is_not_asked(monkeypatch: pytest.MonkeyPatc
 
 def test_a_library_without_rpc_is_an_error_that_says_how_to_install_one(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeLibrary(has_rpc=False))
-    with pytest.raises(StartupError, match=r"CMAKE_ARGS=-DGGML_RPC=ON pip install .* llama-cpp-python"):
+    with pytest.raises(StartupError, match=r"built with RPC: `caravan build-llama`"):
         rpc.add_rpc_servers(["127.0.0.1:1"])
 
 

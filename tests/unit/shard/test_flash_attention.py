@@ -1,4 +1,4 @@
-"""Flash attention for CPUs (`deploy/setup/flash_attention.c`) against attention in double precision."""
+"""Flash attention for CPUs (`shard/kernels/src/flash_attention.c`) against attention in double precision."""
 
 from contextlib import nullcontext
 from dataclasses import replace

@@ -139,6 +139,7 @@ def _numerics(found: Numerics, room: ShardRoom | None) -> ShardNumerics:
         flash_attention=dict(found.flash_attention),
         same_in_company=False if is_unified and found.same_in_company and not found.exact else found.same_in_company,
         same_in_chunks=found.same_in_chunks,
+        kernels=None if found.kernels is None else found.kernels.value,
     )
 
 

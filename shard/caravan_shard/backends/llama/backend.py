@@ -30,6 +30,7 @@ from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.forward import LlamaForward
 from caravan_shard.backends.llama.kernels.joint_draw import draw_threads, find_joint_draw
 from caravan_shard.backends.llama.kernels.joint_logprobs import find_joint_logprobs
+from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
 from caravan_shard.backends.llama.kernels.row_by_row import ROW_BY_ROW, has_own_kernels
 from caravan_shard.backends.llama.media.projector_file import load_projector
 from caravan_shard.backends.llama.memory.cell_state import StateFormat
@@ -247,6 +248,7 @@ class LlamaCppBackend:
             flash_attention=flash_attention,
             same_in_company=same_in_company,
             same_in_chunks=same_in_chunks,
+            kernels=installed_kernels(),
         )
         _log.info(
             "compared a token's logits alone and together",

@@ -15,7 +15,7 @@ from caravan_dialects.api.admin.descriptions import shard_of
 from caravan_dialects.api.errors import NotLocalError
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.auth.key import ApiKey, digest_of
-from caravan_proto.messages.model import Numerics
+from caravan_proto.messages.model import Kernels, Numerics
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
@@ -446,6 +446,7 @@ async def test_shards_are_listed(service: Service) -> None:
                 flash_attention={"split": False},
                 same_in_company=True,
                 same_in_chunks=None,
+                kernels=Kernels.STOCK,
             ),
             sequences=2,
             used_cells=99,
@@ -480,6 +481,7 @@ async def test_shards_are_listed(service: Service) -> None:
             "flash_attention": {"split": False},
             "same_in_company": True,
             "same_in_chunks": None,
+            "kernels": "stock",
         },
         "sequences": 2,
         "used_cells": 99,

@@ -7,8 +7,6 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-import llama_cpp
-
 # llama.cpp by way of libllama: with LLAMA_CPP_LIB_PATH, llama_cpp._ggml would load a second one.
 from llama_cpp.llama_cpp import _lib as libggml
 
@@ -46,9 +44,7 @@ def _add_server_function() -> Any:
     backend = libggml.ggml_backend_reg_by_name(b"RPC")
     if not backend:
         raise StartupError(
-            "--rpc needs a llama.cpp that is built with RPC: "
-            "CMAKE_ARGS=-DGGML_RPC=ON pip install --force-reinstall --no-deps --no-cache-dir "
-            f"--no-binary llama-cpp-python llama-cpp-python=={llama_cpp.__version__}"
+            "--rpc needs a llama.cpp that is built with RPC: `caravan build-llama` builds and installs one"
         )
     address = libggml.ggml_backend_reg_get_proc_address(ctypes.c_void_p(backend), b"ggml_backend_rpc_add_server")
     return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)

@@ -10,6 +10,7 @@ from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Capacity, FileContents, StartupError
 from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
+from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
 from caravan_shard.backends.llama.model.loading import LoadedModel
 from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.config import ShardConfig
@@ -40,7 +41,9 @@ class LlamaEmbeddingBackend:
         self.gives_candidates = False
         self.media = None
         self.draft_model = None
-        self.numerics = Numerics(fingerprint=_fingerprint(self.facts.fingerprint, config)[:16])
+        self.numerics = Numerics(
+            fingerprint=_fingerprint(self.facts.fingerprint, config)[:16], kernels=installed_kernels()
+        )
         # No cells are saved.
         self.contents = FileContents(loaded.files, lambda _contents: "")
         none = LayoutLimits(

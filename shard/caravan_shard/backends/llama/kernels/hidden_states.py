@@ -1,6 +1,6 @@
 """Takes the last hidden states of a pass, and spares the logits that llama.cpp computes from them.
 
-A function in builds by `deploy/setup` reads them and ends the graph there (`ggml_backend_sched_eval_callback`).
+A function of `shard/kernels` reads them and ends the graph there (`ggml_backend_sched_eval_callback`).
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _FUNCTION = "caravan_take_states"
 
 
 class _States(ctypes.Structure):
-    """Must be `struct caravan_states` of `deploy/setup/take_states.c`."""
+    """Must be `struct caravan_states` of `shard/kernels/src/take_states.c`."""
 
     _fields_ = (("rows", ctypes.c_void_p), ("room", ctypes.c_int64), ("taken", ctypes.c_int64))
 

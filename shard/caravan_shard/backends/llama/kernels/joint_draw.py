@@ -1,4 +1,4 @@
-"""Draws rows with the function that builds by `deploy/setup` add to llama.cpp's backends for CPUs."""
+"""Draws rows with the function of `shard/kernels`."""
 
 import ctypes
 import struct
@@ -14,7 +14,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.sampling.joint_draw import JointDraw, Row, leave_all
 
 _FUNCTION = "caravan_choose_tokens"
-# Must be `struct caravan_row` of `deploy/setup/row.h`.
+# Must be `struct caravan_row` of `shard/kernels/include/row.h`.
 _ROW = struct.Struct("@qN8d")
 # Where devices compute the layers: more threads would take longer to wake up.
 _MOST_BESIDE_DEVICES = 8
@@ -55,6 +55,6 @@ def draw_threads(config: ShardConfig) -> int:
 
 
 def find_joint_draw(threads: int) -> JointDraw:
-    """Return the function of this build of llama.cpp; if it has none, one that leaves all rows."""
+    """Return the function; if there is none, one that leaves all rows."""
     library = library_with(_FUNCTION)
     return leave_all if library is None else LlamaJointDraw(library, threads)

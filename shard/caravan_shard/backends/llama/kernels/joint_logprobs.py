@@ -1,4 +1,4 @@
-"""Computes log probabilities with the function that builds by `deploy/setup` add to llama.cpp's backends for CPUs."""
+"""Computes log probabilities with the function of `shard/kernels`."""
 
 import ctypes
 import struct
@@ -12,7 +12,7 @@ from caravan_shard.backends.llama.kernels.row_functions import address_of, libra
 from caravan_shard.sampling.logprobs import JointLogprobs, LogprobRow, TokenLogprobs, leave_all_logprobs
 
 _FUNCTION = "caravan_logprob_rows"
-# Must be `struct caravan_logprob_row` of `deploy/setup/logprob_rows.c`.
+# Must be `struct caravan_logprob_row` of `shard/kernels/src/logprob_rows.c`.
 _ROW = struct.Struct("@3q")
 _LEFT = -1
 
@@ -49,6 +49,6 @@ class LlamaJointLogprobs:
 
 
 def find_joint_logprobs() -> JointLogprobs:
-    """Return the function of this build of llama.cpp; if it has none, one that leaves all rows."""
+    """Return the function; if there is none, one that leaves all rows."""
     library = library_with(_FUNCTION)
     return leave_all_logprobs if library is None else LlamaJointLogprobs(library)

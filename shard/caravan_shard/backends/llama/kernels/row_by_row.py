@@ -1,7 +1,7 @@
 """Switches off the kernels of ggml's CPU backend that compute several rows of a product together.
 
-They add in another order than the kernels for a single row. Builds by `deploy/setup` have a variable for it
-(`deploy/setup/row_by_row.c`), which is that of the whole process.
+They add in another order than the kernels for a single row. Builds with `shard/kernels` have a variable for it
+(`src/row_by_row.c`), which is that of the whole process.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ ROW_BY_ROW = RowByRow()
 
 
 def has_own_kernels() -> bool:
-    """Whether llama.cpp was built by `deploy/setup`: with the variable, and with our flash attention for CPUs."""
+    """Whether llama.cpp was built with `shard/kernels`: with the variable, and with our flash attention for CPUs."""
     return bool(_variables())
 
 

@@ -1,16 +1,19 @@
-"""What calls of the functions have in common that builds by `deploy/setup` add to llama.cpp's backends for CPUs."""
+"""What calls of the functions of `shard/kernels` have in common."""
 
 import ctypes
 from typing import Any
 
 from numpy.typing import NDArray
 
-from caravan_shard.backends.llama.kernels.cpu_libraries import cpu_libraries
+from caravan_shard.backends.llama.kernels.cpu_libraries import cpu_libraries, row_library
 
 
 def library_with(name: str) -> ctypes.CDLL | None:
-    """Return the library of this build of llama.cpp that has the function; None if none has it."""
-    return next((library for library in cpu_libraries() if hasattr(library, name)), None)
+    """Return the library that has the function, of this build of llama.cpp if it can be; None if none has it."""
+    found = next((library for library in cpu_libraries() if hasattr(library, name)), None)
+    if found is None and (rows := row_library()) is not None and hasattr(rows, name):
+        return rows
+    return found
 
 
 def address_of(values: NDArray[Any] | None) -> int:

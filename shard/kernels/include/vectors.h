@@ -36,9 +36,7 @@ INLINE floats load(const float * from) {
     return loaded;
 }
 
-INLINE void store(float * to, floats stored) {
-    memcpy(to, &stored, sizeof stored);
-}
+INLINE void store(float * to, floats stored) { memcpy(to, &stored, sizeof stored); }
 
 // Return the higher of each pair; of ``one`` where ``other`` is NaN.
 static inline floats higher(floats one, floats other) {

@@ -4,7 +4,7 @@
 
 #include "logits.h"
 
-// Must be what caravan_shard/backends/llama/joint_draw.py has.
+// Must be what caravan_shard/backends/llama/kernels/joint_draw.py has.
 struct caravan_row {
     int64_t index;         // of the row of logits
     const uint8_t * mask;  // a bit for each token that may be chosen, the lowest bit of a byte first; null for all

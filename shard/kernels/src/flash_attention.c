@@ -35,7 +35,8 @@ static const uint16_t * mask_of(const struct attention * call, const struct plac
 }
 
 // Return what any row of a tile sees of ``count`` cells from ``cell`` on. It is masked too if some rows do not see it.
-static struct span span_of_tile(const struct attention * call, const struct place * place, int64_t cell, int64_t count) {
+static struct span span_of_tile(const struct attention * call, const struct place * place, int64_t cell,
+                                int64_t count) {
     if (!call->mask) {
         return (struct span) {~(uint64_t) 0 >> (SPAN - count), 0};
     }

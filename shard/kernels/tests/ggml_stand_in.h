@@ -1,4 +1,4 @@
-// What deploy/setup needs of ggml's headers, so that it can be compiled without llama.cpp. Layouts may differ from ggml's.
+// What the kernels need of ggml's headers, so that it can be compiled without llama.cpp. Layouts may differ from ggml's.
 
 #pragma once
 
@@ -49,7 +49,8 @@ bool ggml_is_contiguous(const struct ggml_tensor * tensor);
 void ggml_backend_tensor_get(const struct ggml_tensor * tensor, void * data, size_t offset, size_t size);
 
 bool llamafile_sgemm(const struct ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const void * a,
-                     int64_t lda, const void * b, int64_t ldb, void * c, int64_t ldc, int a_type, int b_type, int c_type);
+                     int64_t lda, const void * b, int64_t ldb, void * c, int64_t ldc, int a_type, int b_type,
+                     int c_type);
 bool ggml_compute_forward_mul_mat_tiled(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 bool ggml_compute_forward_mul_mat_id_tiled(const struct ggml_compute_params * params, struct ggml_tensor * dst,
                                            int64_t expert, int64_t row_count, const int32_t * rows, char * scratch);

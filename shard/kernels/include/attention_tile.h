@@ -42,9 +42,7 @@ struct tile {
 // from VALUES on the sum of the weighted values.
 enum { HIGHEST = 0, TOTAL = 1, VALUES = LANES };
 
-static inline int64_t sums_size(const struct tile * tile) {
-    return VALUES + tile->value_size;
-}
+static inline int64_t sums_size(const struct tile * tile) { return VALUES + tile->value_size; }
 
 // Whether there is an instruction that converts LANES halves to floats.
 #if defined(__F16C__) || (defined(__ARM_NEON) && defined(__aarch64__))

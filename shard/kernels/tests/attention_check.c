@@ -69,7 +69,8 @@ const struct ggml_type_traits * ggml_get_type_traits(enum ggml_type type) {
 }
 
 bool llamafile_sgemm(const struct ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const void * a,
-                     int64_t lda, const void * b, int64_t ldb, void * c, int64_t ldc, int a_type, int b_type, int c_type) {
+                     int64_t lda, const void * b, int64_t ldb, void * c, int64_t ldc, int a_type, int b_type,
+                     int c_type) {
     (void) params, (void) m, (void) n, (void) k, (void) a, (void) lda, (void) b, (void) ldb, (void) c, (void) ldc;
     (void) a_type, (void) b_type, (void) c_type;
     return true;
@@ -128,7 +129,7 @@ static void fill_mask(struct ggml_tensor * mask, int kind) {
     uint16_t * half = mask->data;
     for (int64_t at = 0; at < cells * rows * mask->ne[3]; at++) {
         const int64_t cell = at % cells, row = at / cells % rows, end = cells - rows + row;
-        const int is_hidden = kind == SCATTERED     ? below(rows + 1) != 0
+        const int is_hidden = kind == SCATTERED    ? below(rows + 1) != 0
                               : kind == EMPTY_ROWS ? row % 2 == 0 || cell > end
                                                    : cell > end || (kind == WINDOW && cell <= end - window);
         half[at] = is_hidden ? HIDDEN_HALF : kind == BIASED ? (uint16_t) (0x8000 | ONE_HALF | below(64)) : 0;
@@ -157,7 +158,7 @@ static void check_row(const struct ggml_tensor * results, int64_t row, int64_t h
     const int64_t group = q->ne[2] / k->ne[2], cells = k->ne[1], size = v->ne[0];
     const double cap = (double) results->op_params[2], slope = bias_slope(results, head);
     double highest = -INFINITY, total = 0.0;
-    double * weights = room((size_t) cells * sizeof *weights), * sums = room((size_t) size * sizeof *sums);
+    double *weights = room((size_t) cells * sizeof *weights), *sums = room((size_t) size * sizeof *sums);
     for (int64_t cell = 0; cell < cells; cell++) {
         double score = 0.0;
         for (int64_t at = 0; at < q->ne[0]; at++) {
@@ -187,7 +188,10 @@ static void check_row(const struct ggml_tensor * results, int64_t row, int64_t h
 }
 
 static void * compute(void * given) {
-    struct { struct ggml_compute_params params; struct ggml_tensor * results; } * own = given;
+    struct {
+        struct ggml_compute_params params;
+        struct ggml_tensor * results;
+    } * own = given;
     caravan_flash_attn_ext(&own->params, own->results);
     return NULL;
 }
@@ -195,7 +199,10 @@ static void * compute(void * given) {
 static void compute_by_all(struct ggml_tensor * results, size_t bytes, int threads) {
     struct ggml_threadpool pool = {.threads = threads};
     void * memory = room(bytes);
-    struct { struct ggml_compute_params params; struct ggml_tensor * results; } own[MOST_THREADS];
+    struct {
+        struct ggml_compute_params params;
+        struct ggml_tensor * results;
+    } own[MOST_THREADS];
     pthread_t running[MOST_THREADS];
     for (int thread = 0; thread < threads; thread++) {
         own[thread].params = (struct ggml_compute_params) {thread, threads, bytes, memory, &pool, false};

@@ -5,7 +5,7 @@
 
 #include "ggml-backend.h"
 
-// Must be what caravan_shard/backends/llama/hidden_states.py has.
+// Must be what caravan_shard/backends/llama/kernels/hidden_states.py has.
 struct caravan_states {
     void * rows;    // room for the states
     int64_t room;   // bytes of it
@@ -18,11 +18,11 @@ __attribute__((visibility("default"))) bool caravan_take_states(struct ggml_tens
         return strcmp(node->name, "result_norm") == 0;
     }
     struct caravan_states * states = data;
-    const int64_t bytes = (int64_t)ggml_nbytes(node);
+    const int64_t bytes = (int64_t) ggml_nbytes(node);
     const bool fits = node->type == GGML_TYPE_F32 && ggml_is_contiguous(node) && bytes <= states->room;
     states->taken = fits ? bytes : -1;
     if (fits) {
-        ggml_backend_tensor_get(node, states->rows, 0, (size_t)bytes);
+        ggml_backend_tensor_get(node, states->rows, 0, (size_t) bytes);
     }
     return false;
 }

@@ -7,7 +7,7 @@
 
 #include "weights.h"
 
-// Must be what caravan_shard/backends/llama/joint_logprobs.py has.
+// Must be what caravan_shard/backends/llama/kernels/joint_logprobs.py has.
 struct caravan_logprob_row {
     int64_t index;  // of the row of logits
     int64_t token;
@@ -20,7 +20,7 @@ struct likely {
 };
 
 static int is_behind(const void * one, const void * other) {
-    const struct likely * left = one, * right = other;
+    const struct likely *left = one, *right = other;
     if (left->logit != right->logit) {
         return left->logit < right->logit ? 1 : -1;
     }

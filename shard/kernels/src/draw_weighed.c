@@ -55,8 +55,8 @@ int32_t caravan_draw_of_all(const struct logits * logits, const struct caravan_r
         for (int lane = 0; lane < LANES; lane++) {
             const double next = sum + own[lane];
             if (next > target) {
-                const int is_sure = target - sum > doubt(sum, weights.total)
-                                    && next - target > doubt(next, weights.total);
+                const int is_sure =
+                    target - sum > doubt(sum, weights.total) && next - target > doubt(next, weights.total);
                 return is_sure ? (int32_t) (id + lane) : -1;
             }
             sum = next;
@@ -91,8 +91,8 @@ static int find_near(const struct logits * logits, const struct scaling * scalin
                 const float scaled = (own[lane] - scaling->highest) / scaling->temperature;
                 const float bin = -scaled * (BINS / reach);
                 struct candidate * candidate = &found->all[found->count++];
-                *candidate = (struct candidate) {
-                    scaled, weights[lane], (int32_t) (id + lane), (int16_t) (bin < BINS ? bin : BINS - 1), DROPPED};
+                *candidate = (struct candidate) {scaled, weights[lane], (int32_t) (id + lane),
+                                                 (int16_t) (bin < BINS ? bin : BINS - 1), DROPPED};
                 found->bins[candidate->bin] += weights[lane];
                 found->total += weights[lane];
             }
@@ -102,7 +102,8 @@ static int find_near(const struct logits * logits, const struct scaling * scalin
 }
 
 static int is_less_likely(const void * one, const void * other) {
-    const float left = (*(struct candidate * const *) one)->scaled, right = (*(struct candidate * const *) other)->scaled;
+    const float left = (*(struct candidate * const *) one)->scaled,
+                right = (*(struct candidate * const *) other)->scaled;
     return left < right ? 1 : left > right ? -1 : 0;
 }
 

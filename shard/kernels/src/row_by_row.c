@@ -13,10 +13,10 @@
 __attribute__((visibility("default"))) int caravan_row_by_row = 0;
 
 bool caravan_sgemm(const struct ggml_compute_params * params, int64_t m, int64_t n, int64_t k, const void * a,
-                   int64_t lda, const void * b, int64_t ldb, void * c, int64_t ldc, int a_type, int b_type, int c_type) {
+                   int64_t lda, const void * b, int64_t ldb, void * c, int64_t ldc, int a_type, int b_type,
+                   int c_type) {
 #ifdef GGML_USE_LLAMAFILE
-    return !caravan_row_by_row &&
-           llamafile_sgemm(params, m, n, k, a, lda, b, ldb, c, ldc, a_type, b_type, c_type);
+    return !caravan_row_by_row && llamafile_sgemm(params, m, n, k, a, lda, b, ldb, c, ldc, a_type, b_type, c_type);
 #else
     return false;
 #endif

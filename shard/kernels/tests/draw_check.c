@@ -55,7 +55,7 @@ static struct caravan_row drawn_row(int64_t index, int64_t size) {
 static int64_t check_step(int64_t size, int64_t count) {
     float * logits = room((size_t) (count * size) * sizeof *logits);
     struct caravan_row * rows = room((size_t) count * sizeof *rows);
-    int32_t * tokens = room((size_t) count * sizeof *tokens), * shared = room((size_t) count * sizeof *shared);
+    int32_t *tokens = room((size_t) count * sizeof *tokens), *shared = room((size_t) count * sizeof *shared);
     for (int64_t at = 0; at < count; at++) {
         fill_row(logits + at * size, size);
         rows[at] = drawn_row(count - 1 - at, size);

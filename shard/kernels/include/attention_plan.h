@@ -20,34 +20,28 @@ struct attention {
     const struct ggml_tensor * sinks;  // null: none
     struct ggml_tensor * results;
     float scale;
-    float cap;              // of the scores; 0: none
-    float max_bias;         // of ALiBi (Press et al. 2021, arXiv:2108.12409); 0: the mask is the same for all heads
-    int64_t group;          // heads of queries for each head of keys
-    int64_t heads;          // of a tile
-    int64_t rows;           // of a tile, for each head
+    float cap;       // of the scores; 0: none
+    float max_bias;  // of ALiBi (Press et al. 2021, arXiv:2108.12409); 0: the mask is the same for all heads
+    int64_t group;   // heads of queries for each head of keys
+    int64_t heads;   // of a tile
+    int64_t rows;    // of a tile, for each head
     int64_t tiles_of_group;
     int64_t tiles_of_rows;
     int64_t tiles;
     int64_t parts;
-    float * shared;         // [stream, row, head][part][sums_size]; null: one thread computes all parts of a tile
+    float * shared;  // [stream, row, head][part][sums_size]; null: one thread computes all parts of a tile
     // Of a thread:
     struct tile tile;
-    float * block;          // [BLOCK_CELLS][key_size or value_size]
+    float * block;  // [BLOCK_CELLS][key_size or value_size]
     const uint16_t * vectors[BLOCK_CELLS];
-    float * whole;          // [rows * heads][sums_size]: the parts so far
+    float * whole;  // [rows * heads][sums_size]: the parts so far
 };
 
-static int64_t lesser(int64_t one, int64_t other) {
-    return one < other ? one : other;
-}
+static int64_t lesser(int64_t one, int64_t other) { return one < other ? one : other; }
 
-static int64_t pieces(int64_t whole, int64_t piece) {
-    return (whole + piece - 1) / piece;
-}
+static int64_t pieces(int64_t whole, int64_t piece) { return (whole + piece - 1) / piece; }
 
-static int64_t whole_vectors(int64_t size) {
-    return pieces(size, LANES) * LANES;
-}
+static int64_t whole_vectors(int64_t size) { return pieces(size, LANES) * LANES; }
 
 static int is_supported(const struct attention * call) {
     const struct ggml_tensor *q = call->queries, *k = call->keys, *v = call->values, *mask = call->mask;

@@ -37,8 +37,8 @@ static inline floats logits_from(const struct logits * logits, int64_t id) {
     if (logits->mask) {
         int32_t bits = logits->mask[id / 8];
 #if LANES == 16
-        const masks lanes = {1, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7, 1 << 8,
-                             1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
+        const masks lanes = {1,      1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
+                             1 << 8, 1 << 9, 1 << 10, 1 << 11, 1 << 12, 1 << 13, 1 << 14, 1 << 15};
         bits |= logits->mask[id / 8 + 1] << 8;
 #elif LANES == 8
         const masks lanes = {1, 1 << 1, 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6, 1 << 7};

@@ -43,11 +43,11 @@ static inline void * room(size_t bytes) {
     return memory;
 }
 
-#define CHECK(holds, ...)                        \
-    do {                                         \
-        if (!(holds)) {                          \
-            fprintf(stderr, "wrong: " __VA_ARGS__); \
-            fprintf(stderr, "\n");               \
-            exit(1);                             \
-        }                                        \
+#define CHECK(holds, ...)                                                                                              \
+    do {                                                                                                               \
+        if (!(holds)) {                                                                                                \
+            fprintf(stderr, "wrong: " __VA_ARGS__);                                                                    \
+            fprintf(stderr, "\n");                                                                                     \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
     } while (0)
