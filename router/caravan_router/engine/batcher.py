@@ -56,6 +56,7 @@ from caravan_scheduler.events import (
     ShardDraining,
     Submitted,
     Taken,
+    ThoughtEndRequested,
     Tick,
 )
 from caravan_scheduler.scheduler import Scheduler
@@ -289,6 +290,7 @@ class Batcher:
         request_id = next(self._request_ids)
         stream = RequestStream(
             lambda: self._cancel(request_id),
+            lambda: self._owner_of(request_id).post(ThoughtEndRequested(request_id)),
             lambda: self._owner_of(request_id).scheduler.standing_of(request_id),
             trace,
         )

@@ -18,11 +18,16 @@ class RequestStream:
     def __init__(
         self,
         on_close: Callable[[], None],
+        on_end_thought: Callable[[], None],
         ask: Callable[[], Standing],
         trace: GenerationTrace,
     ) -> None:
-        """``on_close`` releases the sequence; ``ask`` says where it is until it has ended."""
+        """``on_close`` releases the sequence, ``on_end_thought`` ends its thought.
+
+        ``ask`` says where it is until it has ended.
+        """
         self._on_close = on_close
+        self._on_end_thought = on_end_thought
         self._ask = ask
         # Not read yet.
         self._tokens: list[GeneratedToken] = []
@@ -104,6 +109,11 @@ class RequestStream:
         # It is done if the consumer was cancelled.
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def end_thought(self) -> None:
+        """Let the thought end with the tokens that it has. After the end of the stream this does nothing."""
+        if not (self._ended or self._closed):
+            self._on_end_thought()
 
     def close(self) -> None:
         """Stop reading. Before the end this releases the sequence, afterwards it does nothing."""

@@ -150,6 +150,8 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     "auto", the default, and "deepseek" return it as ``reasoning_content``. ``include_reasoning`` (vLLM's): false leaves
     reasoning out of the reply; it is generated, and counted.
 
+    ``reasoning_control`` (llama-server's): true lets ``/v1/chat/completions/control`` end the reasoning.
+
     ``chat_template_kwargs``: further variables of the chat template; those that it does not read are ignored.
     ``enable_thinking`` or ``thinking`` false also switches off the reasoning of a model whose template has no such
     option.
@@ -176,6 +178,7 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     reasoning_budget_tokens: int | None = None
     thinking_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
+    reasoning_control: bool | None = None
     reasoning: ReasoningOptions | None = None
     thinking: ThinkingOptions | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
