@@ -19,7 +19,7 @@ from caravan_router.http.ollama import making as ollama_making
 from caravan_router.http.ollama import models as ollama_models
 from caravan_router.http.ollama import pulling as ollama_pulling
 from caravan_router.http.ollama import routes as ollama
-from caravan_router.http.openai import audio, chat, completions, embeddings, models, requests, scoring
+from caravan_router.http.openai import audio, chat, completions, decisions, embeddings, models, requests, scoring
 from caravan_router.http.openai.conversations import branches
 from caravan_router.http.openai.conversations import routes as conversations
 from caravan_router.http.openai.responses import routes as responses
@@ -40,6 +40,7 @@ ROUTES: tuple[Route, ...] = (
     *branches.ROUTES,
     *audio.ROUTES,
     *embeddings.ROUTES,
+    *decisions.ROUTES,
     *scoring.ROUTES,
     *model_lists.ROUTES,
     *models.ROUTES,

@@ -96,7 +96,7 @@ def _append(
     eog_ids = backend.facts.eos_token_ids
     tokens, choices, logits = drawn
     wanted = [
-        LogprobRow(place, token, choice.parameters.top_n_tokens)
+        LogprobRow(place, token, choice.parameters.top_n_tokens, choice.parameters.score_token_ids)
         for place, (token, choice) in enumerate(zip(tokens, choices, strict=True))
         if choice.parameters.logprobs
     ]
@@ -121,8 +121,9 @@ def _append(
         rows.specials.append(piece.special)
         rows.finish_reasons.append(reason)
         if with_logprobs:
-            asked = choices[index].parameters.logprobs
-            _add_logprobs(rows, next(logprobs) if asked else _NO_LOGPROBS, backend.vocabulary)
+            asked = choices[index].parameters
+            found = next(logprobs) if asked.logprobs else _NO_LOGPROBS
+            _add_logprobs(rows, found, asked.score_token_ids, backend.vocabulary)
 
 
 def _choice(sequence: ShardSequence, eog_ids: frozenset[int], logits: Floats) -> Choice:
@@ -177,12 +178,13 @@ def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int])
     return None
 
 
-def _add_logprobs(rows: TokenRows, found: TokenLogprobs, vocabulary: Vocabulary) -> None:
+def _add_logprobs(rows: TokenRows, found: TokenLogprobs, scored: Sequence[int], vocabulary: Vocabulary) -> None:
+    shown = scored or found.top_ids
     rows.logprobs.append(found.chosen)
-    rows.top_counts.append(len(found.top_ids))
-    rows.top_token_ids.extend(found.top_ids)
-    rows.top_logprobs.extend(found.top)
-    for top_id in found.top_ids:
+    rows.top_counts.append(len(shown))
+    rows.top_token_ids.extend(shown)
+    rows.top_logprobs.extend(found.others if scored else found.top)
+    for top_id in shown:
         piece = vocabulary.piece(top_id)
         rows.top_pieces.append(piece.data)
         rows.top_specials.append(piece.special)
