@@ -77,13 +77,14 @@ check: lint $(DEMO_MODEL) $(CLIENT) ## run lint, and the tests of `make test` wi
 	$(PYTEST) --cov --cov-report=
 	$(BIN)/coverage report --include='*/caravan_scheduler/*' --fail-under=95
 
-lint: $(INSTALLED) ## check format, lint rules, types, import rules, .proto files and spelling
+lint: $(INSTALLED) ## check format, lint rules, types, import rules, .proto files, spelling and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/codespell
+	$(BIN)/python docs/wording.py
 
 format: $(INSTALLED) ## format the code and fix lint findings where possible
 	$(BIN)/ruff format .
@@ -116,7 +117,7 @@ chaos: MINUTES = 10
 chaos: $(INSTALLED) $(DEMO_MODEL) ## break shards and their links at random under load for MINUTES; check texts and times; ARGS: more flags
 	PYTHONPATH=tests $(BIN)/python -m chaos.chaos --minutes $(MINUTES) $(ARGS)
 
-screenshots: $(INSTALLED) $(DEMO_MODEL) .cache/clients/page/.installed ## take the pictures of docs/page.md (apt-get install chromium)
+screenshots: $(INSTALLED) $(DEMO_MODEL) .cache/clients/page/.installed ## take the screenshots of docs/page.md (apt-get install chromium)
 	PYTHONPATH=tests $(BIN)/python -m caravan_testing.screenshots
 
 clean: ## remove the virtual environment and everything downloaded or built here

@@ -1,4 +1,4 @@
-"""Caravan in a program of one's own: a model in this process, without HTTP and gRPC. Sits above router and shard."""
+"""Caravan in your program: a model in its process, without HTTP and gRPC. Sits above router and shard."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

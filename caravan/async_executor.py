@@ -172,9 +172,9 @@ class AsyncConversation(_Remote[Conversation], AsyncClosing):
 class AsyncExecutor(_Remote[Executor], AsyncClosing):
     """`Executor` for asyncio: the same calls with the same meaning, awaited. Use it as an asynchronous context manager.
 
-    The model has a thread of its own, where calls run one after another, so that the event loop never waits for a step.
+    The model has its own thread, where calls run one after another, so that the event loop never waits for a step.
     Tasks of any number of event loops may use it. A call that is cancelled before it starts changes nothing. One that
-    runs is waited for, and what it did stays, but for a conversation that it made, which is closed.
+    runs is waited for, and what it did stays, except a conversation that it made, which is closed.
     """
 
     def __init__(self, model: str | Path, **options: Unpack[ModelOptions]) -> None:

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 class AsyncLLM(ModelCalls):
     """`LLM` for asyncio: the same calls with the same meaning, awaited. Use it as an asynchronous context manager.
 
-    The model runs on a thread of its own, so that it and the event loop do not wait for each other. Cancelling a call
+    The model runs on its own thread, so that it and the event loop do not wait for each other. Cancelling a call
     ends its generations.
     """
 

@@ -1,4 +1,4 @@
-"""Pictures and sounds of a program in messages, as the parts that the HTTP API has for them."""
+"""A program's images and audio in messages, as the parts that the HTTP API has for them."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ _KEYS = ("image", "image_pil", "audio")
 
 
 def portable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return ``messages`` with each picture and sound of a program as a part that JSON can hold.
+    """Return ``messages`` with each image and audio clip of a program as a part that JSON can hold.
 
-    In the content of a message, that is a picture of Pillow's, a `Picture`, a `Sound`, the path of a file or its bytes:
+    In the content of a message, that is a Pillow image, a `Picture`, a `Sound`, the path of a file or its bytes:
     as a part by itself, or as ``{"type": "image", "image": ...}`` and ``{"type": "audio", "audio": ...}``. A text by
     itself is a part, too. Raises RequestError, OSError.
     """

@@ -19,18 +19,18 @@ from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.errors import TextTooLongError
 from caravan_scheduler.core.media import MediaPrompt
-from caravan_scheduler.core.media_tokens import MediaTokens
+from caravan_scheduler.core.prompt_media import MediaTokens
 from caravan_shard.backends.base import Backend, Vocabulary
 
 
 class ChatPrompts:
-    """Renders messages on an event loop of its own, which has the renderer's processes; `close` ends them.
+    """Renders messages on its own event loop, which has the renderer's processes; `close` ends them.
 
     Any thread may call it, one at a time.
     """
 
     def __init__(self, backend: Backend, max_tokenize_bytes: int) -> None:
-        """``max_tokenize_bytes``: most bytes of a text to tokenize."""
+        """``max_tokenize_bytes``: maximum bytes of a text to tokenize."""
         model = model_facts(backend, max_tokenize_bytes=max_tokenize_bytes)
         self._context = _Context(
             limits=LIMITS,
@@ -83,7 +83,7 @@ class _Texts:
     async def tokenize_parts(
         self, parts: MediaPrompt, *, add_special: bool = True, parse_special: bool = True
     ) -> MediaTokens:
-        raise NotImplementedError("the messages of an executor are text: its model's facts tell of no media")
+        raise NotImplementedError("the messages of an executor are text: its model's facts name no media")
 
     async def detokenize(self, token_ids: Sequence[int]) -> TokenizedText:
         pieces = [self._vocabulary.piece(token) for token in token_ids]

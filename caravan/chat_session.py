@@ -113,7 +113,7 @@ class AsyncChatSession:
         return data
 
     def fork(self) -> "AsyncChatSession":
-        """Return a session of its own with the same messages. Nothing is computed."""
+        """Return a new session with the same messages. Nothing is computed."""
         return AsyncChatSession(self._llm, self._state)
 
     async def respond(
@@ -263,5 +263,5 @@ class ChatSession(Twin[AsyncChatSession]):
         return self._awaited.messages
 
     def fork(self) -> "ChatSession":
-        """Return a session of its own with the same messages. Nothing is computed."""
+        """Return a new session with the same messages. Nothing is computed."""
         return ChatSession(self._llm, self._awaited._state)

@@ -28,8 +28,8 @@ from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
 from caravan.token import Token
 from caravan_dialects.text.detokenize import display_text
-from caravan_scheduler.core.common_length import common_length
 from caravan_scheduler.core.prompt_media import is_cell, text_ids
+from caravan_scheduler.core.tokens import common_length
 from caravan_shard.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Conversation(Closing):
 
     @property
     def tokens(self) -> list[int]:
-        """All token ids, those that wait included. Each cell of a picture or sound has a number above all ids."""
+        """All token ids, those that wait included. Each cell of an image or audio has a number above all ids."""
         return list(self._tokens)
 
     @property
@@ -115,9 +115,9 @@ class Conversation(Closing):
         return b"".join(piece.data for piece in pieces if not piece.special).decode("utf-8", "replace")
 
     def prompt(self, prompt: Promptable, *, all_logits: bool = False) -> None:
-        """Append a text, a token, a picture, a sound, or several of them, which the next `Executor.infer` computes.
+        """Append a text, a token, an image, audio, or several of them, which the next `Executor.infer` computes.
 
-        A picture is one of Pillow's or a `Picture`. Before a first text or picture comes what the model puts before
+        An image is one of Pillow's or a `Picture`. Before a first text or image comes what the model puts before
         every text. ``all_logits``: keep the logits after each of these tokens, not after the last one only. An empty
         list asks for the logits of a conversation that was cut back. Raises AlreadyPrompted, TooLong, RequestError.
         """
@@ -155,7 +155,7 @@ class Conversation(Closing):
         """Let it have the prompt that `LLM.chat` makes of all ``messages``; `Executor.infer` computes what is new.
 
         Its tokens stay as far as they stand for the same text, also where the tokenizer would split a reply otherwise;
-        those behind are replaced. ``add_generation_prompt``: open the assistant's turn at the end; None for the rule of
+        later ones are replaced. ``add_generation_prompt``: open the assistant's turn at the end; None for the rule of
         `LLM.chat`, by which the model continues an assistant's message at the end. All tokens count as the prompt, not
         as outputs. Raises AlreadyPrompted, TooLong, RequestError.
         """
@@ -170,7 +170,7 @@ class Conversation(Closing):
         self._outputs = [False] * len(tokens)
 
     def logits(self, offset: int = 0) -> NDArray[np.float32]:
-        """Return the logits [vocabulary] after the last token but ``offset``, in an array of its own.
+        """Return the logits [vocabulary] after the last token but ``offset``, in a new array.
 
         Raises NeedsInfer, NeedsPrompt, and IndexError if the logits after that token were not kept.
         """
@@ -183,7 +183,7 @@ class Conversation(Closing):
     def sample(self, sampler: Sampler = GREEDY, *, offset: int = 0) -> Token:
         """Choose the token that follows, by parameters or by a function of the logits; append nothing.
 
-        Of `SamplingParams`, those count that choose a token: the draw depends on ``seed`` and the number of tokens, as
+        Of `SamplingParams`, those count that choose a token: sampling depends on ``seed`` and the number of tokens, as
         in the server. Raises NeedsInfer, NeedsPrompt, RequestError.
         """
         logits, backend = self.logits(offset), self._executor.backend
@@ -234,7 +234,7 @@ class Conversation(Closing):
     def rewind(self, count: int) -> None:
         """Remove the last ``count`` tokens.
 
-        Raises NeedsInfer, ValueError if there are fewer, and RequestError if that leaves part of a picture that the
+        Raises NeedsInfer, ValueError if there are fewer, and RequestError if that leaves part of an image that the
         model reads as a whole only.
         """
         self._check_computed()
@@ -248,7 +248,7 @@ class Conversation(Closing):
             self._logits = None
 
     def shift_left(self, count: int, keep: int = 0) -> None:
-        """Remove ``count`` tokens behind the first ``keep``; all behind them are computed again by `Executor.infer`.
+        """Remove ``count`` tokens after the first ``keep``; all after them are computed again by `Executor.infer`.
 
         Raises NeedsInfer, and ValueError if there are fewer tokens.
         """
@@ -258,7 +258,7 @@ class Conversation(Closing):
         self.modify(lambda tokens: tokens[:keep] + tokens[keep + count :])
 
     def modify(self, edit: Callable[[list[int]], Sequence[int]]) -> None:
-        """Replace the tokens by what ``edit`` returns for them. Tokens behind the common prefix are computed again.
+        """Replace the tokens by what ``edit`` returns for them. Tokens after the common prefix are computed again.
 
         Raises NeedsInfer, TooLong, RequestError.
         """
@@ -349,7 +349,7 @@ class Conversation(Closing):
         self._logits = saved.logits if len(saved.logits) else None
 
     def _become(self, tokens: list[int]) -> None:
-        """Have ``tokens``, of which those behind the common prefix are computed again."""
+        """Have ``tokens``, of which those after the common prefix are computed again."""
         common = common_length(tokens, self._tokens)
         self._executor.trim(self, common)
         self._outputs = self._outputs[:common] + [False] * (len(tokens) - common)

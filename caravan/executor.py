@@ -59,7 +59,7 @@ class _Part:
 class Executor(Closing):
     """A GGUF model in this process, whose conversations wait until `infer` is called.
 
-    Only the thread that makes it may use it: see `AsyncExecutor` for a model with a thread of its own.
+    Only the thread that makes it may use it: see `AsyncExecutor` for a model with its own thread.
     Use it as a context manager, or `close` it. There may be more conversations than sequences: those that hold no cells
     cost memory for their tokens and logits alone.
     """
@@ -250,7 +250,7 @@ class Executor(Closing):
         if (batch.model_fingerprint, batch.vocabulary_size) != (contents.model, self.vocabulary_size):
             raise StateError("the saved conversation belongs to another model")
         if batch.media and batch.media_fingerprint != contents.projector:
-            raise StateError("the saved conversation has pictures or sounds of another projector")
+            raise StateError("the saved conversation has images or audio of another projector")
         try:
             batch = batch.with_cells(self.media.numbers_of(batch.media))
         except RequestError as error:

@@ -18,7 +18,7 @@ from caravan_dialects.api.generation.checks import check_positive
 from caravan_dialects.api.openai.stopping import stopping_of, text_options_of
 from caravan_dialects.text.assembler import Assembler, Piece, TextOptions
 from caravan_proto.messages.results import FinishReason
-from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.generation import StoppingParams
 from caravan_scheduler.core.tokens import GeneratedToken
 from caravan_shard.backends.base import Backend
 

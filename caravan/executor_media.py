@@ -1,6 +1,6 @@
-"""The pictures and sounds in the prompts of an executor's conversations.
+"""The images and audio in the prompts of an executor's conversations.
 
-Among the tokens of a conversation, each cell of a medium has a number of its own, as in the server's router. A list of
+Among the tokens of a conversation, each cell of a medium has its own number, as in the server's router. A list of
 tokens says by that which media it has, however it was made of others.
 """
 
@@ -70,9 +70,9 @@ class ExecutorMedia:
     def _encoder(self, media: Media) -> MediaEncoder:
         encoder = self._backend.media
         if encoder is None or not _reads(encoder.facts, media):
-            verb = "see" if isinstance(media, Picture) else "hear"
+            kind = "images" if isinstance(media, Picture) else "audio"
             raise RequestError(
-                f"{self._backend.facts.name} does not {verb}: open it with a projector (mmproj) that does"
+                f"{self._backend.facts.name} does not read {kind}: open it with a projector (mmproj) that does"
             )
         return encoder
 
@@ -84,10 +84,10 @@ class ExecutorMedia:
                 at += 1
                 continue
             if tokens[at] not in self._cells:
-                raise RequestError(f"no conversation has a picture or sound with the cell {tokens[at]}")
+                raise RequestError(f"no conversation has an image or audio with the cell {tokens[at]}")
             cell, count = self._cells[tokens[at]], self._run(tokens, at)
             if self._is_atomic and (cell.place > 0 or count < cell.slice.count):
-                raise RequestError("this model reads a picture or sound as a whole, or not at all")
+                raise RequestError("this model reads an image or audio as a whole, or not at all")
             at += count
 
     @property
@@ -141,7 +141,7 @@ class ExecutorMedia:
             try:
                 slices = self._encoder(media).encode(shape_of(media), content_of(media))
             except EncodingError as error:
-                raise GenerationError(f"a picture or sound could not be encoded: {error}") from None
+                raise GenerationError(f"an image or audio could not be encoded: {error}") from None
             self._store.put(media_id, slices)
         return slices
 

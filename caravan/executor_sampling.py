@@ -56,7 +56,7 @@ def choose(
 
 
 def _no_logits() -> GenerationError:
-    return GenerationError("the model computed no finite logits behind these tokens")
+    return GenerationError("the model computed no finite logits after these tokens")
 
 
 def _processed(logits: Floats, params: SamplingParams, output: Sequence[int]) -> Floats | None:

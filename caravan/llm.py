@@ -51,7 +51,7 @@ class LLM(BlockingCalls[ModelCalls]):
     apply_chat_template = blocking(ModelCalls.apply_chat_template)
 
     def chat_session(self, messages: Messages = (), **options: Unpack[SessionOptions]) -> ChatSession:
-        """Return a conversation that keeps its turns; it begins with ``messages``, behind a message of the ``system``.
+        """Return a conversation that keeps its turns; it begins with ``messages``, after a message of the ``system``.
 
         ``tools``, ``chat_template_kwargs`` and ``adapter`` are those of all turns: see `chat`.
         """

@@ -1,4 +1,4 @@
-"""What counts as a picture or a sound in a prompt."""
+"""What counts as an image or audio in a prompt."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,7 +9,7 @@ __all__ = ["Picture", "PillowImage", "PromptMedia", "Sound", "media_of"]
 
 @runtime_checkable
 class PillowImage(Protocol):
-    """A picture of Pillow's, which this package does not need."""
+    """A Pillow image, which this package does not need."""
 
     @property
     def size(self) -> tuple[int, int]: ...
@@ -21,7 +21,7 @@ PromptMedia = Picture | Sound | PillowImage
 
 
 def media_of(value: Any) -> Media | None:
-    """Return the picture or sound that ``value`` is; None if it is neither."""
+    """Return the image or audio that ``value`` is; None if it is neither."""
     if isinstance(value, Picture | Sound):
         return value
     if isinstance(value, PillowImage):

@@ -1,4 +1,4 @@
-"""Files of the pictures and sounds of a program."""
+"""Files of a program's images and audio."""
 
 import io
 import struct
@@ -11,17 +11,17 @@ from caravan_scheduler.core.media import SAMPLE_BYTES, Picture
 
 
 def file_of(value: Any) -> bytes:
-    """Return a picture or a sound as a file. Raises RequestError if ``value`` is neither."""
+    """Return an image or audio as a file. Raises RequestError if ``value`` is neither."""
     if isinstance(value, PillowImage):
         return _saved(value)
     media = media_of(value)
     if media is None:
-        raise RequestError(f"a part of a message is a text, a picture, a sound or an object. Given: {value!r:.80}")
+        raise RequestError(f"a part of a message is a text, an image, audio or an object. Given: {value!r:.80}")
     return _wav(media) if isinstance(media, Sound) else _png(media)
 
 
 def _saved(image: Any) -> bytes:
-    """Return a picture of Pillow's as a file; what is transparent stays so, for the model's server to decide."""
+    """Return a Pillow image as a file; what is transparent stays transparent, for the model's server to decide."""
     data = io.BytesIO()
     (image if image.mode in ("RGB", "RGBA", "L") else image.convert("RGBA")).save(data, "PNG")
     return data.getvalue()

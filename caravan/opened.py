@@ -1,4 +1,4 @@
-"""A model that runs on a thread of its own, until it is closed or the program ends."""
+"""A model that runs on its own thread, until it is closed or the program ends."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from caravan.background import BackgroundLoop
 
 
 class OpenedModel:
-    """Opens a model. Whoever makes it closes it."""
+    """Opens a model. The code that makes it closes it."""
 
     def __init__(self, model: str | Path, options: Mapping[str, Any]) -> None:
         """Load the model. Raises ModelError, and TypeError or ValueError for options."""

@@ -15,7 +15,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool that was offered. ``arguments`` is the JSON text that the model wrote."""
+    """A call to a tool that was offered. ``arguments`` is the JSON text that the model wrote."""
 
     id: str
     name: str

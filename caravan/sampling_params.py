@@ -26,7 +26,7 @@ LogitsProcessor = Callable[[list[int], Any], Any]
 
 
 class ChoiceParameters(TypedDict, total=False):
-    """What one of several outputs of a prompt has of its own; the fields mean what those of `SamplingParams` mean."""
+    """What only one of several outputs of a prompt has; the fields mean what those of `SamplingParams` mean."""
 
     temperature: float
     top_p: float
@@ -59,7 +59,7 @@ class ChoiceParameters(TypedDict, total=False):
 class SamplingParams:
     """How tokens are chosen and when an output ends. Names, defaults and meaning are vLLM's.
 
-    ``max_tokens``: None for all that fit in the context. ``seed``: equal seeds draw equal tokens; None draws a new one.
+    ``max_tokens``: None for all that fit in the context. ``seed``: equal seeds sample equal tokens; None: a new one.
     ``logprobs``, ``prompt_logprobs``: how many alternatives each token has beside its own log probability; None for no
     log probabilities. ``n``: outputs for each prompt, which share the computation of the prompt. ``top_k``: 0 or -1 for
     all tokens.
@@ -74,7 +74,7 @@ class SamplingParams:
     sets; ``n`` may then be left out.
 
     ``logits_processors``: functions of the program that change the logits before everything else, in this process only.
-    Each gets the ids of the output so far and the logits, a float32 array [vocabulary] of its own, and returns logits.
+    Each gets the ids of the output so far and the logits, a new float32 array [vocabulary], and returns logits.
     They run on the model's thread, which waits for them, and must not use the model. An output may be computed in parts
     that are interrupted, and a function is not called again for tokens that are there: its result may depend on its
     arguments alone.

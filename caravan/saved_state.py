@@ -2,8 +2,8 @@
 
 A line with the format's name; the length of the header (4 bytes, little-endian); the header as JSON; for each
 conversation its tokens (int32), which of them were sampled (a byte each), its logits (float32), its cells and its
-recurrent state; the pixels and samples of pictures and sounds, whose cells are negative tokens; and the SHA-256 of all
-that. The checksum finds damage, not malice: load only files of one's own, since llama.cpp reads the cells.
+recurrent state; the pixels and samples of images and audio, whose cells are negative tokens; and the SHA-256 of all
+that. The checksum finds damage, not malice: load only your own files, since llama.cpp reads the cells.
 
 The cells of tokens with which several conversations start are saved once, with the first of these conversations.
 """
@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from caravan.errors import StateError
-from caravan_scheduler.core.common_length import common_length
 from caravan_scheduler.core.media import SAMPLE_BYTES, Media, Picture, Sound
+from caravan_scheduler.core.tokens import common_length
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import CellSlice
 
@@ -74,7 +74,7 @@ class SavedBatch:
             return self
         lowest = min((token for one in self.conversations for token in one.tokens), default=0)
         if -lowest > len(cells):
-            raise StateError("the saved conversation has more of its pictures and sounds than there is")
+            raise StateError("the saved conversation has more of its images and audio than there is")
         conversations = [
             replace(one, tokens=[token if token >= 0 else cells[-1 - token] for token in one.tokens])
             for one in self.conversations
@@ -97,7 +97,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _Medium(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A picture has a size in pixels, a sound a rate and the number of its samples."""
+    """An image has a size in pixels, audio a rate and the number of its samples."""
 
     width: _Count = 0
     height: _Count = 0

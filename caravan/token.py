@@ -9,8 +9,8 @@ class Token:
 
     ``piece``: its raw bytes; a character may be split over several tokens. ``special``: it is no part of the text.
     ``ends``: it ends an output. ``logprob``: natural logarithm of its probability under the model's own distribution.
-    ``text``: its bytes as text, with U+FFFD for bytes that form no character; "" if it is no part of the text. Of
-    `Conversation.generate`: what it adds to the text of the output.
+    ``text``: its bytes as text, with U+FFFD for bytes that form no character; "" if it is no part of the text. In
+    `Conversation.generate`, it is what the token adds to the text of the output.
     """
 
     id: int

@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class Loop(Protocol):
-    """An event loop on a thread of its own."""
+    """An event loop on its own thread."""
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run ``work`` to its end and return its result. An interrupt, such as Ctrl-C, cancels it first."""

@@ -13,7 +13,6 @@ import json
 import math
 import re
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import comparisons
-import tool_calls
 from reading_path import STOPS, lines_of
 
 from caravan_dialects.api.errors import INTERNAL, TABLE
@@ -114,9 +112,12 @@ def metrics_table() -> str:
 
 
 def routes_table() -> str:
-    """One row for each route, in the order of registration."""
-    rows = ((f"`{route.method} {route.path}`", route.dialect.name, route.summary) for route in ROUTES)
-    return _table(("route", "dialect", "what it does"), rows)
+    """One row for each answer, with all of its routes, in the order of registration."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for route in ROUTES:
+        rows.setdefault((route.dialect.name, route.summary), []).append(f"`{route.method} {route.path}`")
+    head = ("routes", "dialect", "what they do")
+    return _table(head, ((", ".join(routes), *answer) for answer, routes in rows.items()))
 
 
 def errors_table() -> str:
@@ -150,28 +151,9 @@ def packages_table() -> str:
     """One row for each package, with the first paragraph of its docstring."""
     rows = []
     for package in _PACKAGES:
-        for file in sorted((ROOT / package).rglob("__init__.py"), key=lambda file: file.parent.parts):
-            docstring = ast.get_docstring(ast.parse(file.read_text()))
-            if docstring:
-                folder = file.parent.relative_to(ROOT)
-                rows.append((f"`{folder}/`", " ".join(docstring.partition("\n\n")[0].split())))
+        docstring = ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text())) or ""
+        rows.append((f"`{package}/`", " ".join(docstring.partition("\n\n")[0].split())))
     return _table(("package", "what is there"), rows)
-
-
-def import_rules_table() -> str:
-    """One row for each contract of import-linter; layers are listed from the top."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    rows = []
-    for contract in contracts:
-        layers = " > ".join(re.sub(r" [|:] ", ", ", layer) for layer in contract.get("layers", ()))
-        rows.append((contract["name"], f"`{layers}`" if layers else ""))
-    return _table(("rule", "each layer may import those after it"), rows)
-
-
-def targets_table() -> str:
-    """One row for each target of the Makefile that has a help text."""
-    found = re.findall(r"^([a-z-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    return _table(("target", "what it does"), ((f"`make {target}`", text) for target, text in found))
 
 
 def decisions_table() -> str:
@@ -180,7 +162,7 @@ def decisions_table() -> str:
     for file in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
         title = file.read_text().partition("\n")[0].removeprefix("# ")
         number, _, sentence = title.partition(". ")
-        rows.append((number, f"[{sentence}](decisions/{file.name})"))
+        rows.append((f"[{number}](decisions/{file.name})", sentence))
     return _table(("", "decision"), rows)
 
 
@@ -217,41 +199,17 @@ def goodput_table() -> str:
     return _table(("trace", "requests/s", *policies), lines)
 
 
-def unequal_shards_table() -> str:
-    """What twenty shards, half of which are slow, could serve one by one, and what the best policies make of them."""
-    data = _simulations()
-    fast, slow = data["alone"]["fast"], data["alone"]["slow"]
-    ideal = 10 * (fast + slow)
-    rows = [(f"ideal sum: 10 x {fast:.2f} and 10 x {slow:.2f} alone", f"{ideal:.1f}", "1.00")]
-    best: dict[str, float] = {}
-    for run in data["runs"]:
-        if run["scenario"] == "unrelated prompts, half of the shards slow":
-            best[run["policy"]] = max(run["goodput"], best.get(run["policy"], 0.0))
-    rows += [(policy, f"{goodput:.1f}", f"{goodput / ideal:.2f}") for policy, goodput in best.items()]
-    return _table(("unrelated prompts, half of the shards slow", "best goodput", "share of the ideal"), rows)
-
-
 def simulated_latency_table() -> str:
-    """One row for each trace and policy, at the load that the scenario shows."""
+    """One row for each trace at the load that it shows: Caravan beside the best other policy."""
     data = _simulations()
     rows = []
     for scenario in data["scenarios"]:
         runs = [run for run in data["runs"] if run["scenario"] == scenario["name"] and run["rate"] == scenario["shown"]]
-        rows += [
-            (
-                f"{run['scenario']}, {run['offered']:.0f}/s",
-                run["policy"],
-                f"{run['ttft_p50_s']:.2f}",
-                f"{run['ttft_p99_s']:.2f}",
-                f"{1e3 * run['itl_p50_s']:.0f}",
-                f"{1e3 * run['itl_p99_s']:.0f}",
-                f"{100 * run['hit_rate']:.0f} %",
-                f"{run['output_tokens_per_s']:,.0f}",
-            )
-            for run in runs
-        ]
-    head = ("trace", "policy", "TTFT p50, s", "p99, s", "ITL p50, ms", "p99, ms", "cached", "tokens/s")
-    return _table(head, rows)
+        (ours,) = (run for run in runs if run["policy"] == "Caravan")
+        best = min((run for run in runs if run is not ours), key=lambda run: run["ttft_p99_s"])
+        times = (f"{run[key]:.2f}" for run in (ours, best) for key in ("ttft_p50_s", "ttft_p99_s"))
+        rows.append((f"{scenario['name']}, {ours['offered']:.0f}/s", *times, best["policy"]))
+    return _table(("trace", "Caravan: p50", "p99", "other: p50", "p99", "policy"), rows)
 
 
 def sizing_table(name: str, head: tuple[str, ...]) -> str:
@@ -291,16 +249,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "routes": routes_table,
     "limits": limits_table,
     "packages": packages_table,
-    "import rules": import_rules_table,
-    "make targets": targets_table,
     "decisions": decisions_table,
     "reading path": reading_path_table,
     "goodput": goodput_table,
-    "unequal shards": unequal_shards_table,
     "simulated latency": simulated_latency_table,
-    "tool calls": lambda: _table(tool_calls.HEAD, tool_calls.table_rows()),
     "full": lambda: comparison_table("full"),
-    "overhead": lambda: comparison_table("overhead"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
     "a day": lambda: sizing_table("day", ("fleet",)),
 }

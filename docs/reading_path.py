@@ -49,7 +49,7 @@ STOPS = (
     ),
     Stop(
         "shard/caravan_shard/engine/engine.py",
-        "How does a shard check a command, compute a step, and leave nothing behind if that fails?",
+        "How does a shard check a command, compute a step, and leave no trace if that fails?",
         ("prefill", "decode_step", "_run_step", "_commit"),
     ),
     Stop(

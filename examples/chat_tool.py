@@ -22,7 +22,7 @@ TOOL = {
 
 
 def main(model: str) -> None:
-    """Let the model ask for a price, tell it, and print its answer."""
+    """Let the model ask for a price, give it, and print its answer."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "What does a pear cost?"}]
     params = SamplingParams(temperature=0, max_tokens=48)
     with LLM(model, parallel=2, ctx_size=4096) as llm:

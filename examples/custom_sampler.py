@@ -1,4 +1,4 @@
-"""A sampler and a stopping criterion of one's own. Usage: custom_sampler.py MODEL.gguf"""
+"""A sampler and a stopping criterion that the program defines. Usage: custom_sampler.py MODEL.gguf"""
 
 import sys
 

@@ -1,6 +1,6 @@
 """Classifier-free guidance: away from what the model would say without the instruction. Usage: guidance.py MODEL.gguf
 
-Two conversations get the same tokens behind different prompts. The logits of the guided one are moved away from those
+Two conversations get the same tokens after different prompts. The logits of the guided one are moved away from those
 of the other, by `strength` times their difference (Sanchez et al. 2023, arXiv:2306.17806).
 """
 
@@ -16,7 +16,7 @@ START = "Yesterday I went for a walk and I saw"
 
 
 def guided_text(executor: Executor, strength: float, count: int) -> str:
-    """Return ``count`` tokens behind `START`; with a strength of 0, as the instruction alone would have them."""
+    """Return ``count`` tokens after `START`; with a strength of 0, as the instruction alone would have them."""
     with executor.create() as guided, executor.create() as plain:
         guided.prompt(INSTRUCTION + START)
         plain.prompt(START)

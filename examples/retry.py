@@ -17,7 +17,7 @@ def main(model: str) -> None:
             answer = "".join(token.text for token in conversation.generate(8, params))
             print(f"seed {seed}: {answer!r}")
             conversation.rewind(conversation.token_count - asked)
-            # The logits behind the question are computed once more.
+            # The logits after the question are computed once more.
             conversation.prompt([])
             executor.infer()
 

@@ -17,7 +17,7 @@ def main(url: str) -> None:
             answer = branch.respond(question, PARAMS)
             print(f"{answer.usage.cached_tokens} of {answer.usage.input_tokens} tokens were cached: {answer.text}")
 
-        # The change is made only if nobody else has changed the conversation since.
+        # The change is made only if no one else has changed the conversation since.
         fork = fork.refresh()
         fork = fork.rewind(turns=1, if_match=fork.head)
         for part in fork.stream("How many people live there?", PARAMS):

@@ -24,7 +24,7 @@ class RespondOptions(TypedDict, total=False):
     ``instructions``: a system message for this response alone. ``tools``, ``tool_choice``, ``parallel_tool_calls``:
     those of OpenAI's responses. ``schema``: a JSON schema that the answer matches, as an object, as text or as a
     pydantic class. ``truncation``: "auto" leaves out the oldest turns if not all fit. ``reasoning_effort``: "none",
-    "minimal", "low", "medium", "high", "xhigh" or "max". ``reasoning_budget_tokens``: most tokens of a thought.
+    "minimal", "low", "medium", "high", "xhigh" or "max". ``reasoning_budget_tokens``: maximum tokens of reasoning.
     ``metadata``: kept with the response. ``model``: the name of a model or of an adapter.
     """
 

@@ -11,7 +11,7 @@ from caravan.client.served_conversation import served
 class Client(BlockingCalls[AsyncClient]):
     """A client of a Caravan server. Use it as a context manager, or `close` it; else it ends with the program.
 
-    Its calls have the parameters and outputs of `caravan.LLM`, so that a program moves from a model of its own to a
+    Its calls have the parameters and outputs of `caravan.LLM`, so that a program moves from its own model to a
     server by one line. It is for what Caravan adds to other servers: ``priority``, ``timeout``, ``choice_parameters``
     and conversations. For everything else use OpenAI's client.
 

@@ -61,7 +61,7 @@ class EventReader(Protocol[_Part_co]):
 
 
 class Connection:
-    """Calls to one server. Whoever makes it closes it.
+    """Calls to one server. The code that makes it closes it.
 
     ``retries``: how often a call is sent again after the server refused it with ``Retry-After``.
     """

@@ -115,7 +115,7 @@ class ServerConnectionError(CaravanError, ConnectionError):
 
     ServerConnectionError
      +-- UnreachableError     there was no connection: nothing was computed
-     +-- ConnectionLostError  it ended before the reply did: nobody knows how far the request came
+     +-- ConnectionLostError  it ended before the reply did: how far the request came is unknown
     """
 
 
@@ -124,7 +124,7 @@ class UnreachableError(ServerConnectionError):
 
 
 class ConnectionLostError(ServerConnectionError):
-    """The connection ended before the reply did. Nobody knows how far the request came."""
+    """The connection ended before the reply did. How far the request came is unknown."""
 
 
 class BadReplyError(CaravanError, ValueError):

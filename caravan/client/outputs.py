@@ -13,7 +13,7 @@ Item = Mapping[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseUsage:
     """Tokens of a response. ``cached_tokens``: those of the input that were in the cache. ``output_tokens`` includes
-    ``reasoning_tokens``, which are those of thoughts.
+    ``reasoning_tokens``, which are those of reasoning.
     """
 
     input_tokens: int
@@ -29,7 +29,7 @@ class Response:
     ``status``: "completed", "incomplete" or "cancelled". ``incomplete_reason``: "max_output_tokens" or
     "deadline_exceeded" if it is incomplete, else "". ``items``: the output in OpenAI's form, with ids at which a
     conversation can be forked and to which it can be rewound. ``text``, ``reasoning`` and ``tool_calls`` are what the
-    messages, thoughts and calls of functions among them hold. ``left_out``: ids of the items that ``truncation`` left
+    messages, reasoning and function calls among them hold. ``left_out``: ids of the items that ``truncation`` left
     out of the prompt. ``request_id``: the X-Request-Id.
     """
 
@@ -77,7 +77,7 @@ class ConversationExport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insert:
-    """Puts ``items`` behind the item whose id is ``after``; None for the start."""
+    """Puts ``items`` after the item whose id is ``after``; None for the start."""
 
     items: Sequence[Item]
     after: str | None = None

@@ -196,9 +196,9 @@ def _with_logprobs(output: CompletionOutput, entries: _Entries | None) -> Comple
 
 
 def _prompt_logprobs(
-    given: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType,
+    given: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType | None,
 ) -> list[dict[int, Logprob] | None] | None:
-    if given is msgspec.UNSET:
+    if given is msgspec.UNSET or given is None:
         return None
     return [
         None
@@ -208,9 +208,9 @@ def _prompt_logprobs(
     ]
 
 
-def _ids(given: list[int] | msgspec.UnsetType) -> list[int]:
+def _ids(given: list[int] | msgspec.UnsetType | None) -> list[int]:
     """Raises BadReplyError if the server does not know the field that asks for token ids."""
-    if given is msgspec.UNSET:
+    if given is msgspec.UNSET or given is None:
         raise BadReplyError("the reply has no token ids. Is the URL that of a Caravan server?")
     return given
 

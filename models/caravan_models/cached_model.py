@@ -50,7 +50,7 @@ def fetched_model(reference: HubModel, cache: RepositoryCache, commit: str, file
     if read_architecture(paths[0]) == _OF_PROJECTORS:
         raise FetchError(
             FetchProblem.IS_PROJECTOR,
-            f"{files.parts[0].path} is a projector for pictures, no model; choose another file of "
+            f"{files.parts[0].path} is a projector for images, not a model; choose another file of "
             f"{reference.repository}",
         )
     return FetchedModel(

@@ -199,7 +199,7 @@ def _holding(reference: HubModel, files: Sequence[RepositoryFile], groups: Seque
     if is_projector(path):
         raise FetchError(
             FetchProblem.IS_PROJECTOR,
-            f"{path} is a projector for pictures, no model; name the model, and it comes along. "
+            f"{path} is a projector for images, not a model; name the model, and it comes along. "
             f"{reference.repository} has {_options(groups)}",
         )
     if all(file.path != path for file in files):

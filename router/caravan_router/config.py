@@ -228,7 +228,7 @@ class RouterConfig:
     record: str | None = flag(
         None, "file to which every event and decision of the scheduler is recorded, for `caravan replay`"
     )
-    record_space: int = flag(256, "maximum size of the recording in MiB; its older half is in FILE.1", low=1)
+    record_space: int = flag(256, "size in MiB at which the recording ends", low=1)
     record_tokens: bool = flag(
         False,
         "record prompt and output tokens as they are, so that texts are readable; when off, numbers stand for them",

@@ -81,13 +81,14 @@ with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, 
                                                                 shard.saves and planning.moving
     where prompts of a shard pause                              shard.checkpoints.Checkpoints, called by the ledger and
                                                                 the planner
-    whether a shard drains                                      shard.drain.Drain, which the scheduler begins and
+    whether a shard drains                                      shard.stays.Drain, which the scheduler begins and
                                                                 planning.moving ends
     runs on their way from shard to shard                       transfers.Transfers, called by planning.moving and
                                                                 the scheduler
-    media that shards encode, and on which they were lost       encodings.Encodings, called by planning.encoding, the
-                                                                state and encoding_results.EncodingResults
-    which media a shard has encoded                             shard.media.ShardMedia, called by EncodingResults
+    media that shards encode, and on which they were lost       encodings.Encodings, called by planning.admission, the
+                                                                state and results.EncodingResults
+    which media a shard has encoded                             shard.account.ShardMedia, called by
+                                                                EncodingResults
     which requests exist, wait or stay; what is charged         state.SchedulerState
     order of waiting requests, who was bypassed, whether due    waiting.queue.WaitingQueue
     which shards could take a request, and hold its prefix      planning.shard_index.ShardIndex and its parts, updated
@@ -135,9 +136,9 @@ A plan looks at what changed, so that its cost grows little with the number of s
 (`tests/bench/plan_cost.py`). A request that can start is compared with what several shards hold of it and compute.
 
 Costs are seconds, by what was measured of each shard: computing what is not cached, sharing the shard with others, and
-waiting. A request waits for the shard that has its prefix (`planning.shard_queues`) while that costs less than
-computing the prefix elsewhere, which delays everybody there. So a prefix stays where it is, moves when its shard is
-full, and is on several shards when many ask for it.
+waiting. A request waits for the shard that has its prefix (`planning.shard_index.ShardQueues`) while that costs less
+than computing the prefix elsewhere, which delays everybody there. So a prefix stays where it is, moves when its shard
+is full, and is on several shards when many ask for it.
 
 - Events note which shards changed, and where a request may start by that (`SchedulerState.note_change`). `ShardIndex`
   keeps the shards that can take a request, those that will after the step under way, and, by hashes of beginnings, the
@@ -154,21 +155,21 @@ Where a new rule goes
 ---------------------
 
     who goes first; who gets how much       waiting.queue.WaitingQueue.in_order; waiting.fair_share
-    when a request is too late              waiting.deadlines
+    when a request is too late              waiting.queue
     when one ends without its last token    failures
     whether there is room for one more      planning.forecast; output_lengths
-    which shard takes a request, and what   planning.placement; planning.speeds
+    which shard takes a request, and what   planning.placement; planning.shard_index
     waiting costs
-    which shards and requests are looked at planning.open_shards; planning.admission
+    which shards and requests are looked at planning.shard_index; planning.admission
     what one step carries, and how much     planning.step_plan; planning.chunking
-    who may claim the target of streams     shard.claims
+    who may claim the target of streams     shard.account.Claims
     who gives way to whom, and how          planning.preemption
-    what is saved, and when                 planning.saving; shard.saved_runs; shard.checkpoints
-    what is encoded, and when               planning.encoding
+    what is saved, and when                 planning.planner; shard.saved_runs; shard.checkpoints
+    what is encoded, and when               planning.admission
     which layout the cells have             planning.layout
     which cells and ids are given up        shard.ledger
     what is copied or loaded, not computed  shard.prefix_reuse
-    which id a sequence gets                shard.next_id
+    which id a sequence gets                shard.ledger
     what a shard can report or must do      events or actions, then Scheduler._apply or StepPlan.send, engine's codecs
 
 `invariants.check` says what holds between any two calls; the property tests check it after every event.

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from caravan_proto.messages.results import FinishReason
-from caravan_scheduler.core.common_length import common_length
 from caravan_scheduler.core.generation import EarlyStopping, GenerationSpec
-from caravan_scheduler.core.tokens import Alternative, GeneratedToken
+from caravan_scheduler.core.tokens import Alternative, GeneratedToken, common_length
 
 
 class Member(Protocol):

@@ -1,4 +1,4 @@
-"""Configuration of the scheduler."""
+"""The configuration of a scheduler, and the clock that its parts share."""
 
 import math
 from dataclasses import dataclass
@@ -61,3 +61,10 @@ class SchedulerConfig:
     # A request fails if this many shards in a row are lost while they compute the same tokens of it, since every shard
     # that computes them may die.
     max_fatal_losses: int = 2
+
+
+@dataclass(slots=True)
+class Clock:
+    """The time of the events that are being handled, in seconds. One clock serves all ledgers of a scheduler."""
+
+    now_s: float = 0.0

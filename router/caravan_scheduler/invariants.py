@@ -108,7 +108,7 @@ def _check_cells(shard: ShardAccount) -> None:
     assert shard.stays.parked or shard.stays.leaving or live == held, (
         f"{shard.name}: {live} live cells, {held} held, none parked"
     )
-    assert running or shard.stays.parked or held == 0, f"{shard.name}: {held} cells are held by nobody"
+    assert running or shard.stays.parked or held == 0, f"{shard.name}: {held} cells are held by no request"
 
 
 def _check_commands(shard: ShardAccount) -> None:

@@ -1,6 +1,6 @@
 """Prompt logprobs that were computed, kept for other prompts that begin with the same tokens."""
 
-from caravan_scheduler.core.common_length import common_length
+from caravan_scheduler.core.tokens import common_length
 from caravan_scheduler.sequence import Sequence
 
 # Most logprobs that are kept, alternatives included. Each takes about 200 bytes.

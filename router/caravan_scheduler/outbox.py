@@ -14,8 +14,7 @@ from caravan_scheduler.actions import (
     Resume,
     Start,
 )
-from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
-from caravan_scheduler.core.tuple_maker import maker
+from caravan_scheduler.core.tokens import GeneratedToken, PromptToken, maker
 
 _deliver = maker(Deliver)
 # What requests and operators are told, beside deliveries; all else is for shards.

@@ -28,19 +28,11 @@ class PrefixKeys:
     tokens before it. The keys are the same in every process, so that runs on disk can be found after a restart.
     """
 
-    def __init__(self, namespace: str, tokens: Callable[[int, int], Sequence[int]], root: bytes | None = None) -> None:
-        """``tokens``: returns the known tokens of positions [start, stop), which never change.
-
-        ``root``: the key of the empty prefix, if it is not that of ``namespace``.
-        """
+    def __init__(self, namespace: str, tokens: Callable[[int, int], Sequence[int]]) -> None:
+        """``tokens``: returns the known tokens of positions [start, stop), which never change."""
         self._tokens = tokens
         # The keys at multiples of BLOCK_TOKENS.
-        self._blocks = [root or hashlib.blake2b(namespace.encode(), digest_size=_KEY_BYTES).digest()]
-
-    @property
-    def owner(self) -> object:
-        """The object whose method returns the tokens."""
-        return getattr(self._tokens, "__self__", None)
+        self._blocks = [hashlib.blake2b(namespace.encode(), digest_size=_KEY_BYTES).digest()]
 
     def at(self, length: int) -> bytes:
         """Return the key of the first ``length`` tokens, which must be known."""
@@ -59,11 +51,6 @@ class PrefixKeys:
 def state_key(key: bytes) -> bytes:
     """Return the key of the recurrent state at the end of the prefix that ``key`` names."""
     return hashlib.blake2b(key + b"state", digest_size=_KEY_BYTES).digest()
-
-
-def key_behind(root: bytes, tokens: Sequence[int]) -> bytes:
-    """Return the key of a prefix in the namespace whose empty prefix has the key ``root``."""
-    return PrefixKeys("", lambda start, stop: tokens[start:stop], root).at(len(tokens))
 
 
 def cuts_between(start: int, end: int) -> list[int]:

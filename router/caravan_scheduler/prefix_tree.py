@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from caravan_scheduler.core.common_length import common_length
+from caravan_scheduler.core.tokens import common_length
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,6 @@ from caravan_scheduler.beams import BeamGroup
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.generation import Standing
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
-from caravan_scheduler.encoding_results import EncodingResults
 from caravan_scheduler.events import (
     ActionFailed,
     Cancelled,
@@ -36,6 +35,7 @@ from caravan_scheduler.events import (
     PinRequested,
     Replaced,
     RunsFound,
+    SavedRun,
     ShardDraining,
     ShardJoined,
     ShardLost,
@@ -51,13 +51,13 @@ from caravan_scheduler.pins import Pins
 from caravan_scheduler.planning.planner import Planner
 from caravan_scheduler.planning.preemption import victim_of_full_cache
 from caravan_scheduler.planning.waiting_reason import Why
+from caravan_scheduler.results import EncodingResults, apply_transfer
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.command import InFlight
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.resident import Resident
 from caravan_scheduler.state import SchedulerState
-from caravan_scheduler.transfer_results import apply_transfer
 from caravan_scheduler.waiting.fair_share import OUTPUT_TOKEN
 from caravan_scheduler.waiting.queue import WaitingQueue
 
@@ -100,6 +100,11 @@ class Scheduler:
         """Return where a request is that has not ended."""
         return Standing(self._state.state_of(request_id), self._state.computed_of(request_id))
 
+    @property
+    def runs_under_way(self) -> list[SavedRun]:
+        """The saved runs that shards fetch from others."""
+        return self._state.transfers.runs_under_way
+
     def reasons_to_wait(self, now: float) -> Iterator[tuple[Sequence, Why]]:
         """Yield the requests of the queue in its order, then those that wait for one shard, each with its reason.
 
@@ -108,11 +113,6 @@ class Scheduler:
         waiting = self._state.waiting
         for sequence in itertools.chain(waiting.in_order(now), waiting.deferred):
             yield sequence, self._planner.reason_to_wait(sequence)
-
-    def forget_forks(self) -> None:
-        """Forget where prompts have begun alike, which is known by the keys of their prefixes alone."""
-        for shard in self._state.shards.values():
-            shard.checkpoints.forget_seen()
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Apply what happened, then plan what shards do next. Raises whatever a bug raises: see `recovery`."""

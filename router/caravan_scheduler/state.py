@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from caravan_scheduler.actions import Fail, FailureReason, Resume, Start
 from caravan_scheduler.beams import BeamGroup
+from caravan_scheduler.config import Clock
 from caravan_scheduler.core.generation import GenerationState
 from caravan_scheduler.core.prefixes import PinRefusal
 from caravan_scheduler.encodings import Encodings
@@ -15,17 +16,15 @@ from caravan_scheduler.outbox import Outbox
 from caravan_scheduler.output_lengths import OutputLengths
 from caravan_scheduler.pins import Pin, Pins
 from caravan_scheduler.sequence import Request, Sequence
-from caravan_scheduler.shard.clock import Clock
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.transfers import MOST_FETCHES, Transfers
-from caravan_scheduler.waiting.deadlines import Deadlines
 from caravan_scheduler.waiting.fair_share import PROMPT_TOKEN, FairShare
-from caravan_scheduler.waiting.queue import WaitingQueue
+from caravan_scheduler.waiting.queue import Deadlines, WaitingQueue
 
 if TYPE_CHECKING:
     from caravan_scheduler.config import SchedulerConfig
-    from caravan_scheduler.core.tenant import Tenant
+    from caravan_scheduler.core.generation import Tenant
 
 
 class SchedulerState:

@@ -51,6 +51,11 @@ class Transfers:
         """The last id that was given."""
         return self._last_id
 
+    @property
+    def runs_under_way(self) -> list[SavedRun]:
+        """The runs of all transfers under way."""
+        return [run for transfer in self._under_way.values() for run in transfer.runs]
+
     def begin(self, source: str, target: str, runs: Sequence[SavedRun], request_id: int | None = None) -> Transfer:
         """Note a transfer that begins."""
         self._last_id += 1

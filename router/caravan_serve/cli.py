@@ -101,7 +101,7 @@ def check_models(models: Sequence[ModelFile], flags: Sequence[str]) -> None:
     """Require that several models can be told apart, and that ``flags`` suit all of them. Raises ServeError."""
     names = [model.name for model in models]
     if len(set(names)) < len(names):
-        raise ServeError(f"each model needs a name of its own. Given: {', '.join(model.path for model in models)}")
+        raise ServeError(f"each model needs its own name. Given: {', '.join(model.path for model in models)}")
     given = {flag.partition("=")[0] for flag in flags}
     if len(models) > 1 and "--lora" in given:
         raise ServeError("an adapter belongs to one model: --lora needs a single --model")

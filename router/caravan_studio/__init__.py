@@ -18,14 +18,13 @@ Why a recording can be played
 The scheduler is pure: the same events at the same times give the same actions. So a recording has the events, with
 the time of each call, and the actions, which are only compared. `replay.player` plays it again and shows the first
 call that differs, by default without any token: prefixes are known by other names (`recording.names`), and equality
-is all that decisions depend on.
+is all that decisions depend on. A recording begins with the process, so the state of a scheduler is never written.
 
 `caravan replay --with FLAG=VALUE` asks what would have happened otherwise. Then the recorded actions do not hold, so
 what is played is the demand (`replay.demand`): who asked when for how much, and how long steps of such a shape took. It
-runs in virtual time against shards that only keep time (`replay.played_shard`, `replay.recorded_shard`).
+runs in virtual time against shards that only keep time (`replay.played_shard`).
 
-What a recording contains comes from anybody. It becomes plain values and objects of known classes, none of whose code
-runs when they are made.
+What a recording contains comes from anybody. It becomes plain values, and events made of them.
 
 Where a change goes
 -------------------

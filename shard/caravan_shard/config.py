@@ -145,7 +145,7 @@ class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
         self._check_security()
         if self.exact and self.kv_layout == KvLayout.UNIFIED.value:
             raise ValueError(
-                "exact needs cells of its own for each sequence, since places in a common pool depend on the others. "
+                "exact needs separate cells for each sequence, since places in a common pool depend on the others. "
                 "Given: kv-layout unified"
             )
         if 0 < self.cells_of(0) < self.parallel * CELL_BLOCK and (self.exact or self.kv_layout == KvLayout.SPLIT.value):
@@ -176,7 +176,7 @@ class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
             raise ValueError(f"each alias must differ from the others. Given: {self.alias!r}")
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
-            raise ValueError(f"each lora needs a name of its own: pass NAME=PATH. Given: {', '.join(names)}")
+            raise ValueError(f"each lora needs its own name: pass NAME=PATH. Given: {', '.join(names)}")
 
     def _check_security(self) -> None:
         """Raise ValueError if flags of TLS are missing, or if strangers could command the shard."""
@@ -186,8 +186,8 @@ class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
             raise ValueError("a Unix socket has no TLS: drop --certfile, or pass --address host:port")
         if self.certfile is None and not self.allow_plaintext and not self.is_private:
             raise ValueError(
-                f"address {self.address} is not loopback, and whoever reaches it could command the shard: pass "
-                "--certfile, --keyfile and --ca-certs for TLS, or --allow-plaintext if nobody else can reach it"
+                f"address {self.address} is not loopback, and anyone who reaches it could command the shard: pass "
+                "--certfile, --keyfile and --ca-certs for TLS, or --allow-plaintext if no one else can reach it"
             )
 
     @property

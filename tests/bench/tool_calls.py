@@ -4,7 +4,7 @@
 
 For each chat template in llama.cpp's archive, a model with this template says what the template itself makes of known
 calls (see `caravan_testing.speaking_model`). Both servers get the same request, streamed, and must return the calls
-that were written. Writes docs/tool_calls.json, of which `make docs` makes a table.
+that were written. Writes docs/tool_calls.json.
 """
 
 import json

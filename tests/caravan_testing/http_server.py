@@ -18,7 +18,7 @@ from caravan_router.http.app import OPEN_TO_ALL, Access, build_app
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.state import STATE
 from caravan_router.metrics.recorder import Metrics
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_testing.scripted_engine import ScriptedEngine
 
 

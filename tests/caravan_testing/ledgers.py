@@ -6,14 +6,13 @@ from typing import Any
 from caravan_proto.messages.commands import Chunk, Decode, Prefill, PrefixCopy, Save
 from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_proto.messages.results import Loaded, Saved
-from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.config import Clock, SchedulerConfig
 from caravan_scheduler.core.tokens import GeneratedToken
 from caravan_scheduler.events import ShardLimits
 from caravan_scheduler.output_lengths import OutputLengths
-from caravan_scheduler.parameters import parameters_of
 from caravan_scheduler.planning.shard_index import ShardIndex
+from caravan_scheduler.planning.step_plan import parameters_of
 from caravan_scheduler.sequence import Sequence
-from caravan_scheduler.shard.clock import Clock
 from caravan_scheduler.shard.command import InFlight
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.prefix_reuse import find_match

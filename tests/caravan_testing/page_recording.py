@@ -7,9 +7,13 @@ from typing import Any
 
 
 def write_recording(path: Path) -> Path:
-    """Write a recording that was cut off, as when the router is killed."""
+    """Write a recording that was cut off, as when the router is killed, after it had ended."""
     lines = [json.dumps({"page": message}, separators=(",", ":")) for message in _messages()]
-    path.write_bytes(gzip.compress("\n".join([*lines, '{"event":"for replays"}', ""]).encode())[:-10])
+    path.write_bytes(
+        gzip.compress("\n".join([*lines, '{"ended":"its space was full"}', '{"event":"for replays"}', ""]).encode())[
+            :-10
+        ]
+    )
     return path
 
 

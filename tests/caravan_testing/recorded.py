@@ -8,7 +8,7 @@ from caravan_scheduler.actions import Action
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.events import Event
 from caravan_scheduler.scheduler import Scheduler
-from caravan_studio.recording.read_lines import RecordingFile
+from caravan_studio.recording.lines import RecordingFile
 from caravan_studio.recording.recorder import Recorder, SchedulerRecorder
 from caravan_studio.replay.player import Difference, Player, play
 

@@ -4,10 +4,8 @@ import math
 from collections.abc import Sequence
 
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import ANYONE, GenerationSpec, StoppingParams, Tenant
 from caravan_scheduler.core.prompt_media import PromptMedia
-from caravan_scheduler.core.stopping import StoppingParams
-from caravan_scheduler.core.tenant import ANYONE, Tenant
 from caravan_scheduler.sequence import Request
 
 

@@ -9,13 +9,12 @@ from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.media import MediaFacts, MediaSpan, TokenizedParts
 from caravan_proto.messages.model import FillTokens, TokenizedText
 from caravan_proto.messages.results import DraftCount, FinishReason
-from caravan_scheduler.core.engine import ANY_SENDER, ModelFacts, StreamTimes, TextSender
+from caravan_scheduler.core.engine import ANY_SENDER, ModelFacts, ModelNames, StreamTimes, TextSender
 from caravan_scheduler.core.errors import EngineError, GenerationError, NoShardError, TextTooLongError
 from caravan_scheduler.core.generation import GenerationSpec, GenerationState
 from caravan_scheduler.core.media import MediaPrompt
-from caravan_scheduler.core.media_tokens import MediaTokens, media_tokens_of
-from caravan_scheduler.core.model_names import ModelNames
 from caravan_scheduler.core.prefixes import CachedPrefix, PinRefusal, PrefixReport, ShardPrefixes
+from caravan_scheduler.core.prompt_media import MediaTokens, media_tokens_of
 from caravan_scheduler.core.shards import ShardReport, ShardStanding, ShardState
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_scheduler.core.trace import NO_TRACE, GenerationTrace

@@ -1,5 +1,6 @@
 """Real models for tests, and how two greedy outputs are compared."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -73,9 +74,12 @@ def fetched(model: Path) -> Path:
     """Return the file, after writing or downloading it if it is missing; the test fails if that fails."""
     write = _WRITERS.get(model)
     if write is not None and not model.exists():
-        # Other processes may do the same.
         model.parent.mkdir(parents=True, exist_ok=True)
-        write(model.with_suffix(f".{os.getpid()}")).replace(model)
+        with model.with_suffix(".lock").open("wb") as lock:
+            # Another process may write it meanwhile, and load it: a file put in its place would be a changed model.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not model.exists():
+                write(model.with_suffix(".unfinished")).replace(model)
     if not model.exists():
         command = [sys.executable, str(ROOT / "deploy/setup/fetch_model.py"), str(model)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

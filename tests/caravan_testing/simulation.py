@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_proto.messages.results import Loaded
@@ -28,10 +28,9 @@ from caravan_scheduler.actions import (
     Start,
 )
 from caravan_scheduler.config import SchedulerConfig
-from caravan_scheduler.core.generation import BeamSearch, GenerationSpec
+from caravan_scheduler.core.generation import ANYONE, BeamSearch, GenerationSpec, Tenant
 from caravan_scheduler.core.prefixes import PinRefusal, ShardPrefixes
 from caravan_scheduler.core.prompt_media import PromptMedia
-from caravan_scheduler.core.tenant import ANYONE, Tenant
 from caravan_scheduler.events import (
     Cancelled,
     Encoded,
@@ -66,6 +65,8 @@ if TYPE_CHECKING:
     from caravan_proto.messages.results import DraftCount
     from caravan_scheduler.core.tokens import PromptToken
     from caravan_scheduler.sequence import Request
+
+A = TypeVar("A")
 
 
 def expected_beam(spec: GenerationSpec) -> list[int]:
@@ -322,11 +323,12 @@ class Simulation:
             assert _kept_beside(state, key) == before[state.name]
         return self.flushed.pop(flush_id)
 
-    def advance(self, name: str) -> None:
-        """Let one shard run one step, and report it to the scheduler."""
-        self.now += 0.01
-        for event in self.shards[name].advance():
-            self.handle(event)
+    def advance(self, name: str, steps: int = 1) -> None:
+        """Let one shard run ``steps``, and report each to the scheduler."""
+        for _ in range(steps):
+            self.now += 0.01
+            for event in self.shards[name].advance():
+                self.handle(event)
 
     def run(self, max_steps: int = 10_000) -> None:
         """Run steps of all shards until no command and no transfer is left. Shards that have drained end."""
@@ -353,6 +355,21 @@ class Simulation:
         assert not list(self.scheduler.waiting)
         self.scheduler = Scheduler(self.config)
         self.handle(Taken(left.sequences))
+
+    def sent(self, *kinds: type[A], since: int = 0) -> list[A]:
+        """Return the actions of these kinds, without the first ``since`` of all."""
+        return [action for action in self.actions[since:] if isinstance(action, kinds)]
+
+    def complete(self, prompt: tuple[int, ...], max_new_tokens: int, **fields: Any) -> int:
+        """Submit a request, and run all steps."""
+        request_id = self.submit(prompt, max_new_tokens, **fields)
+        self.run()
+        return request_id
+
+    def settle(self) -> None:
+        """Run all steps, and check what is left."""
+        self.run()
+        self.check_at_rest()
 
     def tick(self, seconds: float) -> None:
         self.now += seconds

@@ -8,9 +8,7 @@ from typing import Any
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.streams import RequestStream
-from caravan_scheduler.core.generation import GenerationSpec
-from caravan_scheduler.core.stopping import StoppingParams
-from caravan_scheduler.core.tenant import ANYONE, Tenant
+from caravan_scheduler.core.generation import ANYONE, GenerationSpec, StoppingParams, Tenant
 from caravan_testing.toy_oracle import expected_output
 
 

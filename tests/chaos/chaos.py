@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from caravan_studio.recording.read_lines import RecordingFile
+from caravan_studio.recording.lines import RecordingFile
 from caravan_studio.replay.player import Player, play
 from caravan_testing.oracle import Oracle
 from chaos.faults import Disturber, Fault

@@ -10,9 +10,8 @@ from caravan_proto.messages.commands import Chunk, Prefill, SequenceParameters
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_proto.shard.v1 import shard_pb2
 from caravan_proto.wire import PREFILL, encode_command
-from caravan_scheduler.core.generation import GenerationSpec
-from caravan_scheduler.core.stopping import StoppingParams
-from caravan_scheduler.parameters import parameters_of
+from caravan_scheduler.core.generation import GenerationSpec, StoppingParams
+from caravan_scheduler.planning.step_plan import parameters_of
 from caravan_scheduler.sequence import Sequence
 from caravan_testing.requests import request
 

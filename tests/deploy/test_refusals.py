@@ -26,7 +26,10 @@ from deploy.tools import try_tool
         ("models.a.source.claim.name=x,models.a.pools.x.replicas=1", "at '/models/a': missing property 'file'"),
         ("models.smollm=null", "at '/models/smollm': got null, want object"),
         ("monitoring.prometheusUrl=prometheus:9090", "at '/monitoring/prometheusUrl'"),
-        ("networkPolicy.enabled=false", "whoever reaches a shard commands it: set mtls.mode, or networkPolicy.enabled"),
+        (
+            "networkPolicy.enabled=false",
+            "anyone who reaches a shard commands it: set mtls.mode, or networkPolicy.enabled",
+        ),
         ("shard.autoscaling.type=keda", "autoscaling by keda needs monitoring.prometheusUrl"),
         ("mtls.mode=secrets", "mtls.mode secrets needs routerSecretName and shardSecretName"),
         ("router.drainSeconds=600", "router.shardGraceSeconds must be at least router.drainSeconds"),
@@ -45,8 +48,8 @@ from deploy.tools import try_tool
             ),
             "with inferencePool, the endpoint picker chooses the router",
         ),
-        ("ingress.enabled=true", "ingress: whoever reaches the router may use it: set apiKeys.secretName"),
-        ("service.type=LoadBalancer", "service.type LoadBalancer: whoever reaches the router may use it"),
+        ("ingress.enabled=true", "ingress: anyone who reaches the router may use it: set apiKeys.secretName"),
+        ("service.type=LoadBalancer", "service.type LoadBalancer: anyone who reaches the router may use it"),
         ("tls.clientCaSecretName=x", "tls.clientCaSecretName needs tls.secretName"),
         ("networkPolicy.clients[0].podSelector.a=b,monitoring.serviceMonitor.enabled=true", "networkPolicy.prometheus"),
         (

@@ -182,6 +182,7 @@ def test_a_recording_is_opened_and_moved_through(words: dict[str, Any]) -> None:
     assert "250 ms\n99 %: 1.5 s" in got["figures"]
     assert got["slider"] == "103"
     assert "36 messages lost on the way" in got["told"]
+    assert "ended before the router: its space was full" in got["told"]
     assert got["step"].startswith("a: decode · 5 steps in 240 ms")
     assert "3 of 4 draft tokens taken" in got["step"]
     assert (got["drawn"], got["unreadable"], got["wide"]) == (True, [], False)

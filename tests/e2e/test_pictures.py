@@ -17,7 +17,7 @@ from huggingface_hub import InferenceClient
 from openai import BadRequestError, OpenAI
 from PIL import Image
 
-from caravan_studio.recording.read_lines import RecordingFile
+from caravan_studio.recording.lines import RecordingFile
 from caravan_studio.replay.player import Player, play
 from caravan_testing.recorded import differences
 from caravan_testing.serve_process import MODEL, ROOT, Served, serve

@@ -58,7 +58,7 @@ def test_openai_python_sends_sounds_in_chats(hearing: Hearing) -> None:
     # Between two parts of text there would be a line break.
     words = text(f"Hear:{BEGIN}{WORDS}{END} Well?")
     assert hearing.said(text("Hear:"), sound, text(" Well?")) == hearing.said(words)
-    with pytest.raises(BadRequestError, match="does not see pictures"):
+    with pytest.raises(BadRequestError, match="does not read images"):
         hearing.said({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}})
 
 

@@ -111,7 +111,7 @@ def test_a_span_that_fits_into_no_step_is_refused(tmp_path: Path) -> None:
     write_gemma_projector(tmp_path / "mmproj.gguf", EMBEDDING)
     assert _cells(gemma, ubatch_size=16) == 16
     refusal = _refusal(gemma, ubatch_size=8)
-    assert "a picture may take 16 tokens" in refusal
+    assert "an image may take 16 tokens" in refusal
     assert "-ub 16" in refusal
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.waiting.fair_share import FairShare
 from caravan_scheduler.waiting.queue import NotNow, WaitingQueue, effective_priority

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from caravan_proto.messages.commands import RunNote
 from caravan_scheduler.events import SavedRun
 from caravan_scheduler.prefix_keys import PrefixKeys, cuts_between, state_key
-from caravan_scheduler.shard.kept_run import Tier
-from caravan_scheduler.shard.saved_runs import NO_PREFIX, SavedRuns
+from caravan_scheduler.shard.saved_runs import NO_PREFIX, SavedRuns, Tier
 
 STATE_BYTES, MOST_BYTES = 20, 600
 # Conversations that have some first tokens in common.

@@ -17,17 +17,17 @@ pytestmark = pytest.mark.examples
 _FUNCTIONS = {
     name: one
     for name, one in functions(
-        modules("planning", "waiting", "shard", "state", "failures", "encoding_results", "scheduler", "beams",
-                "prefix_tree", "prefix_keys", "transfers", "encodings", "known_logprobs", "parameters", "sequence")
+        modules("planning", "waiting", "shard", "state", "failures", "results", "scheduler", "beams",
+                "prefix_tree", "prefix_keys", "transfers", "encodings", "known_logprobs", "sequence")
     ).items()
     if not name.startswith(
         (
             # The wall itself.
             "state.SchedulerState.after_fault", "scheduler.Scheduler.begin_anew", "state.SchedulerState.expel",
             "state.SchedulerState.requests_with", "scheduler.Scheduler.state", "scheduler.Scheduler.handle",
-            # They are read by tests.
+            # They are read by tests and recordings.
             "scheduler.Scheduler.shards", "scheduler.Scheduler.sequences", "scheduler.Scheduler.waiting",
-            "scheduler.Scheduler.pins",
+            "scheduler.Scheduler.pins", "scheduler.Scheduler.runs_under_way", "transfers.Transfers.runs_under_way",
         )
     )
 }  # fmt: skip
@@ -92,8 +92,7 @@ class FaultMachine(RuleBasedStateMachine):
     @rule(data=st.data(), steps=st.integers(1, 8))
     def advance(self, data: st.DataObject, steps: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
-        for _ in range(steps):
-            self.simulation.advance(name)
+        self.simulation.advance(name, steps)
 
     @precondition(lambda self: len(self.simulation.shards) > 1)
     @rule(data=st.data())
@@ -119,8 +118,7 @@ class FaultMachine(RuleBasedStateMachine):
             return
         self.bug.countdown = None
         self.context.__exit__(None, None, None)
-        self.simulation.run()
-        self.simulation.check_at_rest()
+        self.simulation.settle()
         self.simulation.check_failed()
 
 

@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.results import StepOutcome
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
-from caravan_scheduler.core.generation import BeamSearch, EarlyStopping
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, Tenant
 from caravan_scheduler.events import EncodeOutcome, ShardLimits, Unpinned
 from caravan_scheduler.prefix_keys import PrefixKeys
 from caravan_scheduler.shard.remembered import prefixes_of, tokens_of
@@ -137,6 +136,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     shard_limits = _LIMITS
     # Whether the router is configured to keep what it can.
     keeps_all = False
+    # From how many numbers of keys on a recording forgets some.
+    many_keys = 1 << 17
 
     @initialize(
         mode=st.sampled_from(PrefillMode),
@@ -187,6 +188,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.simulation = Simulation(config)
         self.folder = tempfile.TemporaryDirectory()
         self.recording = Path(self.folder.name) / "recording"
+        self.patches = pytest.MonkeyPatch()
+        self.patches.setattr("caravan_studio.recording.names._MANY_KEYS", self.many_keys)
         self.recorder = Recorder(self.recording)
         self.simulation.scheduler = recorded(self.simulation.scheduler, config, self.recorder)
         self.atomic, self.picture_cells = atomic, picture_cells
@@ -319,8 +322,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), steps=st.integers(1, 8))
     def advance(self, data: st.DataObject, steps: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.simulation.shards)))
-        for _ in range(steps):
-            self.simulation.advance(name)
+        self.simulation.advance(name, steps)
 
     @precondition(lambda self: self.simulation.shards)
     @rule(data=st.data(), outcome=st.sampled_from([StepOutcome.NO_KV, StepOutcome.ABORTED]))
@@ -411,12 +413,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tick(self, seconds: float) -> None:
         self.simulation.tick(seconds)
 
-    @precondition(lambda self: self.recorder.may_turn_over)
-    @rule()
-    def turn_over(self) -> None:
-        """Begin another part of the recording, with the state of the scheduler."""
-        self.recorder._turn_over()
-
     def teardown(self) -> None:
         if not hasattr(self, "simulation"):
             return
@@ -425,11 +421,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.simulation.lose(name)
         for name in set(self.limits) - set(self.simulation.shards):
             self._join(name)
-        self.simulation.run()
-        self.simulation.check_at_rest()
+        self.simulation.settle()
         self.recorder.close()
         with self.folder:
-            found = [one for part in self.recording.parent.iterdir() for one in differences(part)]
+            found = differences(self.recording)
+        self.patches.undo()
         assert not found, f"a recording decides otherwise when it is played again: {found}"
 
 
@@ -442,6 +438,7 @@ class SavingSchedulerMachine(SchedulerMachine):
 
     shard_limits = _SAVING_LIMITS
     keeps_all = True
+    many_keys = 4
 
 
 TestSavingSchedulerMachine = SavingSchedulerMachine.TestCase

@@ -9,7 +9,7 @@ import pytest
 
 from caravan_dialects.api.generation.constraints import ConstraintReader
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.chat.closed_schema import json_layout
+from caravan_dialects.chat.closed_schema import closed_schema, json_layout
 from caravan_dialects.chat.grammar_terms import json_term
 from caravan_dialects.chat.known_tool_formats import GENERIC
 from caravan_dialects.chat.plain_schema import plain_schema
@@ -73,9 +73,10 @@ def test_what_any_keywords_allow_is_right_and_has_no_dead_end() -> None:
             plain = plain_schema(schema)
         except UnsupportedSchemaError:
             continue
-        grammar = f"start: {json_term({**plain, 'x-guidance': json_layout(compact=True)})}"
-        if not compiles(grammar):
+        if not compiles(json_grammar(plain)):
             continue
+        grammar = json_grammar(closed_schema(schema))
+        assert compiles(grammar), "closing its objects left nothing that matches"
         drawn_from += 1
         # A dead end leaves a text that is no JSON.
         value = json.loads(drawn(grammar, Random(seed), 200))
@@ -83,6 +84,10 @@ def test_what_any_keywords_allow_is_right_and_has_no_dead_end() -> None:
         with contextlib.suppress(RecursionError):
             validator.validate(value)
     assert drawn_from > examples(700)
+
+
+def json_grammar(schema: Schema) -> str:
+    return f"start: {json_term({**schema, 'x-guidance': json_layout(compact=True)})}"
 
 
 def call_arguments(grammar: str, seed: int) -> str:

@@ -79,8 +79,8 @@ class Numerics:
 
     ``fingerprint``: shards of an equal one compute the same bits. ``exact``: --exact is given and was checked.
     ``flash_attention``: by the name of a layout, whether it may have it. ``same_in_company``: the logits after a token
-    do not depend on the tokens of other sequences in its step. ``same_in_chunks``: nor on how many tokens of its own
-    sequence are computed with it, so that drafts change no text. Both None if that could not be compared.
+    do not depend on the tokens of other sequences in its step. ``same_in_chunks``: nor on how many of its
+    tokens are computed with it, so that drafts change no text. Both None if that could not be compared.
     """
 
     fingerprint: str

@@ -364,6 +364,28 @@ class UnknownEntryError(RequestError):
         super().__init__(f"There is no {kind} with this id. Given: {entry_id[:128]}")
 
 
+class ResponseEndedError(RequestError):
+    """A response that has ended cannot be cancelled."""
+
+    kind = ErrorKind(400, "response_ended", _CLIENT)
+
+    def __init__(self, status: str) -> None:
+        # OpenAI's words come first: clients look for them.
+        super().__init__(f"Cannot cancel a synchronous response. It has ended, and its status is {status}")
+
+
+class NoCompactionError(RequestError):
+    """OpenAI's route that compacts a conversation does not exist here."""
+
+    kind = ErrorKind(404, "not_found", _CLIENT)
+
+    def __init__(self) -> None:
+        super().__init__(
+            "/v1/responses/compact is not supported: let the client summarize the conversation, or send "
+            '`"truncation": "auto"`, which leaves out the oldest turns that do not fit'
+        )
+
+
 class ConversationBusyError(RequestError):
     """A response or a change of the conversation is in progress."""
 

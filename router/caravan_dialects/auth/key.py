@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from caravan_scheduler.core.tenant import ANYONE, Tenant
+from caravan_scheduler.core.generation import ANYONE, Tenant
 
 MIN_PRIORITY, MAX_PRIORITY = -100, 100
 

@@ -7,9 +7,9 @@ those in the cache, from the first such place on.
 from dataclasses import dataclass
 
 from caravan_proto.messages.model import TokenizedText
-from caravan_scheduler.core.common_length import common_length
 from caravan_scheduler.core.engine import TextEngine
 from caravan_scheduler.core.prompt_media import is_cell, text_ids
+from caravan_scheduler.core.tokens import common_length
 
 
 async def with_exact_tokens(engine: TextEngine, exact: tuple[int, ...], rendered: TokenizedText) -> tuple[int, ...]:

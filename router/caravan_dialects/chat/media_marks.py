@@ -20,7 +20,7 @@ def with_media(texts: Sequence[str], media: Mapping[str, Media]) -> MediaPrompt:
     pieces = [piece for text in texts for piece in known.split(text)]
     shown = set(pieces)
     if missing := sum(mark not in shown for mark in media):
-        raise TemplateError(f"it does not show {missing} of the {len(media)} pictures and sounds of the messages")
+        raise TemplateError(f"it does not show {missing} of the {len(media)} images and audio files of the messages")
     first, *rest = pieces
     return (first, *(media.get(piece, piece) for piece in rest if piece))
 

@@ -185,8 +185,11 @@ class _Writer:
     ) -> Json:
         """Return the older keyword, which means the same where nothing else of the schema applies to the part."""
         older = _UNEVALUATED[key]
-        if older in schema or says_nothing(value):
+        if older in schema:
             return {}
+        if says_nothing(value):
+            # It says that an object has other properties, which closes none.
+            return {older: {}} if older == "additionalProperties" else {}
         if _APPLICATORS & schema.keys():
             raise UnsupportedSchemaError("it cannot be enforced beside references and combinations", (*path, key))
         return {older: inner(value, key)}

@@ -134,6 +134,8 @@ async def _rendered(
         source,
         {
             "documents": None,
+            # As in llama.cpp: a template that knows the switch lets the model think unless the request says otherwise.
+            "enable_thinking": True,
             **marks.put_into(options),
             "messages": await renderer.content_forms.of(source, messages),
             "tools": marks.put_into(list(tools)) if tools else None,

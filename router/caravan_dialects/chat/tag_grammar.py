@@ -146,7 +146,7 @@ class TagGrammar:
         if not free:
             choices = [*map(quoted, literals), *(self._json(place, one) for one in others)]
             if not choices:
-                raise UnsupportedSchemaError("none of its values can be told from values of other types")
+                raise UnsupportedSchemaError("none of its values can be distinguished from values of other types")
             return f"({' | '.join(choices)}) {values.terms.text(closing)}"
         plain = {one["type"][0] for one in others if is_plain(one)}
         plain |= {"integer"} if "number" in plain else set()

@@ -4,6 +4,7 @@ Only the rendering process imports this module: the router itself never runs a t
 """
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -60,6 +61,20 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 _ENVIRONMENT = _environment()
+
+
+def usual_variables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``given`` with those variables that llama.cpp sets for every template.
+
+    ``date_string``, ``datetime``: today. ``functions``: the tools as text.
+    """
+    tools = given.get("tools")
+    return {
+        "date_string": _strftime_now("%d %b %Y"),
+        "datetime": _strftime_now("%b %d %Y"),
+        "functions": _tojson(tools, indent=2) if tools else "",
+        **given,
+    }
 
 
 def names_in(source: str) -> list[str]:

@@ -6,7 +6,7 @@ from computing ``'x' * 10**9`` or looping forever. It therefore runs in a guarde
 
 import msgspec
 
-from caravan_dialects.chat.template_environment import compiled, names_in
+from caravan_dialects.chat.template_environment import compiled, names_in, usual_variables
 from caravan_dialects.chat.template_messages import RenderReply, RenderRequest
 from caravan_dialects.guarded_process import limit_process, serve
 
@@ -24,7 +24,7 @@ def render(request: RenderRequest) -> RenderReply:
     try:
         if request.names:
             return RenderReply(names=names_in(request.source))
-        for piece in compiled(request.source).generate(request.variables):
+        for piece in compiled(request.source).generate(usual_variables(request.variables)):
             size += len(piece.encode())
             if size > request.max_bytes:
                 return RenderReply(given_bytes=size)

@@ -16,7 +16,7 @@ from caravan_dialects.conversations.kept_tokens import packed, unpacked
 from caravan_dialects.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
 from caravan_dialects.conversations.reserve import Reserve
 from caravan_dialects.conversations.tables import ADD_FILE, ADD_NODE, CHAIN, NAME_FILE, READ_FILE, VERSIONS
-from caravan_scheduler.core.common_length import common_length
+from caravan_scheduler.core.tokens import common_length
 
 # Bytes that a row takes beside its contents, roughly.
 _ROW_BYTES = 400

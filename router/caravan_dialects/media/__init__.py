@@ -1,1 +1,1 @@
-"""Decodes files of pictures and sounds that clients send, in processes of their own. Nothing is ever fetched."""
+"""Decodes image and audio files that clients send, in separate processes. Nothing is ever fetched."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 
 # The name is also the tenant's and appears in the log.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -63,7 +63,7 @@ def parse_keys(text: str) -> tuple[ApiKey, ...]:
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise KeyFileError(str(error)) from error
     if not entries:
-        raise KeyFileError("it has no [[keys]] entry: nobody could ask")
+        raise KeyFileError("it has no [[keys]] entry, so no request could be allowed")
     keys = tuple(_key(f"keys[{index}]", entry) for index, entry in enumerate(entries))
     _check_distinct("name", [entry.name for entry in entries])
     _check_distinct("sha256", [entry.sha256.lower() for entry in entries])

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from caravan_dialects.auth.client import Client
 from caravan_dialects.auth.key import ApiKey, digest_of
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 
 
 class Keyring:

@@ -60,7 +60,7 @@ from caravan_scheduler.events import (
 )
 from caravan_scheduler.scheduler import Scheduler
 from caravan_scheduler.sequence import Request, Sequence
-from caravan_scheduler.shard.kept_run import Tier
+from caravan_scheduler.shard.saved_runs import Tier
 
 
 class Batcher:
@@ -254,7 +254,7 @@ class Batcher:
             case FailureReason.DOES_NOT_FIT:
                 return GenerationError("no shard has a cache large enough for the request")
             case FailureReason.MEDIA:
-                return GenerationError("a picture or sound of the request could not be encoded")
+                return GenerationError("an image or audio of the request could not be encoded")
             case FailureReason.QUEUE_TIMEOUT:
                 return QueueTimeoutError("the request waited too long for its turn")
             case FailureReason.DEADLINE:
@@ -345,7 +345,7 @@ class Batcher:
         return tokens_mean_the_same(self.model, model) and can_continue(spec, model)
 
     def _pass_on(self, sequences: tuple[Sequence, ...]) -> None:
-        assert self._successor is not None, "requests leave, and nobody takes them"
+        assert self._successor is not None, "requests leave, and no router takes them"
         taken = tuple(sequence for sequence in sequences if self._passes_on(sequence.spec))
         self._successor.post(Taken(taken))
         for sequence in taken:

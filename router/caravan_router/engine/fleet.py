@@ -26,8 +26,7 @@ from caravan_router.engine.shard_report import report_of
 from caravan_router.engine.viewers import Viewers
 from caravan_router.engine.wall import guarded, lasting
 from caravan_scheduler.config import SchedulerConfig
-from caravan_scheduler.core.engine import ModelFacts
-from caravan_scheduler.core.model_names import ModelNames
+from caravan_scheduler.core.engine import ModelFacts, ModelNames
 from caravan_scheduler.core.shards import ShardReport, ShardState
 
 _log = logging.getLogger(__name__)

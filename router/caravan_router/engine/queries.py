@@ -22,7 +22,7 @@ from caravan_scheduler.core.engine import ANY_SENDER, TextSender
 from caravan_scheduler.core.errors import EngineError, GenerationError, HelperError, NoShardError, TextTooLongError
 from caravan_scheduler.core.groups import Most, grouped
 from caravan_scheduler.core.media import MediaPrompt
-from caravan_scheduler.core.media_tokens import MediaTokens, media_tokens_of
+from caravan_scheduler.core.prompt_media import MediaTokens, media_tokens_of
 from caravan_scheduler.waiting.text_queue import TextQueue, room_of
 
 _T = TypeVar("_T")
@@ -126,7 +126,7 @@ class ShardQueries:
         Adjacent texts are tokenized separately. Raises TooMuchMediaError.
         """
         facts = self._replicas.facts.media
-        assert facts is not None, "the model neither sees nor hears"
+        assert facts is not None, "the model reads neither images nor audio"
         kept = self._shelf.kept(parts)
         asked = parts_of(kept, add_special=add_special, parse_special=parse_special)
         tokenized = await self._tokenize(

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from caravan_proto.messages.results import DraftCount, DraftSource, FinishReason
-from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
-from caravan_scheduler.core.tuple_maker import maker
+from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken, maker
 
 _generated_token, _alternative = maker(GeneratedToken), maker(Alternative)
 

@@ -1,1 +1,1 @@
-"""Follows the pods of a Service in Kubernetes, by the EndpointSlices that its API server tells."""
+"""Follows the pods of a Service in Kubernetes, by the EndpointSlices of its API server."""

@@ -136,14 +136,14 @@ METRICS = (
     MetricSpec(
         "caravan_media_decode_seconds",
         H,
-        "Time until a file of a picture or a sound was decoded, or found among those decoded before",
+        "Time until an image or audio file was decoded, or found among those decoded before",
         ("kind",),
         REQUEST_SECONDS,
     ),
     MetricSpec(
         "caravan_media_refused_total",
         C,
-        "Files of pictures and sounds that were refused: encoding (no base64), format, size, broken, time, memory, "
+        "Image and audio files that were refused: encoding (no base64), format, size, broken, time, memory, "
         "decoder (it died of the file)",
         ("reason",),
     ),
@@ -156,9 +156,9 @@ METRICS = (
     ),
     MetricSpec("caravan_recomputed_tokens", C, "Tokens computed again for requests that had lost their cells"),
     MetricSpec("caravan_fetched_bytes", C, "Saved prefixes that shards fetched from each other, in bytes"),
-    MetricSpec("caravan_media_encodings_total", C, "Pictures and sounds that shards encoded for prompts"),
+    MetricSpec("caravan_media_encodings_total", C, "Images and audio that shards encoded for prompts"),
     MetricSpec("caravan_media_encoding_seconds_total", C, "Time that this took, in seconds"),
-    MetricSpec("caravan_failed_media_encodings_total", C, "Pictures and sounds that a shard did not encode"),
+    MetricSpec("caravan_failed_media_encodings_total", C, "Images and audio that a shard did not encode"),
     MetricSpec("caravan_failed_fetches", C, "Fetches of saved prefixes that failed, or brought only a part"),
     MetricSpec("caravan_sequences_swapped", G, "Waiting sequences whose cells are saved outside the cache"),
     MetricSpec("caravan_saved_bytes", G, "Size of prefixes that are saved outside the cache", ("shard", "tier")),

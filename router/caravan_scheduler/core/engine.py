@@ -1,22 +1,39 @@
 """The models and their engines as the API sees them."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.model import ModelFile, TokenizedText
 from caravan_proto.messages.results import DraftCount
-from caravan_scheduler.core.generation import GenerationSpec, GenerationState
+from caravan_scheduler.core.generation import ANYONE, GenerationSpec, GenerationState, Tenant
 from caravan_scheduler.core.media import MediaPrompt
-from caravan_scheduler.core.media_tokens import MediaTokens
-from caravan_scheduler.core.model_names import ModelNames
 from caravan_scheduler.core.prefixes import PinRefusal, PrefixReport, ShardPrefixes
+from caravan_scheduler.core.prompt_media import MediaTokens
 from caravan_scheduler.core.shards import ShardReport
-from caravan_scheduler.core.tenant import ANYONE, Tenant
 from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 from caravan_scheduler.core.trace import NO_TRACE, GenerationTrace
+
+
+@dataclass(slots=True)
+class ModelNames:
+    """``expected``: of models that are sure to join; the first is the default. Any other model may join, too.
+
+    ``aliases``: other names that models answer to, each with the name that it means. ``strict``: a model answers to its
+    own names only, since there are expected models, or several were served at a time. ``load_on_demand``: a request may
+    have its model loaded, so that all may be without a shard.
+    """
+
+    expected: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+    load_on_demand: bool = False
+
+    def meant(self, name: str) -> str:
+        """Return the name of the model that ``name`` means, itself if it is no alias."""
+        return self.aliases.get(name, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

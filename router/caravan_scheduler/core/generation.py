@@ -1,4 +1,4 @@
-"""The description of a generation, and its stages."""
+"""The description of a generation, and its stages. Values are valid: the API checks them, and nothing else does."""
 
 import math
 from dataclasses import dataclass
@@ -7,8 +7,32 @@ from enum import Enum
 from caravan_proto.messages.constraint import Constraint, Thought
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.prompt_media import PromptMedia
-from caravan_scheduler.core.stopping import StoppingParams
-from caravan_scheduler.core.tenant import ANYONE, Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppingParams:
+    """When a sequence ends on the shard. Stop strings are text: the text layer looks for them.
+
+    ``stop_token_ids``: at most `caravan_proto.limits.MAX_STOP_TOKEN_IDS` ids that end the sequence when sampled.
+    ``min_tokens``: the least number of output tokens before an end token or one of ``stop_token_ids`` can be sampled;
+    at most ``max_new_tokens``. A constraint that allows nothing else prevails.
+    """
+
+    max_new_tokens: int
+    ignore_eos: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """While several tenants wait, each gets tokens in proportion to its ``weight`` > 0."""
+
+    name: str
+    weight: float = 1.0
+
+
+ANYONE = Tenant(name="")
 
 
 class EarlyStopping(Enum):

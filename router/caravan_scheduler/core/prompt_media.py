@@ -12,7 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from caravan_proto.messages.media import MediaSpan
+from caravan_proto.messages.media import MediaFacts, MediaSpan, TokenizedParts
+from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.media import Media
 
 # The numbers of cells begin here: a token id has at most 32 bits.
@@ -144,3 +145,29 @@ def without_cells(tokens: tuple[int, ...], media: PromptMedia, start: int) -> tu
     if start >= media.spans[-1].end:
         return tokens
     return tuple(0 if token >= FIRST_CELL_NUMBER else token for token in tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTokens:
+    """The tokens of a prompt, in which cells of ``media`` have numbers, no bytes, and count as control tokens.
+
+    ``media``: None if the prompt has text only.
+    """
+
+    tokens: TokenizedText
+    media: PromptMedia | None
+
+
+def media_tokens_of(parts: TokenizedParts, media: Iterable[Media], facts: MediaFacts) -> MediaTokens:
+    """Return the tokens of ``parts`` of a prompt that has ``media``, as a shard with ``facts`` has counted them."""
+    token_ids = list(parts.token_ids)
+    for span in parts.media:
+        token_ids[span.offset : span.end] = cell_numbers(span, facts.fingerprint)
+    found = PromptMedia(
+        spans=parts.media,
+        contents={medium.id: medium for medium in media},
+        encoder=facts.fingerprint,
+        atomic=facts.atomic,
+    )
+    tokens = TokenizedText(tuple(token_ids), parts.pieces, parts.specials)
+    return MediaTokens(tokens, found if parts.media else None)

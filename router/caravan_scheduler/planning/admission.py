@@ -3,21 +3,44 @@
 import math
 from collections.abc import Callable
 
+from caravan_scheduler.actions import Encode
 from caravan_scheduler.fault import FaultError, on_behalf
-from caravan_scheduler.planning.encoding import begin_encoding
 from caravan_scheduler.planning.moving import begin_fetch
 from caravan_scheduler.planning.placement import BusyHolder, EmptierShard, NoRoom, Place, choose
 from caravan_scheduler.planning.prompts_under_way import AwaitedPrompt
 from caravan_scheduler.planning.shard_index import ShardIndex
 from caravan_scheduler.planning.step_plan import StepPlan
 from caravan_scheduler.sequence import Sequence
+from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.prefix_reuse import worth_copying
 from caravan_scheduler.state import SchedulerState
 from caravan_scheduler.waiting.queue import MOST_READ, NotNow
 
+# A shard is given no more media once so many wait there: what it has encoded too early, it may drop before it is used.
+_MOST_WAITING = 4
 # A plan looks for places for at most this many requests. Those after them start in a later plan.
 _MOST_ASKED = 64
+
+
+def begin_encoding(state: SchedulerState, sequence: Sequence, shard: ShardAccount, cached: int) -> bool:
+    """Let ``shard`` encode what ``sequence`` needs behind ``cached`` tokens. Return whether ``sequence`` must wait."""
+    media = sequence.spec.media
+    if media is None:
+        return False
+    missing = shard.media.missing(media.behind(cached))
+    if not missing:
+        return False
+    under_way = {one.media_id: one.encode_id for one in state.encodings.under_way(shard.name)}
+    new = [media_id for media_id in missing if media_id not in under_way]
+    if new and len(under_way) >= _MOST_WAITING:
+        return True
+    for media_id in new:
+        encoding = state.encodings.begin(shard.name, media_id, missing[media_id])
+        under_way[media_id] = encoding.encode_id
+        state.outbox.add(Encode(encoding.encode_id, shard.name, media.contents[media_id]))
+    state.encodings.let_wait(sequence.request_id, [under_way[media_id] for media_id in missing])
+    return True
 
 
 class StepPlans(dict[ShardLedger, StepPlan]):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from caravan_scheduler.core.common_length import common_length
+from caravan_scheduler.core.tokens import common_length
 from caravan_scheduler.planning.prompts_under_way import AwaitedPrompt
 from caravan_scheduler.planning.shard_index import ShardIndex
 from caravan_scheduler.planning.step_plan import StepPlan

@@ -1,20 +1,203 @@
 """What a plan looks up of shards: brought up to date by each shard that changes, so that no plan asks them all."""
 
-from collections.abc import Iterable, Mapping
+import bisect
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
+from caravan_scheduler.config import Clock
 from caravan_scheduler.output_lengths import OutputLengths
-from caravan_scheduler.planning.open_shards import OpenShards
-from caravan_scheduler.planning.prefix_index import PrefixIndex
-from caravan_scheduler.planning.prompts_under_way import PromptsUnderWay
-from caravan_scheduler.planning.shard_queues import ShardQueues
-from caravan_scheduler.planning.speeds import Speeds
+from caravan_scheduler.planning.prompts_under_way import PrefixIndex, PromptsUnderWay
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
-from caravan_scheduler.shard.clock import Clock
 from caravan_scheduler.shard.ledger import ShardLedger
 
+# The cost of sharing a shard with one more sequence, in prompt tokens that could be computed in that time.
+_TOKENS_PER_RESIDENT = 64
+# How far what is known of a shard's speed follows each look at it: a disturbed step must not turn requests away.
+_NEWEST_SPEED = 0.05
+# A second of waiting for an emptier shard counts so much: it is certain, while the residents of a fuller one may end.
+_WAIT_WEIGHT = 4.0
+# Most shards whose step ends soon that are considered.
+_MOST_SOON_FREE = 4
+# The seconds of a prompt token before any was measured.
+_FIRST_TOKEN_S = 1e-3
 # Most busy shards that are compared for a request.
 _MOST_HOLDERS = 3
+
+
+class ShardQueues:
+    """A queue for each shard. Nobody looks for a place for its requests until they are taken out.
+
+    Requests that were cancelled meanwhile stay in their queue until then.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, dict[int, Sequence]] = {}
+        # When each stops waiting, its id, and the shard.
+        self._until: list[tuple[float, int, str]] = []
+
+    def push(self, shard: str, sequence: Sequence, until_s: float) -> None:
+        """Let ``sequence`` wait for ``shard`` until ``until_s``."""
+        self._queues.setdefault(shard, {})[sequence.request_id] = sequence
+        heapq.heappush(self._until, (until_s, sequence.request_id, shard))
+
+    def length(self, shard: str) -> int:
+        """Return how many wait for ``shard``."""
+        return len(self._queues.get(shard, ()))
+
+    def shard_of(self, request_id: int) -> str | None:
+        """Return the shard for which a request waits; None if it waits for none."""
+        return next((shard for shard, queue in self._queues.items() if request_id in queue), None)
+
+    def pop(self, shard: str, count: int | None = None) -> list[Sequence]:
+        """Take out the first ``count`` that wait for ``shard``, by priority, then by arrival; None: all."""
+        queue = self._queues.get(shard, {})
+        found = sorted(queue.values(), key=lambda one: (-one.spec.priority, one.request_id))[:count]
+        for sequence in found:
+            del queue[sequence.request_id]
+        return found
+
+    def pop_late(self, now: float) -> Iterator[Sequence]:
+        """Take out those whose time is over."""
+        while self._until and self._until[0][0] <= now:
+            _, request_id, shard = heapq.heappop(self._until)
+            sequence = self._queues.get(shard, {}).pop(request_id, None)
+            if sequence is not None:
+                yield sequence
+
+    def pop_all(self) -> list[Sequence]:
+        """Take out all."""
+        found = [sequence for queue in self._queues.values() for sequence in queue.values()]
+        self._queues.clear()
+        self._until.clear()
+        return found
+
+
+class OpenShards:
+    """A shard is *open* if it can take a command and has a sequence id; ``by_name`` has those.
+
+    One that had no cells for requests is among ``without_cells`` until it changes. It has residents, so it does change.
+    Until then it is asked for new requests only, not for the ``refused``, for which no shard had room.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, ShardLedger] = {}
+        self.without_cells: set[str] = set()
+        self.refused: set[int] = set()
+        # Shards that changed so that a request may start there, by whether they can take a command.
+        self.due: set[str] = set()
+        self._due_later: set[str] = set()
+        self.with_two_layouts: set[str] = set()
+
+    def update(self, shard: ShardLedger, *, may_start: bool) -> None:
+        """Look at ``shard``, which changed. ``may_start``: maybe a request can start there by that."""
+        name, can_command = shard.name, shard.commands.can_begin
+        if may_start:
+            self._due_later.add(name)
+            self.without_cells.discard(name)
+        if can_command and name in self._due_later:
+            self._due_later.remove(name)
+            self.due.add(name)
+        if can_command and shard.stays.free_sequences > 0:
+            self.by_name[name] = shard
+        else:
+            self.by_name.pop(name, None)
+        if shard.capacity.limits.other_layout is None:
+            self.with_two_layouts.discard(name)
+        else:
+            self.with_two_layouts.add(name)
+
+    def forget(self, shard: str) -> None:
+        """Forget ``shard``, which is gone."""
+        self.by_name.pop(shard, None)
+        for names in (self.due, self._due_later, self.without_cells, self.with_two_layouts):
+            names.discard(shard)
+
+    def to_ask(self, sequence: Sequence) -> Iterable[ShardLedger]:
+        """Return the shards that are to be asked whether ``sequence`` can start."""
+        if self.without_cells and sequence.request_id in self.refused:
+            return [shard for name, shard in self.by_name.items() if name not in self.without_cells]
+        return self.by_name.values()
+
+
+class Speeds:
+    """The speeds of shards, and when their steps end."""
+
+    def __init__(self, clock: Clock, lengths: OutputLengths, prompts: PromptsUnderWay, queues: ShardQueues) -> None:
+        self._clock = clock
+        self._lengths = lengths
+        self._prompts = prompts
+        self._queues = queues
+        # Measured seconds of a prompt token, by shard.
+        self._token_s: dict[str, float] = {}
+        # Shards that can take a request after the step under way: the weighted time at which that ends plus the cost of
+        # sharing them, in seconds, and their names; ascending. The same by name.
+        self._soon_free: list[tuple[float, str, ShardLedger]] = []
+        self._soon_costs: dict[str, float] = {}
+        # How many requests of this plan wait for a shard whose step ends soon, by its name.
+        self.expected: Counter[str] = Counter()
+
+    def update(self, shard: ShardLedger, *, soon_free: bool) -> None:
+        """Measure ``shard``, which changed. ``soon_free``: it can take a request after the step under way."""
+        self._forget_soon_free(shard.name)
+        if (token_s := shard.costs.prompt_token_s) > 0:
+            known_s = self.token_s(shard) if self._token_s else token_s
+            self._token_s[shard.name] = known_s + _NEWEST_SPEED * (token_s - known_s)
+        if soon_free:
+            cost_s = self._soon_costs[shard.name] = _WAIT_WEIGHT * shard.commands.busy_until_s + self.sharing_s(shard)
+            bisect.insort(self._soon_free, (cost_s, shard.name, shard))
+
+    def forget(self, shard: str) -> None:
+        """Forget ``shard``, which is gone."""
+        self._token_s.pop(shard, None)
+        self._forget_soon_free(shard)
+
+    def _forget_soon_free(self, shard: str) -> None:
+        if (cost_s := self._soon_costs.pop(shard, None)) is not None:
+            del self._soon_free[bisect.bisect_left(self._soon_free, (cost_s, shard))]
+
+    def token_s(self, shard: ShardAccount) -> float:
+        """Return the measured seconds of a prompt token. A shard that has computed none is taken for the fastest."""
+        return self._token_s.get(shard.name) or min(self._token_s.values(), default=_FIRST_TOKEN_S)
+
+    def sharing_s(self, shard: ShardAccount, more: int = 0) -> float:
+        """Return what sharing ``shard`` with its residents, and ``more`` sequences, costs a request."""
+        return self.token_s(shard) * _TOKENS_PER_RESIDENT * (len(shard.stays.residents) + more)
+
+    def start_s(self, shard: ShardAccount, tokens: int) -> float:
+        """Return what starting on ``shard`` costs a request, of which ``tokens`` have to be computed there."""
+        return self.token_s(shard) * tokens + self.sharing_s(shard)
+
+    def soon_better(self, than: ShardAccount) -> ShardLedger | None:
+        """Return a shard whose step ends so soon, and that is so much emptier than ``than``, that it costs less.
+
+        Requests that wait for it already count as its residents. On ``than``, prompts are to be computed first.
+        """
+        limit_s = self.sharing_s(than) + self.token_s(than) * self._prompts.pending_tokens(than.name)
+        for _, name, shard in self._soon_free[:_MOST_SOON_FREE]:
+            if _WAIT_WEIGHT * self._step_left_s(shard) + self.sharing_s(shard, self.expected.get(name, 0)) < limit_s:
+                return shard
+        return None
+
+    def wait_s(self, shard: ShardAccount) -> float:
+        """Return in how many seconds ``shard``, which is busy or full, can start one more; infinite if unknown."""
+        if shard.drain.has_begun:
+            return math.inf
+        step_s, ahead = self._step_left_s(shard), self._queues.length(shard.name) - shard.stays.free_sequences
+        if ahead < 0:
+            return step_s
+        slot_s = self._lengths.mean * shard.costs.mean_step_s / max(1, len(shard.stays.residents))
+        return max(step_s, slot_s * (ahead + 1)) if slot_s > 0 else math.inf
+
+    def _step_left_s(self, shard: ShardAccount) -> float:
+        """Return how many more seconds the step of ``shard`` takes; 0 if none is under way."""
+        now_s, end_s = self._clock.now_s, shard.commands.busy_until_s
+        if not math.isfinite(end_s):
+            return 0.0
+        # A step that is late is expected to take as long again as it is late already.
+        return end_s - now_s if now_s < end_s else now_s - end_s
 
 
 class ShardIndex:

@@ -1,5 +1,12 @@
-"""The next command of one shard while it is being planned."""
+"""The next command of one shard while it is being planned.
 
+Drafts use cells that are free anyway: nothing is evicted or preempted for them. No sequence gets more tokens by a
+Decode than it may have steps, so all that the Decode can take is promised while it runs (`InFlight.coming_cells`), and
+leaves room for the steps after it.
+"""
+
+import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from caravan_proto.messages.commands import (
@@ -14,29 +21,69 @@ from caravan_proto.messages.commands import (
     PrefixCopy,
     Row,
     RowOutputs,
+    SequenceParameters,
 )
 from caravan_scheduler.beams import BeamGroup
 from caravan_scheduler.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_scheduler.fault import on_behalf
 from caravan_scheduler.output_lengths import OutputLengths
-from caravan_scheduler.parameters import parameters_of
-from caravan_scheduler.planning.chunking import Riders, join_reason, step_after, step_seconds
-from caravan_scheduler.planning.drafting import draft_plan
-from caravan_scheduler.planning.forecast import CellForecast
+from caravan_scheduler.planning.chunking import Riders, StepBudget, join_reason, step_after, step_seconds, to_border
+from caravan_scheduler.planning.forecast import GROWTH_CELLS, CellForecast
 from caravan_scheduler.planning.layout import steps_left
-from caravan_scheduler.planning.step_budget import StepBudget, to_border
 from caravan_scheduler.prefix_tree import NO_MATCH, Match
 from caravan_scheduler.sequence import Sequence
+from caravan_scheduler.shard.account import ShardAccount
+from caravan_scheduler.shard.command import UNSEEN_STEPS
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.prefix_reuse import has_cells_for_load, has_id_for, worth_copying
 from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.shard.saved_runs import SavedPrefix
 from caravan_scheduler.waiting.queue import effective_priority
 
+_POOL_BYTES = 16
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
 _CLEARED_STEPS = 16
 # The most steps of a Decode, however short they are.
 _MOST_STEPS = 4096
+
+
+def draft_plan(shard: ShardAccount, residents: Collection[Resident], steps: int) -> tuple[int, int]:
+    """Return the most steps of a Decode, at most ``steps``, and the most draft tokens of each of them.
+
+    There are none if too few cells are free.
+    """
+    limits = shard.capacity.limits
+    most = min(limits.draft_tokens, limits.max_batch_tokens - len(residents))
+    if most <= 0:
+        return steps, 0
+    drafts = min(most, sum([resident.sequence.spec.max_draft_tokens for resident in residents]))
+    if drafts <= 0 or shard.capacity.is_bounded_by_sequence:
+        return steps, max(0, drafts)
+    with_drafts = min(steps, shard.cells.free // len(residents) - GROWTH_CELLS)
+    return (with_drafts, drafts) if with_drafts > UNSEEN_STEPS else (steps, 0)
+
+
+def parameters_of(sequence: Sequence) -> SequenceParameters:
+    """Return the parameters for the next stay of ``sequence``."""
+    spec = sequence.spec
+    drafts = spec.max_draft_tokens > 0
+    return SequenceParameters(
+        sampling=spec.sampling,
+        prompt_length=len(spec.prompt),
+        max_length=spec.max_length,
+        ignore_eos=spec.stopping.ignore_eos,
+        stop_token_ids=spec.stopping.stop_token_ids,
+        min_tokens=spec.stopping.min_tokens,
+        adapter=spec.adapter,
+        prompt_logprobs=sequence.needs_prompt_logprobs,
+        constraint=spec.constraint,
+        thought=spec.thought,
+        max_draft_tokens=spec.max_draft_tokens,
+        prediction=spec.prediction if drafts else (),
+        draft_pool=hashlib.blake2b(spec.namespace.encode(), digest_size=_POOL_BYTES).digest() if drafts else b"",
+        traceparent=spec.traceparent,
+        feedback=sequence.feedback,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

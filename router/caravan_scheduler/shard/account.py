@@ -1,22 +1,176 @@
-"""What the router knows of one shard, to read. `ShardLedger` changes it."""
+"""What the router knows of one shard, to read: its cells, the media that it has encoded, and all the other parts.
+
+`ShardLedger` changes it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping
 
 from caravan_proto.messages.limits import LayoutLimits, Saving
-from caravan_scheduler.config import SchedulerConfig
+from caravan_proto.messages.media import MediaSpan
+from caravan_scheduler.config import Clock, SchedulerConfig
 from caravan_scheduler.events import ShardLimits
 from caravan_scheduler.pins import Pins
+from caravan_scheduler.prefix_tree import PrefixTree
 from caravan_scheduler.shard.capacity import ShardCapacity
-from caravan_scheduler.shard.cells import ShardCells
 from caravan_scheduler.shard.checkpoints import Checkpoints
-from caravan_scheduler.shard.claims import Claims
-from caravan_scheduler.shard.clock import Clock
-from caravan_scheduler.shard.command import ShardCommands
+from caravan_scheduler.shard.command import NextHeader, ShardCommands
 from caravan_scheduler.shard.costs import ShardCosts
-from caravan_scheduler.shard.drain import Drain
-from caravan_scheduler.shard.media import ShardMedia
-from caravan_scheduler.shard.next_header import NextHeader
+from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.shard.saved_runs import SavedRuns
 from caravan_scheduler.shard.saves import ShardSaves
-from caravan_scheduler.shard.stays import Stays
+from caravan_scheduler.shard.stays import Drain, Stays
+
+# Seconds of a cell before any was measured.
+_FIRST_ENCODED_CELL_S = 1e-3
+_NEWEST_ENCODING = 0.3
+# Media that are remembered. A shard drops what was used least recently by its own limit, and says so when it is asked.
+_MOST_ENCODED = 4096
+
+
+class Claims:
+    """A stream gives way to the prompts that could be computed when its own was complete.
+
+    They came with it, and only the order of the queue put it first. It claims the target once so many more are
+    complete, or fewer are left than that. One that had streamed before it was seen here claims it at once.
+    """
+
+    def __init__(self) -> None:
+        self._prompts_done = 0
+        # How many prompts are complete when each of the streams that were seen last claims the target.
+        self._from: dict[Resident, int] = {}
+
+    def note_prompt(self) -> None:
+        """Note that a prompt is complete."""
+        self._prompts_done += 1
+
+    def any_of(self, decoding: list[Resident], prompts: int) -> bool:
+        """Whether any of ``decoding`` claims the target, while ``prompts`` have yet to be computed."""
+        done, known = self._prompts_done, self._from
+        latest = done + prompts
+        self._from = {
+            resident: min(known.get(resident, done if len(resident.sequence.output) > 1 else latest), latest)
+            for resident in decoding
+        }
+        return any(claimed <= done for claimed in self._from.values())
+
+
+class ShardMedia:
+    """A shard says what it lacks, so what is noted here may be wrong. ``cell_s``: seconds to encode a cell."""
+
+    def __init__(self) -> None:
+        # By id, least recently used first.
+        self._encoded: OrderedDict[bytes, None] = OrderedDict()
+        self.cell_s = _FIRST_ENCODED_CELL_S
+
+    def missing(self, spans: Iterable[MediaSpan]) -> Mapping[bytes, int]:
+        """Return which media of ``spans`` are not encoded, each with the cells that it has there."""
+        cells: dict[bytes, int] = {}
+        for span in spans:
+            if span.media_id not in self._encoded:
+                cells[span.media_id] = cells.get(span.media_id, 0) + span.count
+        return cells
+
+    def encode_s(self, spans: Iterable[MediaSpan]) -> float:
+        """Return how long it takes to encode what is missing of ``spans``, in seconds."""
+        return self.cell_s * sum(self.missing(spans).values())
+
+    # Changes, which the scheduler makes
+
+    def note(self, media_id: bytes, cells: int, seconds: float) -> None:
+        """Note that a medium is encoded, which has taken ``seconds``; 0 if it was before."""
+        self._encoded[media_id] = None
+        self._encoded.move_to_end(media_id)
+        if len(self._encoded) > _MOST_ENCODED:
+            self._encoded.popitem(last=False)
+        if seconds > 0:
+            self.cell_s += _NEWEST_ENCODING * (seconds / cells - self.cell_s)
+
+    def forget(self, media_ids: Collection[bytes]) -> None:
+        """Note that the shard has dropped these media."""
+        for media_id in media_ids:
+            self._encoded.pop(media_id, None)
+
+
+class ShardCells:
+    """Cells are counted, not named: ``tree`` knows which sequences share a run of them.
+
+    The tree learns of outputs when somebody asks for what might begin with them, or when they end, so that no step has
+    to tell it. Until then they are in the *tails* of residents and leaving sequences: ``tails`` counts them, and the
+    ledger adds what is computed or loaded.
+    """
+
+    def __init__(self, capacity: ShardCapacity, stays: Stays, commands: ShardCommands) -> None:
+        self._capacity = capacity
+        self._stays = stays
+        self._commands = commands
+        self.tree = PrefixTree()
+        self.tails = 0
+
+    @property
+    def live(self) -> int:
+        """Cells of sequences that are not parked."""
+        if self._capacity.limits.layout.shares_cells:
+            return self.tree.live_cells + self.tails
+        return sum(one.computed for one in (*self._stays.residents.values(), *self._stays.leaving.values()))
+
+    @property
+    def held(self) -> int:
+        """Cells that hold tokens, including those of parked sequences."""
+        if self._capacity.limits.layout.shares_cells:
+            return self.tree.cells + self.tails
+        return self.live + sum(self.tree.length(sequence_id) for sequence_id in self._stays.parked)
+
+    @property
+    def promised(self) -> int:
+        """Cells that started prompts and commands under way will take."""
+        prompts = sum([one.target - one.computed for one in self._stays.incomplete.values()])
+        groups = self._stays.beam_groups
+        beams = sum(group.cells_to_branch for group in groups) if groups else 0
+        return prompts + beams + sum([command.coming_cells for command in self._commands.in_flight])
+
+    @property
+    def available(self) -> int:
+        """Cells that could be had now if all parked sequences were evicted."""
+        return self._capacity.cells - self.live - self.promised
+
+    @property
+    def free(self) -> int:
+        """Cells that could be had now without evicting anything. Releases count: the next command does them first."""
+        return self._capacity.cells - self.held - self.promised
+
+    def tail(self, resident: Resident) -> int:
+        """Cells of ``resident`` that the tree does not know."""
+        return resident.computed - self.tree.length(resident.sequence_id)
+
+    def index(self, resident: Resident) -> bool:
+        """Enter what ``resident`` has computed into the tree. Return whether that is more than the tree knew."""
+        tail = self.tail(resident)
+        if tail:
+            known = resident.computed - tail
+            self.tails -= tail
+            self.tree.extend(resident.sequence_id, resident.sequence.tokens(known, resident.computed))
+        return tail > 0
+
+    # Changes, which the ledger makes
+
+    def forget(self, resident: Resident) -> None:
+        """Count the cells of ``resident`` no more."""
+        self.tails -= self.tail(resident)
+        self.tree.remove(resident.sequence_id)
+
+    def rebuild(self) -> None:
+        """Enter every sequence on a path of its own: a sequence that was moved shares no cells with others."""
+        held = (*self._stays.residents.values(), *self._stays.parked.values())
+        self.tree = PrefixTree()
+        self.tails = sum(one.computed for one in held)
+        for resident in held:
+            self.tree.insert(resident.sequence_id, resident.sequence.request.prefix_namespace)
+            resident.shared = 0
+            if resident.status is not Status.LOADED:
+                self.index(resident)
+            if resident.status is Status.PARKED:
+                self.tree.park(resident.sequence_id)
 
 
 class ShardAccount:

@@ -59,10 +59,6 @@ class Checkpoints:
         most = min(sequence.most_shared, resident.target - 2)
         self._ahead[resident] = list(reversed(_apart(map(sequence.border, found), resident.cached, most)))
 
-    def forget_seen(self) -> None:
-        """Forget the beginnings of prompts: the next prompt of each kind pauses nowhere to be left there."""
-        self._seen.clear()
-
     def pass_reached(self, runs: SavedRuns) -> list[Resident]:
         """Let the prompts go on that are at a place. Return those that are to be saved there, as ``runs`` lack it."""
         if not self._ahead:

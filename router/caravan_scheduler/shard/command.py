@@ -1,17 +1,57 @@
-"""The commands of a shard that are under way, and what they say of whose turn is next."""
+"""The commands of a shard that are under way, what the next one does first, and what both say of whose turn is next."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from caravan_proto.messages.commands import Command, Decode, Evaluate, Prefill
-from caravan_scheduler.shard.adapter_turn import AdapterTurn
+from caravan_proto.messages.commands import Command, Decode, Evaluate, Header, Prefill
 from caravan_scheduler.shard.costs import ShardCosts
 from caravan_scheduler.shard.resident import Resident
 from caravan_scheduler.shard.stays import Stays
 
+# Steps in a row while another adapter is wanted. Switching costs part of a step; a longer turn makes the others wait.
+TURN_STEPS = 8
 # A Decode that must yield has seldom run more than this many steps beyond those reported. If it has, the shard reports
 # that its cache is full, and nothing is lost.
 UNSEEN_STEPS = 4
+
+
+class AdapterTurn:
+    """``adapter`` is that of the last step; empty for none."""
+
+    def __init__(self) -> None:
+        self.adapter = ""
+        self._steps = 0
+        # Least recently used first.
+        self._used: dict[str, None] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether another adapter goes next, if one is wanted."""
+        return self._steps >= TURN_STEPS
+
+    def steps_left(self, adapter: str) -> int:
+        """Return how many steps ``adapter`` has in a row if it goes next."""
+        return TURN_STEPS if adapter != self.adapter or self.is_over else TURN_STEPS - self._steps
+
+    def next(self, wanted: Collection[str]) -> str:
+        """Return the one of ``wanted`` whose turn it is, else the one whose last turn is longest ago."""
+        if not wanted or wanted == {self.adapter} or (self.adapter in wanted and not self.is_over):
+            return self.adapter
+        places = {adapter: place for place, adapter in enumerate(self._used)}
+        # The adapter whose turn is over is the last of those used.
+        return min(wanted, key=lambda adapter: (places.get(adapter, -1), adapter))
+
+    def take(self, adapter: str) -> None:
+        """Note that a command with ``adapter`` is sent. A turn begins if it was another's or this one's is over."""
+        if adapter != self.adapter or self.is_over:
+            self.adapter, self._steps = adapter, 0
+        self._used.pop(adapter, None)
+        self._used[adapter] = None
+
+    def count_step(self) -> bool:
+        """Note that a step ended. Return whether the turn ended with it."""
+        self._steps += 1
+        return self._steps == TURN_STEPS
 
 
 class InFlight:
@@ -188,3 +228,47 @@ class ShardCommands:
             self._costs.observe_chunks(all_tokens, pairs / all_tokens, riders=riders, seconds=seconds)
         command.end_step(tokens)
         return self.turn.count_step()
+
+
+class NextHeader:
+    """It releases what leaves, and also:
+
+    ``recycled``: ids that were released and already given to others. ``parked``: lengths to which ended sequences are
+    cut back, by id. ``dropped_runs``, ``spilled_runs``: keys of saved runs that are given up, or move to disk.
+
+    ``sources``: sequences from which the next command copies: they must not be evicted before it is sent.
+    ``is_urgent``: the shard should get a command at once: it computes for a client that is gone, or its cache is full.
+    """
+
+    def __init__(self, stays: Stays) -> None:
+        self._stays = stays
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin with nothing to do, after a command was sent."""
+        self.recycled: list[int] = []
+        self.parked: dict[int, int] = {}
+        self.dropped_runs: list[bytes] = []
+        self.spilled_runs: list[bytes] = []
+        self.sources: set[int] = set()
+        self.is_urgent = False
+
+    @property
+    def evictable(self) -> list[Resident]:
+        """The parked sequences that the next command does not copy, least recently used first."""
+        return [one for sequence_id, one in self._stays.parked.items() if sequence_id not in self.sources]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the next command has something to do first."""
+        return bool(self._stays.releasing or self.recycled or self.parked or self.dropped_runs or self.spilled_runs)
+
+    @property
+    def message(self) -> Header:
+        """The header as the command carries it."""
+        return Header(
+            release=(*self.recycled, *self._stays.releasing),
+            park=tuple(self.parked.items()),
+            drop_runs=tuple(self.dropped_runs),
+            spill_runs=tuple(self.spilled_runs),
+        )

@@ -6,8 +6,8 @@ from caravan_scheduler.core.prefixes import CachedPrefix, RunningSequence, Shard
 from caravan_scheduler.core.prompt_media import is_cell
 from caravan_scheduler.pins import Pin
 from caravan_scheduler.shard.account import ShardAccount
-from caravan_scheduler.shard.kept_run import KeptRun, Tier
 from caravan_scheduler.shard.resident import Resident
+from caravan_scheduler.shard.saved_runs import KeptRun, Tier
 
 
 def prefixes_of(shard: ShardAccount, key: bytes | None = None) -> ShardPrefixes:

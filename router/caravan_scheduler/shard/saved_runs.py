@@ -1,19 +1,99 @@
 """Which cells a shard keeps outside its cache, in host memory and on disk, and which of them make way for others."""
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 
-from caravan_proto.messages.commands import RunSlice
+from caravan_proto.messages.commands import RunNote, RunSlice
+from caravan_scheduler.config import Clock
 from caravan_scheduler.events import SavedRun
 from caravan_scheduler.pins import Pin, Pins
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS, PrefixKeys
-from caravan_scheduler.shard.clock import Clock
-from caravan_scheduler.shard.kept_run import KeptRun, Tier
-from caravan_scheduler.shard.saved_states import SavedStates
 
 # Pinned prefixes take at most the memory divided by this.
 _PINNED_SHARE = 2
+
+
+class Tier(Enum):
+    """Where a run is."""
+
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+@dataclass(slots=True, eq=False)
+class KeptRun:
+    """The cells [start, end) of a prefix, named by the key of its end. ``cuts``: positions and keys of its cuts.
+
+    One without cells is the recurrent state at the end of a prefix, and has a key of its own.
+
+    ``used_s``: when it was saved or last loaded, in seconds on the scheduler's clock. Prefixes are found in it up to
+    ``usable_end``: its end, unless it was dropped. ``loads``: how many sequences were loaded with it as their last run.
+    """
+
+    start: int
+    cuts: tuple[tuple[int, bytes], ...]
+    size_bytes: int
+    tier: Tier
+    note: RunNote
+    used_s: float
+    usable_end: int
+    loads: int = 0
+
+    @property
+    def key(self) -> bytes:
+        return self.cuts[-1][1]
+
+    @property
+    def end(self) -> int:
+        return self.cuts[-1][0]
+
+    @property
+    def is_state(self) -> bool:
+        return self.start == self.end
+
+    @property
+    def prefix_key(self) -> bytes:
+        """The key of the prefix that it ends."""
+        return self.note.before if self.is_state else self.key
+
+
+class SavedStates:
+    """The runs that are states, by the keys of the prefixes that they end."""
+
+    def __init__(self) -> None:
+        self._states: dict[bytes, KeptRun] = {}
+        # How many there are at each length.
+        self._ends: Counter[int] = Counter()
+        # The largest size of a state seen, in bytes.
+        self.size_bytes = 0
+
+    def get(self, key: bytes) -> KeptRun | None:
+        """Return the state at the end of the prefix that ``key`` names."""
+        return self._states.get(key)
+
+    def backwards(self, keys: PrefixKeys, most: int) -> Iterator[KeptRun]:
+        """Yield the states within the first ``most`` tokens of a sequence, the last one first."""
+        for end in sorted((end for end in self._ends if end <= most), reverse=True):
+            state = self._states.get(keys.at(end))
+            if state is not None:
+                yield state
+
+    # Changes
+
+    def add(self, run: KeptRun) -> None:
+        """Note a state."""
+        self._states[run.prefix_key] = run
+        self._ends[run.end] += 1
+        self.size_bytes = max(self.size_bytes, run.size_bytes)
+
+    def forget(self, run: KeptRun) -> None:
+        """Note that the shard no longer has this state."""
+        del self._states[run.prefix_key]
+        self._ends[run.end] -= 1
+        if not self._ends[run.end]:
+            del self._ends[run.end]
 
 
 @dataclass(frozen=True, slots=True)

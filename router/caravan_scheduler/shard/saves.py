@@ -10,11 +10,9 @@ from caravan_scheduler.events import SavedRun
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS, cuts_between, state_key
 from caravan_scheduler.shard.capacity import ShardCapacity
 from caravan_scheduler.shard.checkpoints import thinned
-from caravan_scheduler.shard.command import InFlight, ShardCommands
-from caravan_scheduler.shard.kept_run import Tier
-from caravan_scheduler.shard.next_header import NextHeader
+from caravan_scheduler.shard.command import InFlight, NextHeader, ShardCommands
 from caravan_scheduler.shard.resident import Resident
-from caravan_scheduler.shard.saved_runs import Eviction, SavedPrefix, SavedRuns
+from caravan_scheduler.shard.saved_runs import Eviction, SavedPrefix, SavedRuns, Tier
 
 # Checkpoints of one sequence that are kept while the memory for saved runs is not half full.
 _MOST_CHECKPOINTS = 32

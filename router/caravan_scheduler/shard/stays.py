@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from caravan_scheduler.shard.drain import Drain
 from caravan_scheduler.shard.resident import TRANSITIONS, Resident, Status
 
 if TYPE_CHECKING:
@@ -14,8 +13,28 @@ if TYPE_CHECKING:
     from caravan_scheduler.beams import BeamGroup
     from caravan_scheduler.sequence import Sequence
 
+
 # Other sequences can start from residents in these states.
 _SOURCES = (Status.RUNNING, Status.PARKED)
+
+
+@dataclass(slots=True)
+class Drain:
+    """``began_s``: when the shard began to drain, in seconds on the scheduler's clock, if it ``has_begun``.
+
+    ``has_moved_prefixes``: whether what it keeps of ended sequences has been offered to others. ``has_ended``: whether
+    the shard may end.
+    """
+
+    has_begun: bool = False
+    began_s: float = 0.0
+    has_moved_prefixes: bool = False
+    has_ended: bool = False
+
+    def begin(self, now_s: float) -> None:
+        """Note that the shard drains, if that is new."""
+        if not self.has_begun:
+            self.has_begun, self.began_s = True, now_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Sheng et al., "Fairness in Serving Large Language Models", arXiv 2401.00588.
 import itertools
 from collections.abc import Iterable
 
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 
 # What a token costs a tenant, as in the paper: an output token takes a step of its own.
 PROMPT_TOKEN = 1.0

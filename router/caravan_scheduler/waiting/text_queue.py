@@ -7,7 +7,7 @@ packed while another runs; all other calls wait here, where fair shares and prio
 import math
 from dataclasses import dataclass
 
-from caravan_scheduler.core.tenant import ANYONE, Tenant
+from caravan_scheduler.core.generation import ANYONE, Tenant
 from caravan_scheduler.waiting.fair_share import PROMPT_TOKEN, FairShare
 
 # Tokens that each shard may have at least: those of two calls, of which one waits while the other runs.

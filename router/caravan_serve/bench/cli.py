@@ -105,7 +105,7 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[
     if args.temperature is None and (args.top_k, args.top_p, args.min_p) != (None, None, None):
         parser.error("--top-k, --top-p and --min-p need --temperature")
     if args.api is Api.EMBEDDINGS and (args.workload is not Workload.PLAIN or args.temperature is not None):
-        parser.error("--api embeddings needs the workload plain, and draws no tokens")
+        parser.error("--api embeddings needs the workload plain, and samples no tokens")
     if args.api is not Api.COMPLETIONS and (
         args.whole or (args.min_p, args.logprobs, args.json_schema) != (None, None, None)
     ):

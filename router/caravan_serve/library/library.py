@@ -18,8 +18,7 @@ from caravan_scheduler.core.library import (
     ModelDescription,
     StateChange,
 )
-from caravan_scheduler.residency.model_need import Phase
-from caravan_scheduler.residency.plan import Load, NoPlace, Refusal, Step, TooLarge, Unload, plan
+from caravan_scheduler.residency import Load, NoPlace, Phase, Refusal, Step, TooLarge, Unload, plan
 from caravan_serve.library.entry import CatalogueEntry
 from caravan_serve.library.files import FilesHere, described_by, files_of
 from caravan_serve.library.host import ShardHost
@@ -288,7 +287,7 @@ class ModelLibrary:
 def _why(refusal: Refusal) -> str:
     """Return why a model cannot be loaded, for the clients that wait for it too."""
     if isinstance(refusal, NoPlace):
-        return f"of at most {refusal.max_models} loaded at a time, all are pinned"
+        return f"all {refusal.max_models} places (--models-max) are taken by pinned models"
     needs, most = -(-refusal.needs_bytes >> 20), refusal.most_bytes >> 20
     return f"it needs {needs} MiB of memory ({refusal.place}), of which it could get {most} MiB"
 

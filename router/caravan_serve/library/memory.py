@@ -14,7 +14,7 @@ from caravan_models.known import parse_reference
 from caravan_models.progress import OnProgress, ignore_progress
 from caravan_models.reference import LocalFile
 from caravan_proto.host_memory import available_memory
-from caravan_scheduler.residency.model_need import HOST, ModelNeed, Phase, Room
+from caravan_scheduler.residency import HOST, ModelNeed, Phase, Room
 from caravan_serve.library.entry import CatalogueEntry
 
 # What a load leaves free on this host, for what everybody else may need meanwhile.

@@ -10,9 +10,9 @@ from dataclasses import replace
 from caravan_models.reference import HUB_PREFIX
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.fleet import Fleet
+from caravan_scheduler.core.engine import ModelNames
 from caravan_scheduler.core.library import LibraryError, LibraryModel, MadeModel, ModelState, StateChange
-from caravan_scheduler.core.model_names import ModelNames
-from caravan_scheduler.residency.model_need import Phase
+from caravan_scheduler.residency import Phase
 from caravan_serve.library.catalogue import names_of
 from caravan_serve.library.downloads import Downloads
 from caravan_serve.library.entry import CatalogueEntry

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caravan_scheduler.core.library import Download, LibraryModel, ModelState
-from caravan_scheduler.residency.model_need import ModelNeed, Phase
+from caravan_scheduler.residency import ModelNeed, Phase
 from caravan_serve.library.entry import CatalogueEntry
 from caravan_serve.library.files import FilesHere
 from caravan_serve.library.host import RunningModel

@@ -9,7 +9,7 @@ from dataclasses import replace
 from caravan_models.known import known_model
 from caravan_models.reference import hub_model
 from caravan_scheduler.core.library import LibraryError, MadeModel, PullProgress
-from caravan_scheduler.residency.model_need import Phase
+from caravan_scheduler.residency import Phase
 from caravan_serve.library.catalogue import CatalogueError, check_name
 from caravan_serve.library.hub import pulled, reference_of, removed
 from caravan_serve.library.made_file import MadeFile

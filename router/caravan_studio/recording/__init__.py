@@ -1,1 +1,1 @@
-"""Recordings of what schedulers heard and decided, as files that are played again. By default no token is in them."""
+"""Recordings of the events and decisions of schedulers, as files that are played again. By default without tokens."""

@@ -29,13 +29,13 @@ class Media(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What decisions depend on of a `GenerationSpec`. ``root``: the number of the key of its empty prefix.
+    """What decisions depend on of a `GenerationSpec`. ``namespace``: the number of that of its prefixes.
 
     ``constraint`` and ``thought``: 0 for none, else a number that stands for it.
     """
 
     prompt: list[int]
-    root: int
+    namespace: int
     most: int
     tenant: str = ""
     weight: float = 1.0
@@ -85,10 +85,7 @@ class Take(_Event, frozen=True):
 
 
 class SavedCells(msgspec.Struct, frozen=True, array_like=True):
-    """`SavedRun`, whose ``cuts`` are positions and the numbers of keys; ``before``: the number of the note's key.
-
-    ``cells``: all its tokens, if those of the note are empty because there are cells of media among them.
-    """
+    """`SavedRun`, whose ``cuts`` are positions and the numbers of keys; ``before``: the number of the note's key."""
 
     start: int
     cuts: list[tuple[int, int]]
@@ -99,7 +96,6 @@ class SavedCells(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     tenant: str
     adapter: str
-    cells: list[int] = []
 
 
 class Join(_Event, frozen=True):
@@ -194,35 +190,26 @@ class End(_Event, frozen=True):
     command: int
 
 
-class PrefixOf(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """The prefix of ``length`` tokens that a shard keeps: of the request ``of``, which has ended, in its cells.
-
-    With ``shard``, that shard has it in one of its saved runs: that at the place ``of``.
-    """
-
-    of: int
-    length: int
-    shard: str = ""
+# The number of a key that no shard has.
+NO_KEY = -1
 
 
 class Flush(_Event, frozen=True):
-    """`FlushRequested`. ``prefix`` tells a key that no earlier line has."""
+    """`FlushRequested`. ``key``: null for all prefixes."""
 
     flush: int
     shards: list[str]
     key: int | None
-    prefix: PrefixOf | None
 
 
 class Pin(_Event, frozen=True):
-    """`PinRequested`. ``root``: the key of the empty prefix of its namespace. ``prefix``: see `Flush`."""
+    """`PinRequested`. ``namespace``: the number of that of the prefix, null if it is not known."""
 
     pin: int
     key: int
     length: int
     tokens: list[int]
-    root: int | None
-    prefix: PrefixOf | None
+    namespace: int | None
     tenant: str
     adapter: str
 

@@ -11,18 +11,16 @@ from caravan_proto.messages.media import MediaSpan
 from caravan_proto.messages.results import DraftCount, LayoutSet, Loaded, Saved
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler import events as heard
-from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, GenerationSpec
+from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, GenerationSpec, StoppingParams, Tenant
 from caravan_scheduler.core.prompt_media import PromptMedia
-from caravan_scheduler.core.stopping import StoppingParams
-from caravan_scheduler.core.tenant import Tenant
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_scheduler.pins import Pin
+from caravan_scheduler.prefix_keys import state_key
 from caravan_scheduler.scheduler import Scheduler
 from caravan_scheduler.sequence import Request, Sequence
 from caravan_studio.recording import events as form
-from caravan_studio.recording.kept_prefixes import key_of, loaded_keys
-from caravan_studio.recording.played_media import contents_of, media_id_of
-from caravan_studio.recording.prefixes import PlayedKeys, namespace_of, prefix_key, with_adapter
+from caravan_studio.recording.names import PlayedNames, contents_of, media_id_of, namespace_of, with_adapter
+from caravan_studio.recording.write_events import loaded_keys
 
 _NO_LOGPROB = PromptToken(None, ())
 
@@ -31,9 +29,9 @@ class EventReader:
     """Reads the events of one scheduler. ``take``: returns the requests of these numbers, which left another one."""
 
     def __init__(
-        self, keys: PlayedKeys, scheduler: Scheduler, take: Callable[[list[int]], tuple[Sequence, ...]]
+        self, names: PlayedNames, scheduler: Scheduler, take: Callable[[list[int]], tuple[Sequence, ...]]
     ) -> None:
-        self._keys = keys
+        self._names = names
         self._scheduler = scheduler
         self._take = take
 
@@ -45,7 +43,6 @@ class EventReader:
             case form.End():
                 return heard.CommandEnded(event.shard, event.command)
             case form.Submit():
-                self._keys.note_root(event.spec.root, event.spec.adapter)
                 return heard.Submitted(read_request(event))
             case form.Cancel():
                 return heard.Cancelled(event.request)
@@ -90,7 +87,7 @@ class EventReader:
             case form.Encode():
                 return heard.Encoded(encode_id=event.encoding, outcome=event.outcome, seconds=event.seconds)
             case form.Flush():
-                key = None if event.key is None else self._key(event.key, event.prefix)
+                key = None if event.key is None else self._flushed(event.key)
                 return heard.FlushRequested(event.flush, frozenset(event.shards), key)
             case form.Pin():
                 return heard.PinRequested(event.pin, self._pin(event))
@@ -107,46 +104,38 @@ class EventReader:
                 assert_never(event)
 
     def _saved_runs(self, runs: list[form.SavedCells]) -> tuple[heard.SavedRun, ...]:
-        for run in runs:
-            self._keys.note_run(run)
-        key = self._keys.key
-        return tuple(
-            heard.SavedRun(
-                start=run.start,
-                cuts=tuple((position, key(number)) for position, number in run.cuts),
-                size_bytes=run.size_bytes,
-                on_disk=run.on_disk,
-                is_dropped=run.is_dropped,
-                note=RunNote(
-                    before=key(run.before), tokens=array("i", run.tokens), tenant=run.tenant, adapter=run.adapter
-                ),
-            )
-            for run in runs
+        return tuple(map(self._saved_run, runs))
+
+    def _saved_run(self, run: form.SavedCells) -> heard.SavedRun:
+        key_of = self._names.key_of
+        before = key_of(run.before)
+        for position, number in run.cuts:
+            if position == run.start:
+                self._names.note_key(number, state_key(before))
+        return heard.SavedRun(
+            start=run.start,
+            cuts=tuple((position, key_of(number)) for position, number in run.cuts),
+            size_bytes=run.size_bytes,
+            on_disk=run.on_disk,
+            is_dropped=run.is_dropped,
+            note=RunNote(before=before, tokens=array("i", run.tokens), tenant=run.tenant, adapter=run.adapter),
         )
 
-    def _key(self, number: int, prefix: form.PrefixOf | None) -> bytes:
-        """Return the key of a number, which may be that of a ``prefix``."""
-        if prefix is not None and (key := key_of(self._scheduler, prefix)) is not None:
-            self._keys.note(number, key)
-        return self._keys.key(number)
+    def _flushed(self, number: int) -> bytes:
+        return b"" if number == form.NO_KEY else self._names.key_of(number)
 
     def _bad_runs(self, event: form.Load) -> list[bytes]:
         loaded = loaded_keys(self._scheduler, event.shard, event.command)
         return [loaded[place] for place in event.bad_runs]
 
     def _pin(self, event: form.Pin) -> Pin:
-        namespace = None
-        if event.root is not None:
-            self._keys.note_root(event.root, event.adapter)
-            namespace = with_adapter(namespace_of(event.root), event.adapter)
-            self._keys.note(event.key, prefix_key(namespace, event.tokens))
         return Pin(
-            key=self._key(event.key, event.prefix),
+            key=self._names.key_of(event.key),
             length=event.length,
             tokens=array("i", event.tokens),
             tenant=event.tenant,
             adapter=event.adapter,
-            namespace=namespace,
+            namespace=None if event.namespace is None else with_adapter(namespace_of(event.namespace), event.adapter),
         )
 
 
@@ -209,7 +198,7 @@ def _spec(spec: form.Spec) -> GenerationSpec:
         ),
         priority=spec.priority,
         tenant=Tenant(name=spec.tenant, weight=spec.weight),
-        namespace=namespace_of(spec.root),
+        namespace=namespace_of(spec.namespace),
         constraint=Constraint(ConstraintKind.REGEX, str(spec.constraint)) if spec.constraint else None,
         adapter=spec.adapter,
         prompt_logprobs=spec.prompt_logprobs,

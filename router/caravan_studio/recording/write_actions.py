@@ -47,7 +47,6 @@ class ActionNames(Protocol):
     def tokens(self, tokens: Iterable[int]) -> list[int]: ...
     def key(self, key: bytes) -> int: ...
     def medium(self, media_id: bytes) -> int: ...
-    def forget_key(self, key: bytes) -> None: ...
     def tenant(self, name: str) -> str: ...
 
 
@@ -150,8 +149,6 @@ def _header(header: Header, names: ActionNames) -> Plain:
         return []
     spilled = [names.key(key) for key in header.spill_runs]
     dropped = [names.key(key) for key in header.drop_runs]
-    for key in header.drop_runs:
-        names.forget_key(key)
     return [list(header.release), [list(pair) for pair in header.park], dropped, spilled]
 
 

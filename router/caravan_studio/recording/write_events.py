@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from caravan_proto.messages.commands import Load
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved
 from caravan_scheduler import events as heard
 from caravan_scheduler.core.generation import GenerationSpec
@@ -13,21 +14,14 @@ from caravan_scheduler.pins import Pin
 from caravan_scheduler.scheduler import Scheduler
 from caravan_scheduler.sequence import Request
 from caravan_studio.recording import events as form
-from caravan_studio.recording.kept_prefixes import find_prefix, loaded_keys
-from caravan_studio.recording.names import Names
-from caravan_studio.recording.played_media import media_id_of
-from caravan_studio.recording.prefixes import PlayedKeys
-from caravan_studio.recording.run_cells import RunCells
-from caravan_studio.recording.untold_keys import UntoldKeys
+from caravan_studio.recording.names import Names, keys_of, media_id_of
 
 
 class EventWriter:
-    """Writes events of one scheduler, which tells what a key stands for that came from nowhere else."""
+    """Writes events that one scheduler is about to hear."""
 
-    def __init__(self, names: Names, scheduler: Scheduler, cells: RunCells, untold: UntoldKeys) -> None:
+    def __init__(self, names: Names, scheduler: Scheduler) -> None:
         self._names = names
-        self._cells = cells
-        self._untold = untold
         self._scheduler = scheduler
 
     def write(self, event: heard.Event) -> form.Event:
@@ -73,9 +67,8 @@ class EventWriter:
             case heard.Encoded():
                 return form.Encode(event.encode_id, event.outcome, event.seconds)
             case heard.FlushRequested():
-                prefix = None if event.key is None else self._prefix_of(event.key)
-                key = None if event.key is None else names.key(event.key)
-                return form.Flush(event.flush_id, sorted(event.shards), key, prefix)
+                key = None if event.key is None else self._flushed(event.key)
+                return form.Flush(event.flush_id, sorted(event.shards), key)
             case heard.PinRequested():
                 return self._pin(event.pin_id, event.pin)
             case heard.Unpinned():
@@ -117,14 +110,14 @@ class EventWriter:
             request.arrived_s,
             _finite(request.start_by_s),
             _finite(request.end_by_s),
-            self._spec(request.spec, self._names.root(request.prefix_namespace)),
+            self._spec(request.spec, self._names.namespace(request.prefix_namespace)),
         )
 
-    def _spec(self, spec: GenerationSpec, root: int) -> form.Spec:
+    def _spec(self, spec: GenerationSpec, namespace: int) -> form.Spec:
         names, beams = self._names, spec.beams
         return form.Spec(
             prompt=names.tokens(spec.prompt),
-            root=root,
+            namespace=namespace,
             most=spec.stopping.max_new_tokens,
             tenant=names.tenant(spec.tenant.name),
             weight=spec.tenant.weight,
@@ -166,44 +159,49 @@ class EventWriter:
         )
 
     def _runs(self, runs: Sequence[heard.SavedRun]) -> list[form.SavedCells]:
-        names = self._names
-        written = [
-            form.SavedCells(
-                run.start,
-                [(position, names.key(key)) for position, key in run.cuts],
-                run.size_bytes,
-                run.on_disk,
-                run.is_dropped,
-                names.key(run.note.before),
-                names.tokens(run.note.tokens),
-                names.tenant(run.note.tenant),
-                run.note.adapter,
-                [] if run.note.tokens else self._cells.of(run.start, run.cuts),
-            )
-            for run in runs
-        ]
-        told = PlayedKeys()
-        for one in written:
-            told.note_run(one)
-        self._untold.note(runs, names, told.knows)
-        return written
+        return [self._run(run) for run in runs]
 
-    def _prefix_of(self, key: bytes) -> form.PrefixOf | None:
-        """Return what a key stands for that the recording has not told, or has forgotten."""
-        return None if self._names.knows_key(key) else find_prefix(self._scheduler, key)
+    def _run(self, run: heard.SavedRun) -> form.SavedCells:
+        names = self._names
+        is_state = run.start == run.cuts[-1][0]  # whose key is made of that of its prefix
+        return form.SavedCells(
+            run.start,
+            [(position, names.key(key) if is_state else names.heard_key(key, position)) for position, key in run.cuts],
+            run.size_bytes,
+            run.on_disk,
+            run.is_dropped,
+            names.heard_key(run.note.before, run.start),
+            names.tokens(run.note.tokens),
+            names.tenant(run.note.tenant),
+            run.note.adapter,
+        )
+
+    def _flushed(self, key: bytes) -> int:
+        """Return the number of a key that shards may know by no more than the tokens in their cells."""
+        for shard in self._scheduler.shards.values():
+            for resident in (*shard.stays.parked.values(), *shard.stays.residents.values()):
+                if resident.prefix_key == key:
+                    return self._names.heard_key(key, resident.computed)
+        return self._names.key(key) if self._names.knows_key(key) else form.NO_KEY
 
     def _pin(self, pin_id: int, pin: Pin) -> form.Pin:
-        names, prefix = self._names, self._prefix_of(pin.key)
+        names = self._names
         return form.Pin(
             pin_id,
-            names.key(pin.key),
+            names.heard_key(pin.key, pin.length),
             pin.length,
             names.tokens(pin.tokens),
-            None if pin.namespace is None else names.root(pin.namespace),
-            prefix,
+            None if pin.namespace is None else names.namespace(pin.namespace),
             names.tenant(pin.tenant),
             pin.adapter,
         )
+
+
+def loaded_keys(scheduler: Scheduler, shard_name: str, command_id: int) -> list[bytes]:
+    """Return the keys of all that a Load under way loads; none if it is not there."""
+    shard = scheduler.shards.get(shard_name)
+    begun = None if shard is None else shard.commands.find(command_id)
+    return [] if begun is None or not isinstance(begun.command, Load) else keys_of(begun.command)
 
 
 def _finite(value: float) -> float | None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from caravan_scheduler.config import SchedulerConfig
-from caravan_studio.recording.read_lines import RecordingError, RecordingFile
+from caravan_studio.recording.lines import RecordingError, RecordingFile
 from caravan_studio.replay.changes import ChangeError, SchedulerFlags, changed
 from caravan_studio.replay.demand import Demand
-from caravan_studio.replay.figures_table import table
+from caravan_studio.replay.outcome import table
 from caravan_studio.replay.player import Played, Player, play
 from caravan_studio.replay.what_if import Change, WhatIf
 
@@ -82,7 +82,6 @@ def _ask_what_if(recording: RecordingFile, question: _Question) -> int:
         number = played.call.scheduler
         if number not in demands:
             demands[number] = Demand(player.configs[number])
-            demands[number].begin(player.begun.get(number), played.call.at)
         demands[number].note(played, player)
     for number, demand in demands.items():
         if not demand.asked:
@@ -94,10 +93,7 @@ def _ask_what_if(recording: RecordingFile, question: _Question) -> int:
         }
         sys.stdout.write(table(player.models[number], rows))
         if demand.left_out:
-            sys.stdout.write(
-                f"{demand.left_out} requests are left out: beam searches, those of replaced weights, and those that "
-                "there were when the recording began\n"
-            )
+            sys.stdout.write(f"{demand.left_out} requests are left out: beam searches and those of replaced weights\n")
     return 0
 
 
@@ -113,12 +109,9 @@ def _compare(recording: RecordingFile) -> int:
         decisions += len(played.decisions)
         last_s = played.call.at
     cut = "; its end is cut off" if recording.is_cut else ""
-    unknown = player.keys.unknown
-    sys.stdout.write(
-        f"{calls} calls of the scheduler in {last_s - first_s:.1f} s, {decisions} decisions: all are the same{cut}\n"
-    )
-    if unknown:
-        sys.stdout.write(f"{unknown} saved prefixes had been made before the recording, of tokens that nobody knows\n")
+    ended = "" if recording.ended is None else f"; it ended before the router: {recording.ended}"
+    calls_made = f"{calls} calls of the scheduler in {last_s - first_s:.1f} s, {decisions} decisions"
+    sys.stdout.write(f"{calls_made}: all are the same{cut}{ended}\n")
     return 0
 
 

@@ -9,12 +9,12 @@ from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.events import ShardLimits
 from caravan_scheduler.sequence import Request
 from caravan_studio.recording import events as form
-from caravan_studio.recording.played_media import media_id_of
+from caravan_studio.recording.names import media_id_of
 from caravan_studio.recording.read_events import read_request
 from caravan_studio.recording.write_actions import Plain
 from caravan_studio.replay.measured_times import MeasuredStep, MeasuredTimes, measure
 from caravan_studio.replay.outcome import Outcome
-from caravan_studio.replay.player import Begun, Played, Player
+from caravan_studio.replay.player import Played, Player
 
 # A pause of a shard that is longer than this is no part of a step.
 _MOST_OVERHEAD_S = 0.1
@@ -88,12 +88,6 @@ class Demand:
         if request in self.ended or not self.ended:
             return max(1, known)
         return max(1, known, round(sum(self.outputs[one] for one in self.ended) / len(self.ended)))
-
-    def begin(self, begun: Begun | None, at: float) -> None:
-        """Note what there was when the recording began."""
-        if begun is not None:
-            self.changes += [ShardChange(at, shard, limits) for shard, limits in begun.shards.items()]
-            self.left_out += begun.requests
 
     def note(self, played: Played, player: Player) -> None:
         """Note a call of the scheduler, which ``player`` has played."""

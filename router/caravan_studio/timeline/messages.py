@@ -184,7 +184,7 @@ class Quantiles(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the last ``window_s`` seconds, at most a minute and only while someone watches.
+    """Figures of the last ``window_s`` seconds, at most a minute and only while someone watches.
 
     ``tokens_s``: sampled tokens a second, ``prompt_tokens_s``: computed tokens of prompts. ``hit_rate``: part of the
     prompts' tokens that was in the cache. ``requests`` started. Null where there was none.

@@ -128,18 +128,18 @@ class ChunkCheck:
         if thought is None:
             return None
         if not (0 < len(thought.closings) <= MAX_THOUGHT_CLOSINGS and all(thought.closings)):
-            return bad_request(f"a thought must have 1 to {MAX_THOUGHT_CLOSINGS} closings, none of them empty")
+            return bad_request(f"reasoning must have 1 to {MAX_THOUGHT_CLOSINGS} closings, none of them empty")
         size = max(map(len, (*thought.closings, thought.opening)))
         if max(size, len(thought.ending)) > MAX_THOUGHT_MARKER:
             return bad_request(
-                f"the closings, the opening and the ending of a thought must be at most {MAX_THOUGHT_MARKER} long"
+                f"the closings, the opening and the ending of reasoning must be at most {MAX_THOUGHT_MARKER} long"
             )
         if any(token >= self._facts.vocabulary_size for token in thought.ending):
             return bad_request(
                 f"ending_token_ids must be < {self._facts.vocabulary_size}. Given: {max(thought.ending)}"
             )
         if thought.max_tokens is not None and not thought.ending:
-            return bad_request("max_tokens of a thought needs ending_token_ids")
+            return bad_request("max_tokens of reasoning needs ending_token_ids")
         return None
 
     def _check_place(self, chunk: Chunk, held: int, parameters: PreparedParameters) -> Refusal | None:

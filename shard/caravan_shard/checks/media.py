@@ -27,7 +27,7 @@ class MediaCheck:
         if not media:
             return
         if self._facts is None:
-            yield bad_request("this model neither sees nor hears")
+            yield bad_request("this model reads neither images nor audio")
             return
         end = 0
         for span in media:
@@ -49,7 +49,7 @@ class MediaCheck:
         if facts.atomic and (span.first != 0 or not 1 <= span.positions <= span.count):
             return bad_request("a span of media is computed whole by this model")
         if not facts.atomic and span.positions != span.count:
-            return bad_request(f"each cell has a position of its own. Given: {span.positions} for {span.count} cells")
+            return bad_request(f"each cell has its own position. Given: {span.positions} for {span.count} cells")
         if span.count > facts.max_cells:
             return Refusal(
                 ShardError.MEDIA_TOO_LARGE, f"a span of media has <= {facts.max_cells} cells. Given: {span.count}"

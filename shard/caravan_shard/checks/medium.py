@@ -17,7 +17,7 @@ def check_shape(shape: MediaShape, facts: MediaFacts | None) -> Iterator[Refusal
     match shape.kind:
         case MediaKind.IMAGE:
             if facts is None or not facts.images:
-                yield bad_request("this model does not see")
+                yield bad_request("this model does not read images")
             least, most = MEDIA_SIDES
             if not least <= min(shape.width, shape.height) <= max(shape.width, shape.height) <= most:
                 yield Refusal(
@@ -26,14 +26,14 @@ def check_shape(shape: MediaShape, facts: MediaFacts | None) -> Iterator[Refusal
                 )
         case MediaKind.AUDIO:
             if facts is None or not facts.audio:
-                yield bad_request("this model does not hear")
+                yield bad_request("this model does not read audio")
             least, most = MEDIA_SAMPLES
             if not least <= shape.samples <= most:
                 yield Refusal(
-                    ShardError.MEDIA_TOO_LARGE, f"sound has {least} to {most} samples. Given: {shape.samples}"
+                    ShardError.MEDIA_TOO_LARGE, f"audio has {least} to {most} samples. Given: {shape.samples}"
                 )
         case None:
-            yield bad_request("a medium is an image or sound")
+            yield bad_request("a medium is an image or audio")
     if facts is not None and content_bytes(shape) > facts.max_bytes:
         yield Refusal(
             ShardError.MEDIA_TOO_LARGE,

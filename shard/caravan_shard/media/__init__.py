@@ -1,1 +1,1 @@
-"""Pictures and sound: what a backend's encoder makes of them, and the embeddings that the shard keeps."""
+"""Images and audio: what a backend's encoder makes of them, and the embeddings that the shard keeps."""

@@ -83,7 +83,7 @@ class MediaService:
         """Return what a medium of this shape is in a prompt."""
         refusal = check_shape(shape, None if self._encoder is None else self._encoder.facts)
         if refusal is not None or self._encoder is None:
-            return refusal or bad_request("this model neither sees nor hears")
+            return refusal or bad_request("this model reads neither images nor audio")
         key = (shape.kind, shape.width, shape.height, shape.samples)
         if key not in self._layouts:
             try:
@@ -108,7 +108,7 @@ class MediaService:
         encoder = self._encoder
         refusal = check_shape(shape, None if encoder is None else encoder.facts)
         if refusal is not None or encoder is None:
-            return refusal or bad_request("this model neither sees nor hears")
+            return refusal or bad_request("this model reads neither images nor audio")
         if len(data) != content_bytes(shape):
             return bad_request(f"the content has {content_bytes(shape)} bytes. Given: {len(data)}")
         slices = self._store.find(shape.media_id)

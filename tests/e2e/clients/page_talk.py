@@ -245,16 +245,16 @@ def pictures(visit: Visit) -> Any:
     """Where the list of models says that the model sees; the scripted engine itself refuses pictures."""
     visit.go()
     page = visit.page
-    blind = visit.button("Add a picture").is_visible()
+    blind = visit.button("Add an image").is_visible()
     sees = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
     models = {"object": "list", "data": [{"id": "scripted", "architecture": sees}]}
     page.route("**/v1/models", lambda route: route.fulfill(json=models))
     page.reload()
-    visit.button("Add a picture").wait_for()
+    visit.button("Add an image").wait_for()
     drawn = page.evaluate("Object.assign(document.createElement('canvas'), { width: 3000, height: 10 }).toDataURL()")
     content = base64.b64decode(drawn.partition(",")[2])
-    page.get_by_label("Pictures").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": content})
-    page.get_by_alt_text("Picture 1").wait_for()
+    page.get_by_label("Images").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": content})
+    page.get_by_alt_text("Image 1").wait_for()
     visit.message().fill("What is this?")
     with page.expect_request("**/v1/responses") as sent:
         visit.button("Send").click()

@@ -147,9 +147,9 @@ def test_saved_conversations_have_their_pictures(kind: str, tmp_path: Path) -> N
 def test_a_model_without_a_projector_refuses_pictures() -> None:
     with Executor("toy", backend="fake") as executor:
         conversation = executor.create()
-        with pytest.raises(RequestError, match="does not see"):
+        with pytest.raises(RequestError, match="does not read images"):
             conversation.prompt(_picture("cat"))
-        with pytest.raises(RequestError, match="does not hear"):
+        with pytest.raises(RequestError, match="does not read audio"):
             conversation.prompt(["a", _sound("cat")])
         assert conversation.tokens == []
 

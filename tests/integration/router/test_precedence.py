@@ -10,7 +10,7 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_router.engine.link_config import LinkConfig
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.errors import DeadlineError, EngineError, QueueTimeoutError
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_testing.cluster import Cluster, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.step_log import StepLog

@@ -208,7 +208,7 @@ async def test_shards_exchange_runs_over_tls(authorities: Authorities) -> None:
     [
         (
             ("caravan_shard", "--backend", "fake", "--address", "0.0.0.0:0"),
-            "address 0.0.0.0:0 is not loopback, and whoever reaches it could command the shard: pass --certfile",
+            "address 0.0.0.0:0 is not loopback, and anyone who reaches it could command the shard: pass --certfile",
         ),
         (
             ("caravan_shard", "--backend", "fake", "--certfile", "/none.pem", "--ca-certs", "/none.pem"),

@@ -13,8 +13,7 @@ from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import DraftSource
-from caravan_scheduler.core.generation import GenerationSpec
-from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.generation import GenerationSpec, StoppingParams
 from caravan_scheduler.core.tokens import GeneratedToken
 from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster
 from caravan_testing.shard_builders import toy_grammar

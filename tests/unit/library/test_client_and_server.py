@@ -24,8 +24,7 @@ from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import Access
 from caravan_scheduler.core.errors import DeadlineError, GenerationError
-from caravan_scheduler.core.generation import GenerationSpec
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import GenerationSpec, Tenant
 from caravan_testing.http_server import serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually

@@ -2,7 +2,7 @@
 
 from caravan_proto.messages.commands import Decode, Prefill
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
-from caravan_scheduler.shard.adapter_turn import TURN_STEPS, AdapterTurn
+from caravan_scheduler.shard.command import TURN_STEPS, AdapterTurn
 from caravan_testing.ledgers import limits_of
 from caravan_testing.simulation import Simulation
 
@@ -17,8 +17,7 @@ def simulation(mode: PrefillMode = PrefillMode.MIXED) -> Simulation:
 
 
 def received_after(sim: Simulation, steps: int) -> dict[int, int]:
-    for _ in range(steps):
-        sim.advance("a")
+    sim.advance("a", steps)
     return {request_id: len(tokens) for request_id, tokens in sim.received.items()}
 
 
@@ -31,8 +30,7 @@ def test_two_adapters_and_the_model_itself_advance_side_by_side() -> None:
         lengths = received_after(sim, 240).values()
         assert min(lengths) >= 60, f"{mode}: {lengths}"
         assert max(lengths) - min(lengths) <= 3 * TURN_STEPS, f"{mode}: {lengths}"
-        sim.run()
-        sim.check_at_rest()
+        sim.settle()
         assert len(sim.finished) == 6
 
 
@@ -46,23 +44,16 @@ def test_a_new_request_with_another_adapter_waits_for_one_turn() -> None:
 
 def test_one_adapter_alone_runs_ahead() -> None:
     sim = simulation()
-    sim.submit(PROMPT, 100, ignore_eos=True, adapter="x")
-    sim.run()
-    max_steps = [action.max_steps for action in sim.actions if isinstance(action, Decode)]
+    sim.complete(PROMPT, 100, ignore_eos=True, adapter="x")
+    max_steps = [action.max_steps for action in sim.sent(Decode)]
     assert max_steps[0] == SchedulerConfig().run_ahead_steps
 
 
 def test_adapters_share_no_cells() -> None:
     sim = simulation()
     for adapter in ("", "x", "x"):
-        sim.submit(PROMPT, 4, ignore_eos=True, adapter=adapter)
-        sim.run()
-    copies = [
-        chunk.copy.length if chunk.copy else 0
-        for action in sim.actions
-        if isinstance(action, Prefill)
-        for chunk in action.chunks
-    ]
+        sim.complete(PROMPT, 4, ignore_eos=True, adapter=adapter)
+    copies = [chunk.copy.length if chunk.copy else 0 for action in sim.sent(Prefill) for chunk in action.chunks]
     assert copies == [0, 0, len(PROMPT) - 2]
     sim.check_at_rest()
 

@@ -109,7 +109,7 @@ def test_a_search_takes_no_more_ids_than_it_is_wide() -> None:
     made.run()
     assert len(made.finished) == 4
     made.check_at_rest()
-    steps = [one for one in made.actions if isinstance(one, Evaluate)]
+    steps = made.sent(Evaluate)
     assert any(row.copy is not None for step in steps[2:] for row in step.rows), "no beam branched off"
     assert all(len(step.rows) <= 4 for step in steps)
 
@@ -150,8 +150,7 @@ def test_a_search_that_fits_no_shard_fails_as_a_whole() -> None:
 def test_failed_steps_change_no_output(after: int, outcome: StepOutcome) -> None:
     made = simulation()
     made.submit_beams((1, 2, 3), 16, search(3))
-    for _ in range(after):
-        made.advance("s0")
+    made.advance("s0", after)
     made.shards["s0"].fail_next_step = outcome
     made.run()
     assert len(made.finished) == 3
@@ -162,8 +161,7 @@ def test_failed_steps_change_no_output(after: int, outcome: StepOutcome) -> None
 def test_a_search_outlives_its_shard(steps: int) -> None:
     made = simulation()
     made.submit_beams(tuple(range(1, 30)), 16, search(4))
-    for _ in range(steps):
-        made.advance("s0")
+    made.advance("s0", steps)
     made.lose("s0")
     made.join("s1", limits(shares_cells=False, cells=800))
     made.run()
@@ -175,8 +173,7 @@ def test_a_search_outlives_its_shard(steps: int) -> None:
 def test_one_member_that_is_cancelled_ends_the_search(steps: int) -> None:
     made = simulation()
     ids = made.submit_beams((1, 2, 3), 16, search(4))
-    for _ in range(steps):
-        made.advance("s0")
+    made.advance("s0", steps)
     made.cancel(ids[2])
     made.run()
     assert not made.scheduler.sequences
@@ -187,10 +184,8 @@ def test_one_member_that_is_cancelled_ends_the_search(steps: int) -> None:
 def test_a_preempted_search_comes_back_whole() -> None:
     made = simulation(limits(120, ids=5))
     ids = made.submit_beams((1, 2, 3, 4), 24, search(4))
-    for _ in range(6):
-        made.advance("s0")
-    made.submit(tuple(range(10, 90)), 10, priority=1, ignore_eos=True)
-    made.run()
+    made.advance("s0", 6)
+    made.complete(tuple(range(10, 90)), 10, priority=1, ignore_eos=True)
     assert any(isinstance(one, Preempt) and one.request_id in ids for one in made.actions)
     assert made.finished == set(made.requests)
     made.check_at_rest()
@@ -199,8 +194,7 @@ def test_a_preempted_search_comes_back_whole() -> None:
 def test_a_search_leaves_a_shard_that_drains() -> None:
     made = simulation(limits())
     made.submit_beams((1, 2, 3, 4), 24, search(4))
-    for _ in range(6):
-        made.advance("s0")
+    made.advance("s0", 6)
     made.join("s1", limits())
     made.drain("s0")
     made.run()
@@ -212,8 +206,7 @@ def test_a_search_leaves_a_shard_that_drains() -> None:
 def test_a_deadline_returns_the_best_so_far() -> None:
     made = simulation()
     ids = made.submit_beams((1, 2, 3), 50, search(3), end_by_s=0.05)
-    for _ in range(8):
-        made.advance("s0")
+    made.advance("s0", 8)
     made.tick(1.0)
     assert all(made.received[one] for one in ids)
     assert set(ids) <= made.finished | set(made.failed)
@@ -229,6 +222,5 @@ def test_a_prefix_may_be_saved_while_beams_have_yet_to_branch_off() -> None:
     made.submit_beams((1,), 17, search(1), ignore_eos=True)
     made.submit_beams((1,), 2, search(2), ignore_eos=True)
     # Checks the invariants after each event.
-    made.run()
-    made.check_at_rest()
+    made.settle()
     assert any(isinstance(one, Save) for one in made.actions)

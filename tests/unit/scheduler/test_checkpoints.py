@@ -18,6 +18,11 @@ END = 9
 RECURRENT: dict[str, Any] = {"whole_only": True, "saving": Saving.WITH_STATE, "memory_bytes": 1 << 20}
 
 
+ENDS = st.lists(st.integers(1, 400), min_size=1, max_size=60).map(
+    lambda steps: [sum(steps[:n]) for n in range(1, 1 + len(steps))]
+)
+
+
 def recurrent(**fields: Any) -> ShardLimits:
     return replace(
         limits_of(**{"cells": 4000, "cells_per_sequence": 4000, **RECURRENT, **fields}), end_tokens=frozenset({END})
@@ -36,21 +41,20 @@ def message(token: int, length: int) -> tuple[int, ...]:
 
 def computed(simulation: Simulation) -> int:
     """Return how many tokens of prompts were computed."""
-    prefills = [action for action in simulation.actions if isinstance(action, Prefill)]
+    prefills = simulation.sent(Prefill)
     return sum(len(chunk.token_ids) for prefill in prefills for chunk in prefill.chunks)
 
 
 def saved_ends(simulation: Simulation) -> list[int]:
     """Return the lengths of the prefixes that were saved while their sequence went on."""
-    saves = [action for action in simulation.actions if isinstance(action, Save)]
+    saves = simulation.sent(Save)
     return [entry.end for save in saves for entry in save.entries if entry.is_state and not entry.release]
 
 
 def answer(simulation: Simulation, prompt: tuple[int, ...], new: int = 4) -> int:
     """Return how many tokens of ``prompt`` were computed for its answer."""
     before = computed(simulation)
-    simulation.submit(prompt, new, ignore_eos=True)
-    simulation.run()
+    simulation.complete(prompt, new, ignore_eos=True)
     return computed(simulation) - before
 
 
@@ -128,8 +132,7 @@ def test_those_that_are_loaded_beside_a_running_prompt_share_its_cells() -> None
     assert computed(simulation) == 240 + 3 * 2
     # Each has loaded a cell of its own, computed the last two tokens, and generated some.
     assert shard.used_cells <= 240 + 3 * (1 + 2) + 4 * 50
-    simulation.run()
-    simulation.check_at_rest()
+    simulation.settle()
 
 
 def test_a_prompt_goes_on_although_its_state_was_not_saved() -> None:
@@ -171,11 +174,6 @@ def test_cells_are_saved_once() -> None:
     cells = sum(entry.end - entry.start for entry in saved)
     # Each answer, which is not in the next prompt, and each end of a prompt.
     assert len(conversation(10)) < cells <= len(conversation(10)) + 10 * (20 + 2)
-
-
-ENDS = st.lists(st.integers(1, 400), min_size=1, max_size=60).map(
-    lambda steps: [sum(steps[:n]) for n in range(1, 1 + len(steps))]
-)
 
 
 @given(ends=ENDS, forks=st.sets(st.integers(0, 59)), most=st.sampled_from([0, 0, 10]))

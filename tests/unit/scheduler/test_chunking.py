@@ -1,10 +1,12 @@
-"""How many prompt tokens a step computes, and how long it may take."""
+"""How many prompt tokens a step carries, when decodes wait for prompts, and who may claim the target."""
 
 from typing import Any
 
 import pytest
 
-from caravan_scheduler.config import PrefillMode, SchedulerConfig
+from caravan_proto.messages.commands import Prefill
+from caravan_scheduler.actions import Joins
+from caravan_scheduler.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_scheduler.planning.chunking import (
     MIN_CHUNK_TOKENS,
     Riders,
@@ -13,8 +15,14 @@ from caravan_scheduler.planning.chunking import (
     step_after,
     step_seconds,
 )
-from caravan_scheduler.shard.attention_cost import FAST_CHUNK_TOKENS
-from caravan_scheduler.shard.costs import ShardCosts
+from caravan_scheduler.prefix_tree import NO_MATCH
+from caravan_scheduler.sequence import Sequence
+from caravan_scheduler.shard.account import Claims
+from caravan_scheduler.shard.costs import FAST_CHUNK_TOKENS, ShardCosts
+from caravan_scheduler.shard.resident import Resident
+from caravan_testing.ledgers import ledger, limits_of
+from caravan_testing.requests import prompt_of, request
+from caravan_testing.simulation import Simulation, simulation
 
 
 def costs(*, fast_pair_s: float = 1e-5) -> ShardCosts:
@@ -178,3 +186,113 @@ def test_what_decodes_have_waited_for_is_taken_off_the_step() -> None:
     assert chunk_budget(config, costs(), late, context=0) == 0
     burst = Riders(count=4, seconds=0.03, claim=False)
     assert step_after(config, 1.0, riders=burst, waited_s=0.5) == Step(seconds=1.0, riders=4)
+
+
+def streams(count: int, *, tokens: int = 1) -> list[Resident]:
+    """Return residents that have streamed ``tokens``."""
+    shard = ledger()
+    made = [shard.place(Sequence(request(seed, prompt_of(9, seed), 50)), NO_MATCH, 0) for seed in range(1, count + 1)]
+    for resident in made:
+        resident.sequence.output.extend(range(tokens))
+    return made
+
+
+def test_a_stream_gives_way_to_as_many_prompts_as_there_were_when_it_began() -> None:
+    claims, (stream,) = Claims(), streams(1)
+    assert not claims.any_of([stream], prompts=2)
+    claims.note_prompt()
+    assert not claims.any_of([stream], prompts=5), "one is complete, and more have come"
+    claims.note_prompt()
+    assert claims.any_of([stream], prompts=5)
+
+
+def test_a_stream_gives_way_to_no_more_prompts_than_are_left() -> None:
+    claims, (stream,) = Claims(), streams(1)
+    assert not claims.any_of([stream], prompts=3)
+    assert claims.any_of([stream], prompts=0)
+    assert claims.any_of([stream], prompts=3), "these came later"
+
+
+def test_one_stream_that_claims_the_target_is_enough() -> None:
+    claims, (early, late) = Claims(), streams(2)
+    assert claims.any_of([early], prompts=0)
+    assert claims.any_of([early, late], prompts=2)
+    assert not claims.any_of([late], prompts=2)
+    assert not claims.any_of([], prompts=2)
+
+
+def test_a_stream_that_comes_back_claims_the_target_at_once() -> None:
+    claims, (stream,) = Claims(), streams(1, tokens=7)
+    assert claims.any_of([stream], prompts=3)
+
+
+def test_mixed_mode_carries_decodes_along_with_a_long_prompt() -> None:
+    sim = simulation(target_itl_s=0.05)
+    running = sim.submit(prompt_of(10), 60, ignore_eos=True)
+    sim.advance("a", 5)
+    sim.submit(prompt_of(200), 5)
+    before = len(sim.received[running])
+    sim.advance("a")  # the decode that was running yields
+    prefills = 0
+    while any(resident.prefilling for resident in sim.scheduler.shards["a"].stays.residents.values()):
+        sim.advance("a")
+        prefills += 1
+    assert prefills >= 4
+    assert len(sim.received[running]) == before + 1 + prefills, "the running request had a token in every step"
+
+
+def test_mixed_budget_follows_the_target() -> None:
+    def largest_chunk(target_s: float) -> int:
+        sim = simulation(target_itl_s=target_s, limits=limits_of(cells=4000, cells_per_sequence=4000))
+        sim.submit(prompt_of(10), 200, ignore_eos=True)
+        sim.advance("a", 40)
+        sim.complete(prompt_of(1500), 5)
+        sizes = [sum(len(chunk.token_ids) for chunk in action.chunks) for action in sim.sent(Prefill) if action.ride]
+        return max(sizes[4:-1])  # after it has learnt
+
+    # The model shard takes 5 ms + 1 ms per token.
+    assert 16 <= largest_chunk(0.04) <= 35
+    assert 64 <= largest_chunk(0.1) <= 115
+
+
+def test_pause_mode_prefills_alone_while_decodes_wait() -> None:
+    sim = simulation(mode=PrefillMode.PAUSE)
+    running = sim.submit(prompt_of(10), 60, ignore_eos=True)
+    sim.advance("a")
+    sim.advance("a")
+    sim.submit(prompt_of(100), 5)
+    sim.advance("a")
+    before = len(sim.received[running])
+    while any(resident.prefilling for resident in sim.scheduler.shards["a"].stays.residents.values()):
+        sim.advance("a")
+    prefills = sim.sent(Prefill)
+    assert all(prefill.ride == () for prefill in prefills)
+    assert len(sim.received[running]) == before
+
+
+def test_pause_mode_waits_for_the_ratio_or_the_steps() -> None:
+    sim = simulation(mode=PrefillMode.PAUSE, waiting_served_ratio=2.0, max_waiting_tokens=10)
+    sim.submit(prompt_of(10), 60, ignore_eos=True)
+    sim.advance("a")
+    waiting = sim.submit(prompt_of(10), 3)
+    for _ in range(9):
+        sim.advance("a")
+        assert len(sim.scheduler.waiting) == 1, "one waiting is less than twice one running"
+    sim.advance("a")
+    sim.advance("a")
+    assert len(sim.scheduler.waiting) == 0, "after max_waiting_tokens steps it starts"
+    assert joins(sim) == [JoinReason.WAIT_EXCEEDED]
+    sim.run()
+    assert waiting in sim.finished
+
+    eager = simulation(mode=PrefillMode.PAUSE, waiting_served_ratio=2.0, max_waiting_tokens=10)
+    eager.submit(prompt_of(10), 60, ignore_eos=True)
+    eager.advance("a")
+    eager.submit(prompt_of(10), 3)
+    eager.submit(prompt_of(10), 3)
+    assert len(eager.scheduler.waiting) == 0, "two waiting reach the ratio"
+    assert joins(eager) == [JoinReason.BACKPRESSURE]
+
+
+def joins(sim: Simulation) -> list[JoinReason]:
+    return [action.reason for action in sim.sent(Joins)]

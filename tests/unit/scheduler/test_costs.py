@@ -1,11 +1,23 @@
-"""What steps cost, learnt from steps."""
+"""What steps and copies of a shard take: what is learnt, and the curve that has it by size."""
+
+import math
+import random
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from caravan_scheduler.shard.cost_curve import CostCurve
 from caravan_scheduler.shard.costs import ShardCosts
 
 DECODES_S = 0.03
 TOKEN_S = 0.004
+
+
+SIZES = st.integers(1, 20_000)
+SECONDS = st.floats(-0.01, 10.0)
 
 
 def learnt(*, context: int = 0) -> ShardCosts:
@@ -118,3 +130,122 @@ def test_each_layout_has_costs_of_its_own_of_which_the_second_start_as_a_guess()
     costs.change_layout()
     assert costs.seconds(64, riders=4, context=0) == known_s
     assert costs.doubt(64, riders=4) == 0.0
+
+
+def curve(*, newest: float = 0.3, fixed: float = 0.0) -> CostCurve:
+    return CostCurve(newest=newest, fixed=fixed)
+
+
+def test_nothing_is_known_at_first() -> None:
+    made = curve()
+    assert not made.is_known
+    assert made.seconds(16) == 0.0
+    assert made.size_within(1.0) == 0
+
+
+def test_the_first_measurement_is_taken_as_it_is_and_drawn_in_proportion() -> None:
+    made = curve()
+    made.observe(40, 0.2)
+    for size in (1, 40, 100, 5000, 20_000):
+        assert made.seconds(size) == pytest.approx(size * 0.005)
+    decodes = curve(fixed=4.0)
+    decodes.observe(4, 0.04)
+    assert decodes.seconds(1) == pytest.approx(0.025)
+
+
+def test_each_size_is_learnt_apart_and_sizes_between_are_interpolated() -> None:
+    made = curve()
+    for _ in range(40):
+        made.observe(16, 0.1)
+        made.observe(64, 0.2)
+        made.observe(256, 1.0)
+    assert made.seconds(16) == pytest.approx(0.1, rel=0.01)
+    assert made.seconds(64) == pytest.approx(0.2, rel=0.01)
+    assert made.seconds(192) == pytest.approx((made.seconds(128) + 1.0) / 2, rel=0.01)
+
+
+def test_a_size_between_two_is_learnt_too() -> None:
+    made = curve()
+    made.observe(16, 0.016)
+    for _ in range(40):
+        made.observe(48, 0.3)
+    assert made.seconds(48) == pytest.approx(0.3, rel=0.01)
+
+
+def test_one_measurement_moves_the_curve_by_a_part() -> None:
+    made = curve(newest=0.25)
+    made.observe(32, 0.1)
+    made.observe(32, 0.2)
+    assert made.seconds(32) == pytest.approx(0.125)
+
+
+def test_a_disturbed_measurement_counts_as_three_times_the_expected_one() -> None:
+    made = curve(newest=0.5)
+    made.observe(32, 0.1)
+    made.observe(32, 50.0)
+    assert made.seconds(32) == pytest.approx(0.2)
+
+
+def test_sizes_that_are_not_measured_follow_in_the_end() -> None:
+    made = curve()
+    for _ in range(10):
+        made.observe(16, 0.1)
+        made.observe(256, 1.0)
+    made.observe(16, 0.2)
+    assert made.seconds(256) == pytest.approx(1.0, rel=0.02), "it was measured just now"
+    for _ in range(200):
+        made.observe(16, 0.1)
+    for _ in range(200):
+        made.observe(16, 0.2)
+    assert made.seconds(256) == pytest.approx(2.0, rel=0.05), "the machine is half as fast as then"
+
+
+def test_a_small_part_of_a_step_changes_little() -> None:
+    made = curve()
+    made.observe(64, 0.2)
+    made.observe(1, 0.05, beside_s=1.0)
+    assert made.seconds(64) == pytest.approx(0.2, rel=0.1)
+
+
+def test_a_guess_from_another_curve_is_given_up_for_measurements() -> None:
+    other, made = curve(), curve()
+    other.observe(128, 1.28)
+    made.guess_from(other)
+    assert made.seconds(64) == pytest.approx(0.64)
+    assert made.largest_measured == 128
+    for _ in range(20):
+        made.observe(64, 0.1)
+    assert made.seconds(64) == pytest.approx(0.1, rel=0.01)
+    assert made.seconds(128) < 0.3
+    assert other.seconds(64) == pytest.approx(0.64)
+
+
+@given(st.lists(st.tuples(SIZES, SECONDS, st.floats(0.0, 1.0)), min_size=1, max_size=40), SECONDS)
+def test_it_never_falls_and_what_fits_is_within(measured: list[tuple[int, float, float]], seconds: float) -> None:
+    made = curve()
+    for size, taken, beside in measured:
+        made.observe(size, taken, beside_s=beside)
+    sizes = [*range(1, 70), 127, 128, 500, 8191, 8192, 8193, 30_000]
+    assert all(0 < made.seconds(small) <= made.seconds(large) * (1 + 1e-9) for small, large in pairwise(sizes))
+    fits = made.size_within(seconds)
+    assert made.seconds(fits) <= max(0.0, seconds) * (1 + 1e-9)
+    assert made.seconds(fits + 2) > seconds * (1 - 1e-9)
+    assert made.size_within(seconds, 1e-3) <= fits
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 2, 3, 4, 5, 6, 7, 8), (4, 80), (20, 30, 40, 50, 60, 70, 80), (16, 64), (3, 5, 7)]
+)
+@pytest.mark.parametrize("spread", [0.3, 0.8])
+def test_errors_do_not_add_up_over_days(sizes: Sequence[int], spread: float) -> None:
+    """A hundred thousand steps of a few sizes, with noise: all stay near the truth, and no other size runs away."""
+    source = random.Random(f"{sizes} {spread}")
+    made = CostCurve(newest=0.2, fixed=4.0)
+    mean = math.exp(spread**2 / 2)
+    for step in range(100_000):
+        size = source.choice(sizes)
+        made.observe(size, 1e-4 * (4 + size) * source.lognormvariate(0, spread))
+        if step % 1_000 == 999:
+            assert made.seconds(8192) < 100 * 1e-4 * 8192
+    for size in sizes:
+        assert 0.2 < made.seconds(size) / (1e-4 * (4 + size) * mean) < 3, size

@@ -22,7 +22,7 @@ def simulation(limits: ShardLimits = LIMITS) -> Simulation:
 
 def layouts(sim: Simulation) -> list[bool]:
     """Return whether cells were shared after each change of the layout."""
-    return [action.layout is KvLayout.UNIFIED for action in sim.actions if isinstance(action, SetLayout)]
+    return [action.layout is KvLayout.UNIFIED for action in sim.sent(SetLayout)]
 
 
 def prompt(length: int, number: int = 1) -> tuple[int, ...]:
@@ -33,54 +33,45 @@ def test_requests_that_fit_change_nothing() -> None:
     sim = simulation()
     for number in range(6):
         sim.submit(prompt(50, number), 40, ignore_eos=True)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert layouts(sim) == []
 
 
 def test_a_long_prompt_gets_all_cells_and_the_faster_layout_comes_back() -> None:
     sim = simulation()
     sim.submit(prompt(300), 20, ignore_eos=True)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert layouts(sim) == [True, False]
 
 
 def test_running_sequences_move_without_losing_a_token() -> None:
     sim = simulation()
     running = [sim.submit(prompt(20, number), 60, ignore_eos=True) for number in range(2)]
-    for _ in range(10):
-        sim.advance("a")
+    sim.advance("a", 10)
     before = {request_id: len(sim.received[request_id]) for request_id in running}
     sim.actions.clear()
     sim.submit(prompt(200, 5), 20, ignore_eos=True)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert layouts(sim)[:1] == [True]
     assert all(before.values())
-    restarted = [
-        chunk for action in sim.actions if isinstance(action, Prefill) for chunk in action.chunks if chunk.setup
-    ]
+    restarted = [chunk for action in sim.sent(Prefill) for chunk in action.chunks if chunk.setup]
     assert len(restarted) == 1, "only the long one was computed"
 
 
 def test_an_output_that_grows_too_long_moves_its_shard() -> None:
     sim = simulation()
     sim.submit(prompt(60), 200, ignore_eos=True)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert layouts(sim) == [True, False]
 
 
 def test_a_sequence_that_cannot_be_moved_is_computed_again() -> None:
     sim = simulation()
     first = sim.submit(prompt(20), 60, ignore_eos=True)
-    for _ in range(5):
-        sim.advance("a")
+    sim.advance("a", 5)
     sim.shards["a"].lose_next_moved = True
     sim.submit(prompt(200, 5), 20, ignore_eos=True)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert first in sim.finished
 
 
@@ -89,8 +80,7 @@ def test_a_shard_that_cannot_change_is_not_asked_again() -> None:
     short = sim.submit(prompt(20), 60, ignore_eos=True)
     growing = sim.submit(prompt(20, 3), 200, ignore_eos=True)
     sim.shards["a"].refuse_next_layout = True
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert layouts(sim) == [True]
     assert short in sim.finished
     assert sim.failed[growing] is FailureReason.DOES_NOT_FIT
@@ -98,17 +88,14 @@ def test_a_shard_that_cannot_change_is_not_asked_again() -> None:
 
 def test_ended_sequences_are_saved_before_the_layout_changes() -> None:
     sim = simulation()
-    sim.submit(prompt(60), 5, ignore_eos=True)
-    sim.run()
+    sim.complete(prompt(60), 5, ignore_eos=True)
     sim.actions.clear()
-    sim.submit(prompt(200, 5), 20, ignore_eos=True)
-    sim.run()
-    kinds = [type(action) for action in sim.actions if isinstance(action, Save | SetLayout)]
+    sim.complete(prompt(200, 5), 20, ignore_eos=True)
+    kinds = [type(action) for action in sim.sent(Save, SetLayout)]
     assert kinds[:2] == [Save, SetLayout]
     sim.actions.clear()
-    sim.submit((*prompt(60), 7, 8), 5, ignore_eos=True)
-    sim.run()
-    assert any(isinstance(action, Load) for action in sim.actions)
+    sim.complete((*prompt(60), 7, 8), 5, ignore_eos=True)
+    assert sim.sent(Load)
     sim.check_at_rest()
 
 
@@ -124,21 +111,17 @@ def test_only_one_shard_changes_for_a_long_request() -> None:
     for number in range(2):
         sim.submit(prompt(20, number), 30, ignore_eos=True)
     sim.submit(prompt(300, 9), 5, ignore_eos=True)
-    sim.run()
-    sim.check_at_rest()
-    changes = [
-        action.shard for action in sim.actions if isinstance(action, SetLayout) and action.layout is KvLayout.UNIFIED
-    ]
+    sim.settle()
+    changes = [action.shard for action in sim.sent(SetLayout) if action.layout is KvLayout.UNIFIED]
     assert len(changes) == 1
 
 
 def test_a_fixed_layout_stays() -> None:
     sim = simulation(dataclasses.replace(LIMITS, layout=UNIFIED, other_layout=None))
     sim.submit(prompt(300), 20, ignore_eos=True)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert layouts(sim) == []
-    assert any(isinstance(action, Decode) for action in sim.actions)
+    assert sim.sent(Decode)
 
 
 def test_sequences_that_need_a_refused_layout_continue_elsewhere() -> None:

@@ -1,18 +1,21 @@
 """What the ledger of a shard knows after each operation."""
 
 import dataclasses
+import random
 from collections.abc import Iterable
 
 import pytest
 
 from caravan_proto.messages.commands import FilterBatch, Header
-from caravan_proto.messages.limits import KvLayout, LayoutLimits
+from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.results import LayoutSet
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
+from caravan_scheduler.planning.planner import to_save
 from caravan_scheduler.prefix_tree import NO_MATCH, Match
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.command import InFlight
+from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.prefix_reuse import find_match, has_id_for, saved_prefix
 from caravan_scheduler.shard.resident import TRANSITIONS, Resident, Status
 from caravan_testing.ledgers import (
@@ -30,9 +33,13 @@ from caravan_testing.ledgers import (
     succeed,
     swap_out,
 )
+from caravan_testing.simulation import simulation
 
 SAVES = limits_of(**SAVING)
 SPLIT = limits_of(layout=KvLayout.SPLIT, cells=1600)
+
+
+SAVING_SPLIT = limits_of(cells=1600, layout=KvLayout.SPLIT, **SAVING)
 
 
 def test_a_placed_sequence_has_the_lowest_id_and_the_promise_of_its_cells() -> None:
@@ -398,3 +405,69 @@ def test_a_resident_owns_the_cells_that_it_did_not_share() -> None:
     assert resident.own_cells == 6, "those of its prompt to come are counted"
     resident.computed = 15
     assert resident.own_cells == 11
+
+
+def runs_on(shard: ShardLedger, number: int) -> Resident:
+    return run(shard, sequence(number, range(100 * number, 100 * number + 40)))
+
+
+def passes(ids: list[int]) -> int:
+    """Return into how many runs of neighbours ``ids`` fall."""
+    return sum(one - 1 not in ids for one in ids)
+
+
+def test_what_is_parked_below_a_running_sequence_is_saved_at_once() -> None:
+    shard = ledger(limits=SAVING_SPLIT)
+    first, second, third = (runs_on(shard, number) for number in range(3))
+    shard.finish(second)
+    shard.finish(first)
+    assert to_save(shard, 0.0, 0) == [first], "the lowest first"
+    shard.finish(third)
+    assert to_save(shard, 0.0, 0) == [], "nothing runs"
+
+
+def test_a_long_sequence_is_not_saved_for_the_sake_of_neighbours() -> None:
+    shard = ledger(limits=SAVING_SPLIT)
+    long, _ = (runs_on(shard, number) for number in range(2))
+    shard.finish(long)
+    shard.costs.copy_cell_s = 0.01
+    assert to_save(shard, 0.0, 0) == []
+
+
+def test_while_others_run_the_lowest_id_is_taken_that_is_free_or_saved() -> None:
+    shard = ledger(limits=SAVING_SPLIT)
+    residents = [runs_on(shard, number) for number in range(3)]
+    shard.finish(residents[0])
+    assert start(shard, sequence(7)).sequence_id == 3, "what is not saved stays"
+    shard.save(to_save(shard, 0.0, 0), release=False)
+    assert start(shard, sequence(8)).sequence_id == 0
+
+
+def test_while_nothing_runs_a_free_id_is_taken_first() -> None:
+    shard = ledger(limits=SAVING_SPLIT)
+    shard.finish(runs_on(shard, 0))
+    shard.save(to_save(shard, 10.0, 0), release=False)
+    assert start(shard, sequence(7)).sequence_id == 1
+
+
+def mean_passes(saving: Saving) -> float:
+    """Return how many passes a step takes on average of four clients of a shard with sixteen ids."""
+    limits = limits_of(cells=16 * 400, max_sequences=16, memory_bytes=1 << 20, layout=KvLayout.SPLIT, saving=saving)
+    sim = simulation("a", limits=limits)
+    draw = random.Random(3)
+    asked, steps, total = 0, 0, 0
+    while asked < 160:
+        while asked - len(sim.finished) < 4:
+            prompt = tuple(draw.randrange(1, 10_000) for _ in range(draw.randrange(20, 60)))
+            sim.submit(prompt, draw.randrange(5, 60), ignore_eos=True)
+            asked += 1
+        sim.advance("a")
+        if asked > 40:  # each id has been used
+            total += passes(list(sim.scheduler.shards["a"].stays.residents))
+            steps += 1
+    return total / steps
+
+
+def test_four_clients_of_sixteen_ids_have_neighbouring_ones() -> None:
+    """Where nothing can be saved, what has ended is kept in cells instead, and the ids scatter."""
+    assert mean_passes(Saving.ANY) < 1.7 < 2.5 < mean_passes(Saving.NOTHING)

@@ -1,10 +1,11 @@
-"""What the ledger of a shard knows of what is saved, dropped and loaded."""
+"""What the ledger of a shard knows of what is saved, dropped and loaded, and which ended sequences are saved when."""
 
 import pytest
 
 from caravan_proto.messages.commands import Header, Load, LoadEntry, RunNote, Save
 from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_scheduler.events import SavedRun, ShardLimits
+from caravan_scheduler.planning.planner import to_save
 from caravan_scheduler.prefix_tree import NO_MATCH, Match
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.ledger import ShardLedger
@@ -27,6 +28,11 @@ from caravan_testing.ledgers import (
 )
 
 SAVES = limits_of(**SAVING)
+
+
+COMMON = range(32)
+LATER = 10.0
+SPLIT = limits_of(cells=1600, layout=KvLayout.SPLIT, max_sequences=2, **SAVING)
 
 
 def test_a_sequence_keeps_its_cells_until_they_are_saved() -> None:
@@ -118,9 +124,6 @@ def test_a_saved_sequence_comes_back_or_waits_again(is_loaded: bool) -> None:
     assert len(shard.runs.keys) == (1 if is_loaded else 0), "a run that cannot be loaded is forgotten"
 
 
-COMMON = range(32)
-
-
 def with_a_longer_prefix_saved(limits: ShardLimits) -> tuple[ShardLedger, Sequence]:
     """Return a shard with a running sequence, and a waiting one that begins alike, of which more is saved."""
     shard = ledger(limits=limits)
@@ -198,3 +201,45 @@ def test_a_parked_sequence_that_has_to_make_room_is_not_shared_by_what_is_loaded
     run(shard, sequence(4, [*COMMON, 98, 97]))
     shard.evict_all()
     assert shared_by_load(shard, longer, find_match(shard, longer), NO_PREFIX) == Match(32, 32, (1,))
+
+
+def ended(shard: ShardLedger, number: int) -> None:
+    shard.finish(run(shard, sequence(number, range(100 * number, 100 * number + 40))))
+
+
+def numbers(shard: ShardLedger, now: float = LATER, waiting: int = 0) -> list[int]:
+    return [resident.request_id for resident in to_save(shard, now, waiting)]
+
+
+def test_where_cells_are_shared_they_are_saved_at_once() -> None:
+    shard = ledger(limits=limits_of(**SAVING))
+    run(shard, sequence(1))
+    ended(shard, 2)
+    ended(shard, 3)
+    assert numbers(shard, 0.0) == [2, 3]
+    assert numbers(shard, waiting=1) == [], "a request that waits may start from them"
+
+
+def test_where_they_cost_nothing_they_stay_while_there_is_a_free_id() -> None:
+    shard = ledger(limits=limits_of(cells=1600, layout=KvLayout.SPLIT, max_sequences=3, **SAVING))
+    run(shard, sequence(1))
+    ended(shard, 2)
+    assert numbers(shard) == []
+    ended(shard, 3)
+    assert numbers(shard) == [2], "the one whose id the next request takes"
+
+
+def test_an_idle_shard_saves_one_after_another() -> None:
+    shard = ledger(limits=SPLIT)
+    ended(shard, 1)
+    assert numbers(shard, 0.1) == [], "its client may ask again at once"
+    assert numbers(shard) == [1]
+    shard.save(to_save(shard, LATER, 0), release=False)
+    assert numbers(shard) == []
+
+
+@pytest.mark.parametrize("limits", [limits_of(), limits_of(memory_bytes=1, saving=Saving.NOTHING)])
+def test_nothing_is_saved_where_it_cannot_be(limits: object) -> None:
+    shard = ledger(limits=limits)  # type: ignore[arg-type]
+    ended(shard, 1)
+    assert numbers(shard) == []

@@ -1,13 +1,22 @@
-"""Shards that are lost, join again or fail steps: no token is lost, and a request that kills shards ends."""
+"""Requests outlive the shards that computed them, failed steps, and the scheduler that had them."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from caravan_proto.messages.commands import Prefill
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
-from caravan_scheduler.actions import FailureReason, Start
+from caravan_scheduler.actions import Deliver, FailureReason, Start
 from caravan_scheduler.config import SchedulerConfig
+from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, GenerationState
+from caravan_scheduler.core.tokens import Alternative
 from caravan_scheduler.events import Cancelled, CommandEnded, ShardDraining, ShardJoined, Stepped
 from caravan_testing.ledgers import LIMITS, limits_of
+from caravan_testing.model_outputs import expected_output
 from caravan_testing.requests import prompt_of
-from caravan_testing.simulation import Simulation, simulation
+from caravan_testing.simulation import Simulation, expected_beam, simulation
 
 
 def test_waiting_requests_that_only_the_lost_shard_could_hold_end_with_their_error() -> None:
@@ -19,8 +28,7 @@ def test_waiting_requests_that_only_the_lost_shard_could_hold_end_with_their_err
     behind = [sim.submit(prompt_of(10, number), 10, ignore_eos=True) for number in range(3)]
     sim.lose("large")
     assert sim.failed == dict.fromkeys((running, waiting), FailureReason.DOES_NOT_FIT)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert sim.finished == set(behind)
 
 
@@ -40,15 +48,14 @@ def test_no_token_is_lost_with_a_shard() -> None:
         sim.advance("a")
         sim.advance("b")
     sim.lose("a")
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert set(ids) == sim.finished
 
 
 def test_results_of_an_earlier_life_of_a_shard_are_ignored() -> None:
     sim = simulation()
     request_id = sim.submit(prompt_of(10), 10, ignore_eos=True)
-    (prefill,) = (action for action in sim.actions if isinstance(action, Prefill))
+    (prefill,) = sim.sent(Prefill)
     sim.lose("a")
     late = Stepped(shard="a", command_id=prefill.command_id, outcome=StepOutcome.OK, tokens=(), seconds=0.1)
     assert sim.handle(late, CommandEnded("a", prefill.command_id)) == []
@@ -64,8 +71,7 @@ def test_a_shard_that_joins_again_is_empty() -> None:
     sim.shards["a"].held.clear()
     sim.shards["a"].commands.clear()
     sim.handle(ShardJoined("a", LIMITS))
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert request_id in sim.finished
 
 
@@ -84,8 +90,7 @@ def test_without_any_shard_requests_fail_after_the_grace() -> None:
     sim.tick(2.0)
     assert sim.failed[late] is FailureReason.NO_SHARD
     sim.join("a", LIMITS)
-    served = sim.submit(prompt_of(10), 10)
-    sim.run()
+    served = sim.complete(prompt_of(10), 10)
     assert served in sim.finished
 
 
@@ -158,8 +163,7 @@ def test_shards_that_are_lost_while_they_compute_others_are_no_fault_of_a_reques
     sim = simulation(max_batch_prefill_tokens=64)
     request_id = sim.submit(prompt_of(200), 10)
     for steps in range(3):
-        for _ in range(steps):
-            sim.advance("a")
+        sim.advance("a", steps)
         sim.lose("a")
         sim.join("a", LIMITS)
     assert sim.failed == {}
@@ -172,16 +176,14 @@ def test_a_full_cache_takes_back_the_newest_request_and_admits_none_in_that_step
     old = sim.submit(prompt_of(10), 20, ignore_eos=True)
     new = sim.submit(prompt_of(10), 20, ignore_eos=True)
     third = sim.submit(prompt_of(10), 20, ignore_eos=True)
-    for _ in range(3):
-        sim.advance("a")
+    sim.advance("a", 3)
     sim.shards["a"].fail_next_step = StepOutcome.NO_KV
     (failed, *rest) = sim.shards["a"].advance()
     actions = sim.handle(failed)
     assert not any(isinstance(action, Start | Prefill) for action in actions)
     assert [sequence.request_id for sequence in sim.scheduler.waiting] == [new, third]
     sim.handle(*rest)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert {old, new, third} == sim.finished
 
 
@@ -189,8 +191,7 @@ def test_an_aborted_step_is_repeated() -> None:
     sim = simulation()
     request_id = sim.submit(prompt_of(10), 10, ignore_eos=True)
     sim.shards["a"].fail_next_step = StepOutcome.ABORTED
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert request_id in sim.finished
 
 
@@ -204,3 +205,113 @@ def test_late_replies_to_commands_of_an_earlier_life_are_ignored() -> None:
         Cancelled(99),
     )
     assert sim.handle(*late) == []
+
+
+def _advance(sim: Simulation, **changes: Any) -> None:
+    """Let the shard run a step whose report is changed so; ``changes`` of the first request's sequence id 0."""
+    sim.now += 0.01
+    for event in sim.shards["a"].advance():
+        sim.handle(replace(event, **changes) if isinstance(event, Stepped) else event)
+
+
+def test_a_request_without_logits_fails_and_its_cells_are_not_kept() -> None:
+    sim = simulation()
+    bad = sim.submit(prompt_of(40), 8, ignore_eos=True)
+    _advance(sim, tokens=(), without_logits=(0,))
+    assert sim.failed == {bad: FailureReason.NO_LOGITS}
+    sim.run()
+    assert not sim.scheduler.shards["a"].stays.parked
+    assert sim.scheduler.shards["a"].cells.held == 0
+    good = sim.complete(prompt_of(40), 8, ignore_eos=True)
+    assert sim.finished == {good}
+
+
+def test_prompt_logprobs_without_numbers_are_neither_delivered_nor_known_to_others() -> None:
+    sim = simulation()
+    bad = sim.submit(prompt_of(40), 8, prompt_logprobs=True)
+    _advance(sim, without_logits=(0,))
+    assert sim.failed == {bad: FailureReason.NO_LOGITS}
+    assert not sim.sent(Deliver)
+    assert sim.scheduler._state.known_logprobs.size == 0
+
+
+@pytest.mark.parametrize(
+    "likeliest", [(), (Alternative(5, b"x", False, math.nan),), (Alternative(5, b"x", False, math.inf),)]
+)
+def test_a_beam_search_without_logits_fails_as_a_whole(likeliest: tuple[Alternative, ...]) -> None:
+    sim = simulation()
+    ends = frozenset(range(0, 97, 7))
+    search = BeamSearch(width=2, index=0, length_penalty=1.0, early_stopping=EarlyStopping.NO, eos_token_ids=ends)
+    ids = sim.submit_beams(prompt_of(8), 6, search)
+    (name,) = sim.shards
+    for event in sim.shards[name].advance():
+        if isinstance(event, Stepped):
+            assert event.outcome is StepOutcome.OK
+            event = replace(event, evaluations=tuple((key, likeliest) for key, _ in event.evaluations))
+        sim.handle(event)
+    assert sim.failed == dict.fromkeys(ids, FailureReason.NO_LOGITS)
+    sim.run()
+
+
+def test_a_beam_search_whose_next_tokens_all_end_it_ends() -> None:
+    sim = simulation()
+    search = BeamSearch(
+        width=2, index=0, length_penalty=1.0, early_stopping=EarlyStopping.NO, eos_token_ids=frozenset(range(97))
+    )
+    ids = sim.submit_beams(prompt_of(8), 6, search)
+    sim.run()
+    assert sim.finished == set(ids)
+
+
+def test_what_waits_and_what_has_begun_goes_on_in_the_other_scheduler() -> None:
+    sim = simulation(limits=limits_of(max_sequences=2))
+    ids = [sim.submit(prompt_of(10, number), 12, ignore_eos=True) for number in range(1, 5)]
+    sim.advance("a", 4)
+    begun = {request_id: list(sim.received[request_id]) for request_id in ids}
+    assert [bool(begun[request_id]) for request_id in ids] == [True, True, False, False]
+    sim.replace_scheduler()
+    assert [sequence.request_id for sequence in sim.scheduler.waiting] == ids
+    assert {sim.scheduler.standing_of(request_id).state for request_id in ids} == {GenerationState.QUEUED}
+    sim.join("b", LIMITS)
+    sim.settle()
+    for request_id in ids:
+        assert sim.received[request_id] == expected_output(sim.requests[request_id].spec)
+        assert sim.received[request_id][: len(begun[request_id])] == begun[request_id]
+
+
+def test_a_beam_search_moves_as_a_whole() -> None:
+    search = BeamSearch(width=3, index=0)
+    sim = simulation()
+    ids = sim.submit_beams(prompt_of(10), 8, search, ignore_eos=True)
+    sim.advance("a", 3)
+    sim.replace_scheduler()
+    assert [sequence.request_id for sequence in sim.scheduler.waiting] == ids[:1]
+    sim.join("b", LIMITS)
+    sim.settle()
+    assert [sim.received[request_id] for request_id in ids] == [
+        expected_beam(sim.requests[request_id].spec) for request_id in ids
+    ]
+
+
+def test_a_request_that_no_new_shard_could_hold_fails_there() -> None:
+    sim = simulation()
+    large, small = (sim.submit(prompt_of(length), 4, ignore_eos=True) for length in (60, 5))
+    sim.replace_scheduler()
+    sim.join("b", limits_of(cells=32, cells_per_sequence=32))
+    sim.run()
+    assert sim.failed == {large: FailureReason.DOES_NOT_FIT}
+    assert sim.received[small] == expected_output(sim.requests[small].spec)
+
+
+def test_deadlines_go_along() -> None:
+    sim = simulation()
+    request_id = sim.submit(prompt_of(5), 4, end_by_s=1.0)
+    sim.replace_scheduler()
+    sim.tick(2.0)
+    assert sim.failed == {request_id: FailureReason.DEADLINE}
+
+
+def test_nothing_leaves_a_scheduler_without_requests() -> None:
+    sim: Simulation = simulation()
+    sim.replace_scheduler()
+    sim.check_at_rest()

@@ -9,13 +9,9 @@ from caravan_scheduler.sequence import Sequence
 from caravan_testing.ledgers import LIMITS, SAVING, ledger, limits_of, run
 from caravan_testing.model_media import with_pictures
 from caravan_testing.requests import request
-from caravan_testing.simulation import Simulation, simulation
+from caravan_testing.simulation import simulation
 
 _TEXT = tuple(range(1, 41))
-
-
-def _encodes(made: Simulation) -> list[Encode]:
-    return [action for action in made.actions if isinstance(action, Encode)]
 
 
 def test_a_picture_is_encoded_before_its_chunk_and_text_goes_on_meanwhile() -> None:
@@ -29,10 +25,9 @@ def test_a_picture_is_encoded_before_its_chunk_and_text_goes_on_meanwhile() -> N
         made.advance("a")
     assert not made.received[shown]
     made.finish_encoding("a")
-    made.run()
-    made.check_at_rest()
+    made.settle()
     assert shown in made.finished
-    assert len(_encodes(made)) == 1
+    assert len(made.sent(Encode)) == 1
 
 
 def test_the_same_picture_is_encoded_once_for_all_prompts_of_a_shard() -> None:
@@ -40,35 +35,30 @@ def test_the_same_picture_is_encoded_once_for_all_prompts_of_a_shard() -> None:
     for text in (_TEXT, _TEXT[::-1], _TEXT):
         prompt, media = with_pictures(text, [(10, 20, 1), (35, 5, 1)])
         made.submit(prompt, 5, media=media)
-    made.run()
-    made.check_at_rest()
-    assert len(_encodes(made)) == 1
+    made.settle()
+    assert len(made.sent(Encode)) == 1
 
 
 def test_a_picture_that_is_cached_is_not_encoded() -> None:
     made = simulation()
     prompt, media = with_pictures(_TEXT, [(0, 20, 1)])
-    made.submit(prompt, 5, media=media)
-    made.run()
+    made.complete(prompt, 5, media=media)
     made.shards["a"].encoded.clear()
     made.scheduler.shards["a"].media.forget([span.media_id for span in media.spans] if media else [])
     longer, more = with_pictures((*_TEXT, 50, 51), [(0, 20, 1)])
     made.submit(longer, 5, media=more)
-    made.run()
-    made.check_at_rest()
-    assert len(_encodes(made)) == 1
+    made.settle()
+    assert len(made.sent(Encode)) == 1
 
 
 def test_a_picture_that_the_shard_has_dropped_is_encoded_again() -> None:
     made = simulation()
     prompt, media = with_pictures(_TEXT, [(10, 20, 1)])
-    made.submit(prompt, 5, media=media)
-    made.run()
+    made.complete(prompt, 5, media=media)
     made.shards["a"].encoded.clear()
     made.submit((*_TEXT[:5], *prompt), 5, media=with_pictures((*_TEXT[:5], *_TEXT), [(15, 20, 1)])[1])
-    made.run()
-    made.check_at_rest()
-    assert len(_encodes(made)) == 2
+    made.settle()
+    assert len(made.sent(Encode)) == 2
     assert len(made.finished) == 2
 
 
@@ -77,8 +67,7 @@ def test_a_request_whose_pictures_do_not_all_fit_at_once_is_computed_one_by_one(
     made.shards["a"].most_encoded = 1
     prompt, media = with_pictures(tuple(range(1, 91)), [(5, 20, 1), (30, 20, 2), (55, 20, 3)])
     made.submit(prompt, 5, media=media)
-    made.run()
-    made.check_at_rest()
+    made.settle()
     assert len(made.finished) == 1
 
 
@@ -86,8 +75,7 @@ def test_a_request_ends_that_a_shard_never_has_encoded_when_it_is_to_be_computed
     made = simulation(limits=limits_of(max_batch_tokens=128))
     made.shards["a"].most_encoded = 0
     prompt, media = with_pictures(_TEXT, [(5, 20, 1)])
-    failed = made.submit(prompt, 5, media=media)
-    made.run()
+    failed = made.complete(prompt, 5, media=media)
     assert made.failed == {failed: FailureReason.MEDIA}
     made.check_at_rest()
 
@@ -99,8 +87,7 @@ def test_a_picture_that_is_refused_ends_its_request_alone() -> None:
     first = made.submit(bad, 5, media=bad_media)
     made.submit(good, 5, media=good_media)
     made.finish_encoding("a", EncodeOutcome.REFUSED)
-    made.run()
-    made.check_at_rest()
+    made.settle()
     assert made.failed == {first: FailureReason.MEDIA}
     assert len(made.finished) == 1
 
@@ -110,8 +97,7 @@ def test_a_failed_encoding_is_tried_again() -> None:
     prompt, media = with_pictures(_TEXT, [(5, 20, 1)])
     made.submit(prompt, 5, media=media)
     made.finish_encoding("a", EncodeOutcome.FAILED)
-    made.run()
-    made.check_at_rest()
+    made.settle()
     assert len(made.finished) == 1
 
 
@@ -125,8 +111,7 @@ def test_a_picture_that_is_being_encoded_when_shards_are_lost_goes_to_no_third_s
     assert made.failed == {failed: FailureReason.MEDIA}
     again = made.submit((9, *prompt), 5, media=with_pictures((9, *_TEXT), [(6, 20, 1)])[1])
     assert made.failed[again] is FailureReason.MEDIA
-    made.run()
-    made.check_at_rest()
+    made.settle()
 
 
 def test_a_shard_that_was_only_cut_off_is_not_held_against_a_picture() -> None:
@@ -144,14 +129,12 @@ def test_a_shard_that_was_only_cut_off_is_not_held_against_a_picture() -> None:
 def test_a_request_goes_where_its_picture_is_encoded() -> None:
     made = simulation("a", "b")
     prompt, media = with_pictures(_TEXT, [(20, 20, 1)])
-    made.submit(prompt, 5, media=media)
-    made.run()
-    (first,) = _encodes(made)
+    made.complete(prompt, 5, media=media)
+    (first,) = made.sent(Encode)
     for seed in range(4):
         text = [(token * 7 + seed) % 90 for token in _TEXT]
-        made.submit(*with_pictures(text, [(20, 20, 1)])[:1], 5, media=with_pictures(text, [(20, 20, 1)])[1])
-        made.run()
-    assert _encodes(made) == [first]
+        made.complete(*with_pictures(text, [(20, 20, 1)])[:1], 5, media=with_pictures(text, [(20, 20, 1)])[1])
+    assert made.sent(Encode) == [first]
     made.check_at_rest()
 
 
@@ -160,9 +143,8 @@ def test_spans_that_cannot_be_cut_come_whole() -> None:
     made.shards["a"].atomic = True
     prompt, media = with_pictures(tuple(range(1, 91)), [(5, 30, 1), (40, 31, 2), (75, 10, 3)], atomic=True)
     made.submit(prompt, 5, media=media, ignore_eos=True)
-    made.run()
-    made.check_at_rest()
-    chunks = [chunk for action in made.actions if isinstance(action, Prefill) for chunk in action.chunks]
+    made.settle()
+    chunks = [chunk for action in made.sent(Prefill) for chunk in action.chunks]
     assert [[span.count for span in chunk.media] for chunk in chunks if chunk.media] == [[30], [31], [10]]
     assert len(made.finished) == 1
 
@@ -177,11 +159,9 @@ def test_a_span_as_large_as_a_step_waits_for_no_end_of_decodes() -> None:
     while not made.encodings:
         made.advance("a")
     made.finish_encoding("a")
-    for _ in range(30):
-        made.advance("a")
+    made.advance("a", 30)
     assert shown in made.finished
-    made.run()
-    made.check_at_rest()
+    made.settle()
 
 
 def test_a_fleet_without_the_projector_does_not_take_pictures() -> None:
@@ -196,9 +176,8 @@ def test_a_picture_of_another_namespace_is_not_shared() -> None:
     made = simulation()
     prompt, media = with_pictures(_TEXT, [(0, 30, 1)])
     for namespace in ("x", "y"):
-        made.submit(prompt, 5, media=media, namespace=namespace)
-        made.run()
-    prefills = [action for action in made.actions if isinstance(action, Prefill)]
+        made.complete(prompt, 5, media=media, namespace=namespace)
+    prefills = made.sent(Prefill)
     assert all(chunk.copy is None for action in prefills for chunk in action.chunks)
     made.check_at_rest()
 
@@ -210,8 +189,7 @@ def test_a_span_that_cannot_be_cut_has_its_prompt_logprobs_in_one_step() -> None
     shown = [made.submit((token, *prompt[1:]), 5, media=media, prompt_logprobs=True) for token in (1, 2, 3)]
     too_large, more = with_pictures(_TEXT, [(3, 17, 1)], atomic=True)
     refused = made.submit(too_large, 5, media=more, prompt_logprobs=True)
-    made.run()
-    made.check_at_rest()
+    made.settle()
     assert made.finished == set(shown)
     assert made.failed == {refused: FailureReason.DOES_NOT_FIT}
 

@@ -1,12 +1,13 @@
 """Sequences and saved prefixes move from shard to shard."""
 
-from typing import Any
+import pytest
 
 from caravan_proto.messages.commands import Load, Prefill
 from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_scheduler.actions import Drained, Fetch, Preempt, Preemption, Resume
 from caravan_scheduler.config import SchedulerConfig
-from caravan_scheduler.events import RunsFound, ShardLimits
+from caravan_scheduler.events import RunsFound, SavedRun, ShardLimits
+from caravan_scheduler.transfers import Transfers
 from caravan_testing.simulation import Simulation
 
 PROMPT = tuple(range(100, 160))
@@ -28,10 +29,6 @@ def simulation(**shards: ShardLimits) -> Simulation:
     for name, found in shards.items():
         sim.join(name, found)
     return sim
-
-
-def made(sim: Simulation, kind: type[Any]) -> list[Any]:
-    return [action for action in sim.actions if isinstance(action, kind)]
 
 
 def start_on(sim: Simulation, name: str, count: int = 1) -> list[int]:
@@ -60,10 +57,10 @@ def test_sequences_of_a_draining_shard_continue_elsewhere_from_their_cells() -> 
     sim.drain("a")
     sim.run()
     assert sim.finished == set(requests)
-    assert [action.how for action in made(sim, Preempt)] == [Preemption.SWAP] * 2
-    assert {(fetch.source, fetch.target) for fetch in made(sim, Fetch)} == {("a", "b")}
-    assert [action.computed_again for action in made(sim, Resume)] == [0, 0]
-    assert made(sim, Drained) == [Drained("a")]
+    assert [action.how for action in sim.sent(Preempt)] == [Preemption.SWAP] * 2
+    assert {(fetch.source, fetch.target) for fetch in sim.sent(Fetch)} == {("a", "b")}
+    assert [action.computed_again for action in sim.sent(Resume)] == [0, 0]
+    assert sim.sent(Drained) == [Drained("a")]
     assert "a" not in sim.shards
     sim.check_at_rest()
 
@@ -76,11 +73,11 @@ def test_what_cannot_be_fetched_is_computed_again() -> None:
         sim.drain("a")
         sim.run()
         assert sim.finished == {request}
-        assert [action.how for action in made(sim, Preempt)] == [Preemption.RECOMPUTE]
-        assert not made(sim, Fetch)
-        (resumed,) = made(sim, Resume)
+        assert [action.how for action in sim.sent(Preempt)] == [Preemption.RECOMPUTE]
+        assert not sim.sent(Fetch)
+        (resumed,) = sim.sent(Resume)
         assert resumed.computed_again > len(PROMPT)
-        assert made(sim, Drained) == [Drained("a")]
+        assert sim.sent(Drained) == [Drained("a")]
         sim.check_at_rest()
 
 
@@ -89,7 +86,7 @@ def test_a_request_whose_transfer_fails_is_computed_again() -> None:
     sim.finish_transfer(next(iter(sim.transfers)), fails=True)
     sim.run()
     assert sim.finished == {request}
-    assert len([fetch for fetch in made(sim, Fetch) if fetch.target == "b"]) == 2  # again, for what is kept
+    assert len([fetch for fetch in sim.sent(Fetch) if fetch.target == "b"]) == 2  # again, for what is kept
     sim.check_at_rest()
 
 
@@ -113,12 +110,11 @@ def test_sequences_stay_while_no_other_shard_has_room_but_not_forever() -> None:
         sim.advance("b")
     sim.drain("a")
     before = len(sim.received[first])
-    for _ in range(5):
-        sim.advance("a")
-    assert not made(sim, Preempt)
+    sim.advance("a", 5)
+    assert not sim.sent(Preempt)
     assert len(sim.received[first]) > before
     sim.tick(6.0)
-    while not made(sim, Preempt):
+    while not sim.sent(Preempt):
         sim.advance("a")
     sim.run()
     assert sim.finished == {first, blocker}
@@ -131,8 +127,8 @@ def test_the_last_shard_ends_what_it_has() -> None:
     sim.drain("a")
     sim.run()
     assert sim.finished == set(requests)
-    assert not made(sim, Preempt)
-    assert made(sim, Drained) == [Drained("a")]
+    assert not sim.sent(Preempt)
+    assert sim.sent(Drained) == [Drained("a")]
 
 
 def test_prefixes_of_ended_sequences_move_to_a_shard_with_room() -> None:
@@ -144,9 +140,8 @@ def test_prefixes_of_ended_sequences_move_to_a_shard_with_room() -> None:
     sim.run()
     assert "a" not in sim.shards
     assert [run.saved.start for run in sim.shards["b"].runs.values()] == [0]
-    again = sim.submit((0, *PROMPT, 7, 8, 9), 5, ignore_eos=True)
-    sim.run()
-    assert len(made(sim, Load)) == 1
+    again = sim.complete((0, *PROMPT, 7, 8, 9), 5, ignore_eos=True)
+    assert len(sim.sent(Load)) == 1
     assert again in sim.finished
     sim.check_at_rest()
 
@@ -167,13 +162,12 @@ def test_a_prefix_that_another_shard_has_saved_is_fetched_where_that_is_faster()
         for transfer_id in list(sim.transfers):
             sim.finish_transfer(transfer_id)
         sim.advance("b")
-    assert len(made(sim, Fetch)) == 1
-    (load,) = made(sim, Load)
+    assert len(sim.sent(Fetch)) == 1
+    (load,) = sim.sent(Load)
     assert load.shard == "b"
-    computed = [chunk for step in made(sim, Prefill) if step.shard == "b" for chunk in step.chunks]
+    computed = [chunk for step in sim.sent(Prefill) if step.shard == "b" for chunk in step.chunks]
     assert sum(len(chunk.token_ids) for chunk in computed) < 20
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
 
 
 def test_a_flush_drops_what_arrives_later() -> None:
@@ -195,6 +189,61 @@ def test_cells_move_once_both_shards_know_that_their_files_are_the_same() -> Non
         sim.handle(RunsFound("gone", "same"))
         sim.drain("a")
         sim.run()
-        assert bool(made(sim, Fetch)) == (second == "same")
-        assert [resumed.computed_again > len(PROMPT) for resumed in made(sim, Resume)] == [second != "same"]
+        assert bool(sim.sent(Fetch)) == (second == "same")
+        assert [resumed.computed_again > len(PROMPT) for resumed in sim.sent(Resume)] == [second != "same"]
         assert len(sim.received[request]) == 30
+
+
+def run(size_bytes: int) -> SavedRun:
+    return SavedRun(start=0, cuts=((16, bytes(16)),), size_bytes=size_bytes)
+
+
+def test_a_transfer_waits_for_those_to_the_same_shard() -> None:
+    transfers = Transfers()
+    alone_s = transfers.seconds("b", 30_000_000)
+    assert alone_s == pytest.approx(0.11)
+    transfers.begin("a", "b", [run(30_000_000), run(30_000_000)])
+    assert transfers.seconds("b", 30_000_000) == pytest.approx(0.31)
+    assert transfers.seconds("c", 30_000_000) == alone_s
+
+
+def test_calls_and_bytes_are_learnt_apart() -> None:
+    transfers = Transfers()
+    for _ in range(30):
+        transfers.end(transfers.begin("a", "b", [run(1_000)]).transfer_id, seconds=0.1)
+    assert transfers.seconds("b", 1_000) == pytest.approx(0.1, rel=0.01)
+    for _ in range(30):
+        transfers.end(transfers.begin("a", "b", [run(10_000_000)]).transfer_id, seconds=1.1)
+    assert transfers.seconds("b", 20_000_000) == pytest.approx(2.1, rel=0.01)
+    assert transfers.bytes_within(2.1) == pytest.approx(20_000_000, rel=0.01)
+    assert transfers.bytes_within(0.05) == 0
+
+
+def test_a_failure_teaches_nothing_and_ends_the_wait() -> None:
+    transfers = Transfers()
+    begun = transfers.begin("a", "b", [run(1_000)], request_id=7)
+    assert transfers.is_awaited_by(7)
+    assert transfers.involve("a")
+    assert transfers.involve("b")
+    before = transfers.seconds("c", 1_000)
+    assert transfers.end(begun.transfer_id) is begun
+    assert transfers.end(begun.transfer_id) is None
+    assert transfers.seconds("c", 1_000) == before
+    assert not transfers.is_awaited_by(7)
+    assert not transfers.involve("a")
+
+
+def test_a_lost_shard_ends_its_transfers_and_a_flush_spoils_them() -> None:
+    transfers = Transfers()
+    first = transfers.begin("a", "b", [run(1)], request_id=1)
+    second = transfers.begin("b", "c", [run(1)], request_id=2)
+    third = transfers.begin("c", "d", [run(1)], request_id=3)
+    transfers.note_flush("d", None)
+    transfers.note_flush("b", b"a key")
+    unwanted = [set(transfers.unwanted_keys(one.transfer_id)) for one in (first, second, third)]
+    assert unwanted == [{b"a key"}, set(), {run(1).key}]
+    assert list(transfers.lose("b")) == [first, second]
+    assert transfers.is_awaited_by(3)
+    assert not transfers.is_awaited_by(1)
+    assert transfers.end(third.transfer_id) is third
+    assert not transfers.unwanted_keys(third.transfer_id)

@@ -13,12 +13,35 @@ WRITERS = {
     "state.py": {"charged", "fetches", "group", "reached", "saved_on", "started"},
     "planning/admission.py": {"prefix_awaited_until_s"},
     "planning/moving.py": {"has_ended", "has_moved_prefixes"},
-    "shard/cells.py": {"shared"},
+    "shard/account.py": {"shared"},
     "shard/ledger.py": {"computed", "is_expendable", "is_pinned", "is_urgent", "tails", "target"},
     "prefix_tree.py": {"length", "live", "node", "parent", "start", "tokens"},
     "shard/saved_runs.py": {"loads", "tier", "usable_end", "used_s"},
     "shard/stays.py": {"last_used_s", "prefix_hashes", "status"},
     "waiting/queue.py": {"bypassed"},
+}
+
+
+# The operations that change a part of a shard's account.
+CHANGES = {
+    "capacity": {"set_layout"},
+    "cells": {"forget", "index", "rebuild"},
+    "claims": {"any_of", "note_prompt"},
+    "commands": {"begin", "end", "end_step", "note_step"},
+    "drain": {"begin"},
+    "header": {"clear"},
+    "media": {"forget", "note"},
+    "saves": {"drop", "drop_unwanted", "expect", "give_up", "make_room", "note_runs", "note_saved"},
+    "stays": {"enter", "free", "move", "note_progress", "note_use", "recycle", "take_id", "take_prefix_changes"},
+}
+# Those that modules call beside the ledger.
+CHANGED_BY_OTHERS = {
+    "scheduler.py": {"commands.end", "drain.begin", "saves.note_runs"},
+    "results.py": {"media.forget", "media.note", "saves.drop", "saves.note_runs"},
+    "planning/moving.py": {"saves.expect"},
+    "planning/step_plan.py": {"claims.any_of"},
+    "planning/shard_index.py": {"stays.take_prefix_changes"},
+    "shard/prefix_reuse.py": {"cells.index"},
 }
 
 
@@ -40,30 +63,6 @@ def test_only_owners_assign_to_attributes() -> None:
 def test_no_attribute_has_two_writers() -> None:
     written = [attribute for attributes in WRITERS.values() for attribute in attributes]
     assert len(written) == len(set(written))
-
-
-# The operations that change a part of a shard's account.
-CHANGES = {
-    "capacity": {"set_layout"},
-    "cells": {"forget", "index", "rebuild"},
-    "claims": {"any_of", "note_prompt"},
-    "commands": {"begin", "end", "end_step", "note_step"},
-    "drain": {"begin"},
-    "header": {"clear"},
-    "media": {"forget", "note"},
-    "saves": {"drop", "drop_unwanted", "expect", "give_up", "make_room", "note_runs", "note_saved"},
-    "stays": {"enter", "free", "move", "note_progress", "note_use", "recycle", "take_id", "take_prefix_changes"},
-}
-# Those that modules call beside the ledger.
-CHANGED_BY_OTHERS = {
-    "scheduler.py": {"commands.end", "drain.begin", "saves.note_runs"},
-    "transfer_results.py": {"saves.drop", "saves.note_runs"},
-    "encoding_results.py": {"media.forget", "media.note"},
-    "planning/moving.py": {"saves.expect"},
-    "planning/step_plan.py": {"claims.any_of"},
-    "planning/shard_index.py": {"stays.take_prefix_changes"},
-    "shard/prefix_reuse.py": {"cells.index"},
-}
 
 
 def called_changes(module: Path) -> set[str]:

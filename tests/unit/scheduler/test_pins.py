@@ -36,8 +36,7 @@ def pinned(sim: Simulation, tokens: tuple[int, ...] = SYSTEM) -> PinRefusal | No
 def ask(sim: Simulation, *prompts: tuple[int, ...]) -> None:
     """Let each prompt be computed, answered and saved."""
     for prompt in prompts:
-        sim.submit(prompt, 2, ignore_eos=True)
-        sim.run()
+        sim.complete(prompt, 2, ignore_eos=True)
         sim.tick(0.5)
         sim.run()
 
@@ -84,17 +83,14 @@ def test_a_prefix_in_cells_is_saved_when_it_is_pinned_though_a_request_runs() ->
     running = sim.submit((7, 7, 7), 60, ignore_eos=True)
     sim.advance("a")
     held = sim.submit(SYSTEM, 1, ignore_eos=True)
-    for _ in range(3):
-        sim.advance("a")
+    sim.advance("a", 3)
     assert held in sim.finished
     assert saved_on(sim, "a") == 0
     assert pinned(sim) is None
-    for _ in range(3):
-        sim.advance("a")
+    sim.advance("a", 3)
     assert running not in sim.finished
     assert saved_on(sim, "a") == len(SYSTEM)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
 
 
 def test_more_than_half_of_the_memory_is_refused_with_limit_and_value() -> None:
@@ -132,8 +128,7 @@ def test_a_pin_takes_no_cells_from_running_requests() -> None:
     sim = simulation("a", limits=limits_of(cells=80, cells_per_sequence=80, saving=Saving.ANY, memory_bytes=400))
     assert pinned(sim) is None
     ask(sim, SYSTEM)
-    whole = sim.submit(tuple(range(200, 240)), 40, ignore_eos=True)
-    sim.run()
+    whole = sim.complete(tuple(range(200, 240)), 40, ignore_eos=True)
     assert whole in sim.finished
     assert saved_on(sim, "a") == len(SYSTEM)
     sim.check_at_rest()
@@ -144,9 +139,8 @@ def test_a_pinned_prefix_is_loaded_instead_of_computed() -> None:
     assert pinned(sim) is None
     ask(sim, SYSTEM, *others(12))
     sim.actions.clear()
-    sim.submit((*SYSTEM, *range(60, 90)), 2, ignore_eos=True)
-    sim.run()
-    [load] = [action for action in sim.actions if isinstance(action, Load)]
+    sim.complete((*SYSTEM, *range(60, 90)), 2, ignore_eos=True)
+    [load] = sim.sent(Load)
     assert load.entries[0].token_ids == SYSTEM
     sim.check_at_rest()
 
@@ -196,7 +190,7 @@ def test_a_drain_moves_pinned_prefixes_first() -> None:
     sim.join("b", exchanging)
     sim.drain("a")
     sim.run()
-    [fetch] = [action for action in sim.actions if isinstance(action, Fetch)]
+    [fetch] = sim.sent(Fetch)
     assert KEY in fetch.keys
     assert "a" not in sim.scheduler.shards
     assert saved_on(sim, "b") == len(SYSTEM)
@@ -224,7 +218,7 @@ def test_a_sequence_that_holds_a_pin_is_saved_in_two_runs_and_released_once() ->
     sim = simulation("a", limits=limits())
     assert pinned(sim) is None
     ask(sim, (*SYSTEM, *range(60, 90)))
-    [save] = [action for action in sim.actions if isinstance(action, Save)]
+    [save] = sim.sent(Save)
     assert [(entry.start, entry.cuts[-1][0], entry.release) for entry in save.entries] == [
         (0, 37, False),
         (37, 68, True),
@@ -239,10 +233,9 @@ def test_a_pin_survives_a_change_of_the_layout() -> None:
     sim = simulation("a", limits=both)
     short = SYSTEM[:20]
     assert pinned(sim, short) is None
-    sim.submit(short, 1, ignore_eos=True)
-    sim.run()
+    sim.complete(short, 1, ignore_eos=True)
     ask(sim, tuple(range(60, 130)), *others(8))
-    assert any(isinstance(action, SetLayout) for action in sim.actions)
+    assert sim.sent(SetLayout)
     assert saved_on(sim, "a", key_of(short)) == len(short)
     sim.check_at_rest()
 
@@ -250,8 +243,7 @@ def test_a_pin_survives_a_change_of_the_layout() -> None:
 def test_a_prefix_with_state_is_pinned_with_its_state() -> None:
     sim = simulation("a", limits=limits_of(whole_only=True, saving=Saving.WITH_STATE, memory_bytes=400))
     assert pinned(sim) is None
-    sim.submit(SYSTEM, 1, ignore_eos=True)
-    sim.run()
+    sim.complete(SYSTEM, 1, ignore_eos=True)
     ask(sim, *others(10))
     assert saved_on(sim, "a") == len(SYSTEM) + STATE_BYTES
     sim.lose("a")

@@ -39,6 +39,17 @@ _SEARCH = BeamSearch(
 _BAD = prompt_of(9, 77)
 
 
+_FUNCTIONS = functions(modules("planning", "waiting", "beams"))
+# One of each kind runs with all tests.
+_FEW = (
+    "planning.planner.Planner.plan",
+    "planning.placement.choose",
+    "waiting.queue.WaitingQueue.push",
+    "beams.BeamGroup.advance",
+)
+_CASES = [pytest.param(name, marks=() if name in _FEW else pytest.mark.slow, id=name) for name in sorted(_FUNCTIONS)]
+
+
 def _simulation(*shards: str, **config: Any) -> FaultySimulation:
     simulation = FaultySimulation(SchedulerConfig(**config))
     for name in shards or ("a",):
@@ -86,13 +97,11 @@ def test_a_request_that_meets_a_bug_fails_alone(
 ) -> None:
     simulation = _simulation("a", "b")
     others = [simulation.submit(prompt_of(20, number), 12, ignore_eos=True) for number in range(4)]
-    for _ in range(3):
-        simulation.advance("a")
+    simulation.advance("a", 3)
     monkeypatch.setattr(target, _raising_for_bad(_found(target), place))
     bad = simulation.submit(_BAD, 3, ignore_eos=True)
     others.append(simulation.submit(prompt_of(20, 9), 12, ignore_eos=True))
-    simulation.run()
-    simulation.check_at_rest()
+    simulation.settle()
     assert simulation.failed == {bad: FailureReason.FAULT}
     assert simulation.finished == set(others)
     assert [(fault.request_ids, fault.is_rebuilt) for fault in simulation.faults] == [((bad,), is_rebuilt)]
@@ -103,8 +112,7 @@ def test_a_beam_search_fails_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("caravan_scheduler.beams.BeamGroup.advance", _raise)
     other = simulation.submit(prompt_of(20), 4, ignore_eos=True)
     search = simulation.submit_beams(prompt_of(8), 6, _SEARCH)
-    simulation.run()
-    simulation.check_at_rest()
+    simulation.settle()
     assert simulation.failed == dict.fromkeys(search, FailureReason.FAULT)
     assert simulation.finished == {other}
 
@@ -120,8 +128,7 @@ def test_requests_keep_their_tokens_when_nobody_knows_whose_bug_it_is() -> None:
     simulation.handle(ActionFailed())
     assert [(fault.request_ids, fault.is_rebuilt) for fault in simulation.faults] == [((), True)]
     assert simulation.failed == {}
-    simulation.run()
-    simulation.check_at_rest()
+    simulation.settle()
     assert simulation.finished == {*running, *search}
 
 
@@ -195,31 +202,18 @@ def test_a_recording_of_a_bug_is_played_again(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(StepPlan, "_add_chunk", raising)
     other = simulation.submit(prompt_of(20), 12, ignore_eos=True)
     simulation.advance("a")
-    simulation.submit(_BAD, 3)
-    simulation.run()
+    simulation.complete(_BAD, 3)
     assert simulation.finished == {other}
     assert simulation.faults
     recorder.close()
     assert differences(tmp_path / "recording") == []
 
 
-_FUNCTIONS = functions(modules("planning", "waiting", "beams"))
-# One of each kind runs with all tests.
-_FEW = (
-    "planning.planner.Planner.plan",
-    "planning.placement.choose",
-    "waiting.queue.WaitingQueue.push",
-    "beams.BeamGroup.advance",
-)
-_CASES = [pytest.param(name, marks=() if name in _FEW else pytest.mark.slow, id=name) for name in sorted(_FUNCTIONS)]
-
-
 def _play(simulation: FaultySimulation) -> None:
     """Let requests of all kinds wait, run, make way for others, move, and end."""
     simulation.submit(prompt_of(40), 30, ignore_eos=True, priority=-1)
     simulation.submit(prompt_of(20, 2), 20, ignore_eos=True, max_draft_tokens=2)
-    for _ in range(4):
-        simulation.advance("a")
+    simulation.advance("a", 4)
     simulation.submit_beams(prompt_of(8, 3), 6, _SEARCH)
     simulation.submit(prompt_of(30, 4), 4, prompt_logprobs=True)
     for _ in range(6):
@@ -230,8 +224,7 @@ def _play(simulation: FaultySimulation) -> None:
     simulation.run()
     for name in {"a", "b"} - set(simulation.shards):
         simulation.join(name, limits_of(max_sequences=3, max_batch_tokens=32, **SAVING))
-    simulation.submit(prompt_of(40), 3)
-    simulation.run()
+    simulation.complete(prompt_of(40), 3)
     simulation.tick(1.0)
     simulation.run()
     assert list(simulation.scheduler.reasons_to_wait(simulation.now)) == []

@@ -7,10 +7,12 @@ import pytest
 
 from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill
 from caravan_proto.messages.results import StepOutcome
-from caravan_scheduler.actions import FailureReason, Start
+from caravan_scheduler.actions import Deliver, FailureReason, Start
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.generation import GenerationState
+from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 from caravan_scheduler.events import ShardDraining, Submitted
+from caravan_scheduler.outbox import Outbox
 from caravan_testing.ledgers import LIMITS, SAVING, limits_of
 from caravan_testing.model_outputs import expected_output
 from caravan_testing.requests import prompt_of, request
@@ -20,10 +22,9 @@ from caravan_testing.simulation import Simulation, simulation
 def test_a_request_is_prefilled_decoded_and_released() -> None:
     sim = simulation(prefix_caching=False)
     request_id = sim.submit(prompt_of(10), 5, ignore_eos=True)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert sim.received[request_id] == expected_output(sim.requests[request_id].spec)
-    kinds = [type(action) for action in sim.actions if isinstance(action, Prefill | Decode | FilterBatch | Start)]
+    kinds = [type(action) for action in sim.sent(Prefill, Decode, FilterBatch, Start)]
     assert kinds == [Start, Prefill, Decode, FilterBatch]
 
 
@@ -40,17 +41,15 @@ def test_endings_of_one_context_compute_it_once_and_each_gets_all_prompt_logprob
     sim = simulation(limits=limits_of(max_prompt_logprob_tokens=128))
     for number in range(8):
         sim.submit((*prompt_of(100), 200 + number, 300 + number), 1, prompt_logprobs=True)
-    sim.run()
-    sim.check_at_rest()
-    chunks = [chunk for action in sim.actions if isinstance(action, Prefill) for chunk in action.chunks]
+    sim.settle()
+    chunks = [chunk for action in sim.sent(Prefill) for chunk in action.chunks]
     # The context and an ending, then of each other ending its two tokens and the one before them.
     assert sum(len(chunk.token_ids) for chunk in chunks) == 102 + 7 * 3
 
 
 def test_a_later_ending_starts_from_what_was_saved_of_the_context() -> None:
     sim = simulation(limits=limits_of(max_prompt_logprob_tokens=128, **SAVING))
-    sim.submit((*prompt_of(96), 200), 1, prompt_logprobs=True)
-    sim.run()
+    sim.complete((*prompt_of(96), 200), 1, prompt_logprobs=True)
     for _ in range(3):  # an idle shard saves what it holds
         sim.tick(0.5)
         sim.run()
@@ -59,11 +58,10 @@ def test_a_later_ending_starts_from_what_was_saved_of_the_context() -> None:
     sim.run()
     before = len(sim.actions)
     sim.submit((*prompt_of(96), 201, 202), 1, prompt_logprobs=True)
-    sim.run()
-    sim.check_at_rest()
-    chunks = [chunk for action in sim.actions[before:] if isinstance(action, Prefill) for chunk in action.chunks]
+    sim.settle()
+    chunks = [chunk for action in sim.sent(Prefill, since=before) for chunk in action.chunks]
     assert sum(len(chunk.token_ids) for chunk in chunks) < 98
-    assert any(isinstance(action, Load) for action in sim.actions[before:]) or chunks[0].start > 0
+    assert sim.sent(Load, since=before) or chunks[0].start > 0
 
 
 def test_prompt_logprobs_are_complete_after_preemptions_failures_and_losses() -> None:
@@ -78,8 +76,7 @@ def test_prompt_logprobs_are_complete_after_preemptions_failures_and_losses() ->
             sim.submit(prompt_of(90), 20, priority=1, ignore_eos=True)
     sim.lose("b")
     sim.join("b", limits_of(cells=150, max_prompt_logprob_tokens=16))
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert not sim.failed
 
 
@@ -87,15 +84,13 @@ def test_a_cancelled_request_is_released_with_the_very_next_command() -> None:
     sim = simulation(prefix_caching=False)
     kept = sim.submit(prompt_of(10), 50, ignore_eos=True)
     gone = sim.submit(prompt_of(10), 50, ignore_eos=True)
-    for _ in range(4):
-        sim.advance("a")
+    sim.advance("a", 4)
     assert len(sim.shards["a"].held) == 2
     sim.cancel(gone)
     sim.advance("a")  # the running Decode yields
     sim.advance("a")
     assert len(sim.shards["a"].held) == 1
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert kept in sim.finished
 
 
@@ -103,11 +98,9 @@ def test_a_cancelled_request_is_released_with_the_very_next_command() -> None:
 def test_cancelling_the_only_request_leaves_the_shard_empty(steps: int) -> None:
     sim = simulation()
     request_id = sim.submit(prompt_of(200), 50, ignore_eos=True)
-    for _ in range(steps):
-        sim.advance("a")
+    sim.advance("a", steps)
     sim.cancel(request_id)
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
 
 
 def test_cancelling_a_waiting_request_sends_nothing() -> None:
@@ -124,11 +117,9 @@ def test_cells_are_never_promised_twice() -> None:
     sim = simulation(limits=limits_of(cells=100, cells_per_sequence=100, max_sequences=8, max_batch_tokens=64))
     for number in range(10):
         sim.submit(prompt_of(20, number), 30, ignore_eos=True)
-    for _ in range(5):
-        sim.advance("a")
+    sim.advance("a", 5)
     assert len(sim.scheduler.shards["a"].stays.residents) == 2, "49 cells each"
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert len(sim.finished) == 10
 
 
@@ -140,7 +131,7 @@ def test_small_requests_pass_a_large_one_but_not_for_ever() -> None:
     large = sim.submit(prompt_of(60), 40, ignore_eos=True)
     small = [sim.submit(prompt_of(5, number), 5, ignore_eos=True) for number in range(12)]
     sim.run()
-    order = [action.request_id for action in sim.actions if isinstance(action, Start)]
+    order = [action.request_id for action in sim.sent(Start)]
     assert order.index(first) < order.index(large)
     assert order.index(large) <= 5, f"three may pass it, then it is its turn: {order}"
     assert set(order) == {first, large, *small}
@@ -193,8 +184,7 @@ def test_a_draining_shard_serves_its_sequences_and_takes_no_others() -> None:
         assert len(sim.scheduler.shards["a"].stays.residents) <= 1
         sim.advance("a")
         sim.advance("b")
-    sim.run()
-    sim.check_at_rest()
+    sim.settle()
     assert {*first, *later} == sim.finished
 
 
@@ -207,8 +197,7 @@ def test_the_state_of_a_request_through_its_life() -> None:
         return sim.scheduler.standing_of(request_id).state
 
     assert (state_of(low), state_of(waiting)) == (GenerationState.PREFILLING, GenerationState.QUEUED)
-    for _ in range(4):
-        sim.advance("a")
+    sim.advance("a", 4)
     assert state_of(low) is GenerationState.RUNNING
     high = sim.submit(prompt_of(20, 2), 30, priority=1, ignore_eos=True)
     # First on its way out, then saved.
@@ -249,3 +238,29 @@ def test_deadlines_end_requests_that_have_not_started_or_not_ended() -> None:
     assert sim.failed == {2: FailureReason.QUEUE_TIMEOUT}, "the first has started"
     sim.tick(1.0)
     assert sim.failed == {2: FailureReason.QUEUE_TIMEOUT, 1: FailureReason.DEADLINE}
+
+
+A, B, C = (GeneratedToken(key, b"x", False, None, (), None) for key in (1, 2, 3))
+
+
+def test_each_request_gets_its_token_of_a_step() -> None:
+    outbox = Outbox()
+    outbox.deliver_tokens([(7, A), (5, B)])
+    actions = outbox.drain()
+    assert actions == [Deliver(7, (), (A,)), Deliver(5, (), (B,))]
+    assert all(type(action) is Deliver for action in actions)
+    assert outbox.drain() == []
+
+
+def test_a_request_gets_all_of_its_tokens_at_once() -> None:
+    outbox = Outbox()
+    outbox.deliver_tokens([(7, A), (7, B), (5, A)])
+    outbox.deliver_tokens([(7, C)])
+    assert outbox.drain() == [Deliver(7, (), (A, B, C)), Deliver(5, (), (A,))]
+
+
+def test_prompt_logprobs_stay_before_the_first_token() -> None:
+    outbox, logprobs = Outbox(), (PromptToken(None, ()),)
+    outbox.deliver_prompt_logprobs(7, logprobs)
+    outbox.deliver_tokens([(7, A)])
+    assert outbox.drain() == [Deliver(7, logprobs, (A,))]

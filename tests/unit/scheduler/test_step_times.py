@@ -74,10 +74,11 @@ class TimedSimulation(Simulation):
         self.token_times.setdefault(action.request_id, []).extend(self.now for _ in action.tokens)
         super()._deliver(action)
 
-    def advance(self, name: str = "a") -> None:
-        for event in self.shards[name].advance():
-            self.now += event.seconds if isinstance(event, Stepped | LayoutSet) else 0.0
-            self.handle(event)
+    def advance(self, name: str = "a", steps: int = 1) -> None:
+        for _ in range(steps):
+            for event in self.shards[name].advance():
+                self.now += event.seconds if isinstance(event, Stepped | LayoutSet) else 0.0
+                self.handle(event)
 
     def send(self, tokens: int, new: int = 4000) -> int:
         """Submit a prompt unlike all others."""
@@ -231,7 +232,7 @@ def test_streams_get_a_token_between_a_change_of_the_layout_and_the_prompt_for_w
     streams = [sim.send(100, 800) for _ in range(4)]
     sim.until_first_token(*streams)
     _, gap = land(sim, streams, 2900)
-    change = [action for action in sim.actions if isinstance(action, SetLayout)]
+    change = sim.sent(SetLayout)
     assert len(change) == 1
     assert gap <= 0.2 + 1.1 * PLAIN(StepLoad(decodes=4)), "the change takes 0.2 s"
 

@@ -1,4 +1,4 @@
-{{/* Refuse values that the schema cannot tell are wrong. */}}
+{{/* Refuse values that are wrong beyond what the schema checks. */}}
 {{- define "caravan.check" -}}
 {{- $values := .Values -}}
 {{- $pools := (include "caravan.pools" . | fromJson).items -}}
@@ -82,11 +82,11 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Whoever could reach what without a key or a certificate. */}}
+{{/* Who could reach what without a key or a certificate. */}}
 {{- define "caravan.checkAccess" -}}
 {{- $values := .Values -}}
 {{- if and (eq $values.mtls.mode "off") (not $values.networkPolicy.enabled) -}}
-{{- fail "whoever reaches a shard commands it: set mtls.mode, or networkPolicy.enabled: true" -}}
+{{- fail "anyone who reaches a shard commands it: set mtls.mode, or networkPolicy.enabled: true" -}}
 {{- end -}}
 {{- if and (eq $values.mtls.mode "secrets") (not (and $values.mtls.routerSecretName $values.mtls.shardSecretName)) -}}
 {{- fail "mtls.mode secrets needs routerSecretName and shardSecretName" -}}
@@ -99,7 +99,7 @@
 {{- if $values.ingress.enabled }}{{ $public = append $public "ingress" }}{{ end -}}
 {{- if $values.gateway.enabled }}{{ $public = append $public "gateway" }}{{ end -}}
 {{- if and $public (not (or $values.apiKeys.secretName $values.tls.clientCaSecretName $values.apiKeys.allowAnonymous)) -}}
-{{- fail (printf "%s: whoever reaches the router may use it: set apiKeys.secretName, or apiKeys.allowAnonymous: true" (join ", " $public)) -}}
+{{- fail (printf "%s: anyone who reaches the router may use it: set apiKeys.secretName, or apiKeys.allowAnonymous: true" (join ", " $public)) -}}
 {{- end -}}
 {{- if and $values.inferencePool.enabled (not $values.inferencePool.endpointPicker.name) -}}
 {{- fail "inferencePool needs endpointPicker.name" -}}

@@ -8,11 +8,9 @@ from caravan_dialects.api.generation.serving import namespace_of
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_dialects.api.openai.chat.schema import ChatRequest
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import GenerationSpec, StoppingParams, Tenant
 from caravan_scheduler.core.prefixes import PinRefusal, PrefixReport
 from caravan_scheduler.core.prompt_media import PromptMedia
-from caravan_scheduler.core.stopping import StoppingParams
-from caravan_scheduler.core.tenant import Tenant
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS
 
 _WITH_MESSAGES = ("tools", "tool_prompt", "chat_template_kwargs", "add_generation_prompt")

@@ -142,9 +142,9 @@ class ShardNumerics(msgspec.Struct, frozen=True, kw_only=True):
 
     ``fingerprint``: shards of an equal one compute the same logits, bit by bit. ``exact``: it was started with --exact.
     ``flash_attention``: whether each layout may use it. ``same_in_company``: as compared at the start, the logits after
-    a token do not depend on other sequences; false in the unified layout. ``same_in_chunks``: nor on how many tokens of
-    its own sequence are computed with it, so that drafts change no text; where it is false, they can, by rounding. Null
-    if not compared.
+    a token do not depend on other sequences; false in the unified layout. ``same_in_chunks``: nor on how many of the
+    tokens of its sequence are computed with it, so that drafts change no text; if false, they can, by rounding.
+    Null if not compared.
     """
 
     fingerprint: str

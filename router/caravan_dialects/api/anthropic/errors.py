@@ -20,7 +20,7 @@ _TYPES = {
 
 
 class AnthropicErrorDetails(msgspec.Struct, frozen=True):
-    """What Anthropic's packages tell errors of one type apart by."""
+    """Distinguishes errors of one type in Anthropic's packages."""
 
     error_code: str
 

@@ -131,7 +131,7 @@ def _text_of_blob(name: str, blob: Blob, media: MediaParts, *, of_tool: bool = F
         case "":
             raise missing_field_error(f"{name}.mimeType")
         case _:
-            raise not_text_error(name, blob.mime_type, "the model reads texts, pictures and sounds only")
+            raise not_text_error(name, blob.mime_type, "the model reads only text, images and audio")
 
 
 def _model(said: Sequence[Sequence[_Named]], calls: _Calls) -> Message:

@@ -10,8 +10,6 @@ Json = dict[str, Any]
 _COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
 _NAMED = frozenset({"properties", "$defs"})
 _LISTED = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-# Beside one of these, objects may have properties that are not listed.
-_OPEN = frozenset({"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"})
 # Written with underscores, or without the "$" that Protobuf's names cannot have.
 _OTHER_NAMES = {
     "any_of": "anyOf",
@@ -35,14 +33,13 @@ def json_schema_of(field: str, schema: Json) -> Json:
     """Return the JSON schema that ``schema`` means, which may also be one itself. Raises ValidationError.
 
     Types are written in lower case, ``nullable`` becomes one more type, and properties come in the order of
-    ``propertyOrdering``, in which the model writes them. Objects have no others, as in Gemini's answers.
+    ``propertyOrdering``, in which the model writes them.
     """
     check_depth(field, schema)
     return _translated(schema)
 
 
-def _translated(schema: Json, *, closes: bool = True) -> Json:
-    """``closes``: an object has the properties of this schema only, unless it says otherwise."""
+def _translated(schema: Json) -> Json:
     given = {_OTHER_NAMES.get(key, key): value for key, value in schema.items()}
     made: Json = {}
     for key, value in given.items():
@@ -54,20 +51,16 @@ def _translated(schema: Json, *, closes: bool = True) -> Json:
         elif key in _NAMED and isinstance(value, dict):
             made[key] = {name: _inner(one) for name, one in _ordered(value, given.get(_ORDER)).items()}
         elif key in _LISTED and isinstance(value, list):
-            # What is beside a list of schemas, or in another one that counts too, may have further properties.
-            alone = key != "allOf" and "properties" not in given
-            made[key] = [_inner(one, closes=alone) for one in value]
+            made[key] = [_inner(one) for one in value]
         elif key in {"items", "additionalProperties"}:
             made[key] = _inner(value)
         elif key not in {_ORDER, "nullable"}:
             made[key] = value
-    if closes and isinstance(made.get("properties"), dict) and not _OPEN & made.keys():
-        made["additionalProperties"] = False
     return _nullable(made) if given.get("nullable") is True else made
 
 
-def _inner(value: Any, *, closes: bool = True) -> Any:
-    return _translated(value, closes=closes) if isinstance(value, dict) else value
+def _inner(value: Any) -> Any:
+    return _translated(value) if isinstance(value, dict) else value
 
 
 def _type(value: Any) -> Any:

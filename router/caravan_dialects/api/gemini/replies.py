@@ -6,7 +6,7 @@ import msgspec
 
 
 class ReplyCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a function."""
+    """A function call."""
 
     id: str
     name: str
@@ -14,7 +14,7 @@ class ReplyCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplyPart(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """``text``, which is what the model thought if ``thought`` is true, or a ``functionCall``."""
+    """``text``, which is reasoning if ``thought`` is true, or a ``functionCall``."""
 
     text: str | msgspec.UnsetType = msgspec.UNSET
     thought: bool | msgspec.UnsetType = msgspec.UNSET

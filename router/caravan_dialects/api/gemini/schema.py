@@ -13,7 +13,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Blob(_Body, frozen=True, kw_only=True):
-    """A file in base64. A picture may be a PNG, JPEG, WebP or GIF file, a sound WAV, MP3 or FLAC."""
+    """A file in base64. Images may be PNG, JPEG, WebP or GIF files, audio WAV, MP3 or FLAC."""
 
     mime_type: str = ""
     data: str = ""
@@ -35,7 +35,7 @@ class FunctionCallPart(_Body, frozen=True, kw_only=True):
 
 
 class FunctionResponseFile(_Body, frozen=True, kw_only=True):
-    """A picture that a function has returned."""
+    """An image that a function has returned."""
 
     inline_data: Blob | None = None
     file_data: FileData | None = None
@@ -72,7 +72,7 @@ class ContentPartBody(_Body, frozen=True, kw_only=True):
     """A part of a content: one of ``text``, ``inlineData``, ``functionCall``, ``functionResponse``,
     ``executableCode`` and ``codeExecutionResult``.
 
-    ``thought``: the text is what the model has thought. ``inlineData``: a picture, a sound or a text.
+    ``thought``: the text is reasoning. ``inlineData``: an image, audio or text.
     """
 
     text: str | None = None
@@ -148,8 +148,8 @@ _Level = Literal["THINKING_LEVEL_UNSPECIFIED", "MINIMAL", "LOW", "MEDIUM", "HIGH
 class ThinkingConfig(_Body, frozen=True, kw_only=True):
     """How much a model thinks; one that does not ignores it.
 
-    ``includeThoughts``: replies have parts with thoughts. ``thinkingBudget``: a thought ends by force after this number
-    of tokens; 0 switches thoughts off, -1 means no limit.
+    ``includeThoughts``: replies have parts with reasoning. ``thinkingBudget``: reasoning ends by force after this
+    number of tokens; 0 switches reasoning off, -1 means no limit.
     """
 
     include_thoughts: bool | None = None

@@ -17,8 +17,8 @@ from caravan_dialects.api.generation.schema import (
     TextFormat,
 )
 from caravan_dialects.api.limits import Limits
+from caravan_dialects.chat.closed_schema import closed_schema
 from caravan_dialects.chat.pattern_problem import ends_in_escape
-from caravan_dialects.chat.plain_schema import plain_schema
 from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_scheduler.core.engine import Engine
@@ -71,11 +71,14 @@ class ConstraintReader:
         return FieldConstraint(field, Constraint(ConstraintKind.JSON_SCHEMA, _ANY_OBJECT))
 
     def schema(self, field: str, schema: dict[str, Any] | str) -> FieldConstraint:
-        """Read a JSON schema, as an object or as JSON text. What constrains nothing does not count towards its size."""
+        """Read a JSON schema, as an object or as JSON text, and close its objects.
+
+        What constrains nothing does not count towards its size.
+        """
         try:
             if isinstance(schema, str):
                 schema = msgspec.json.decode(schema, type=dict[str, Any])
-            text = msgspec.json.encode(plain_schema(schema)).decode()
+            text = msgspec.json.encode(closed_schema(schema)).decode()
         except (msgspec.DecodeError, OverflowError, UnsupportedSchemaError) as error:
             raise invalid_grammar_error(field, str(error)) from error
         except RecursionError as error:

@@ -8,8 +8,7 @@ from caravan_dialects.chat.media_marks import with_media
 from caravan_dialects.media.problems import MediaFileError
 from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.media import Media
-from caravan_scheduler.core.media_tokens import MediaTokens
-from caravan_scheduler.core.prompt_media import is_cell
+from caravan_scheduler.core.prompt_media import MediaTokens, is_cell
 
 
 async def decoded(context: PromptContext, parts: MediaParts) -> dict[str, Media]:

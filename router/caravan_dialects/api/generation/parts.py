@@ -37,9 +37,9 @@ def text_for(field: str, kind: str, *, of_tool: bool = False) -> str:
     if of_tool and kind in _STAND_INS:
         return _STAND_INS[kind]
     if kind in _PICTURES:
-        raise not_text_error(field, kind, "the model does not see pictures")
+        raise not_text_error(field, kind, "the model does not read images")
     if kind in _SOUNDS:
-        raise not_text_error(field, kind, "the model does not hear")
+        raise not_text_error(field, kind, "the model does not read audio")
     raise not_text_error(field, kind, "the model reads nothing else")
 
 

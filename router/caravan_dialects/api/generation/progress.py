@@ -25,8 +25,11 @@ class PromptProgress:
 async def with_progress(
     run: Run, tell: Callable[[PromptProgress], Awaitable[None]]
 ) -> AsyncIterator[Iterator[list[Piece]]]:
-    """Yield what ``run`` yields. Before that, ``tell`` gets each progress that is seen. Raises EngineError."""
-    told = 0
+    """Yield what ``run`` yields. Before that, ``tell`` gets each progress that is seen. Raises EngineError.
+
+    The first that is told has nothing but what was in the cache.
+    """
+    told: int | None = None
     iterator = aiter(run)
     first = asyncio.ensure_future(anext(iterator))
     try:
@@ -34,7 +37,10 @@ async def with_progress(
             await asyncio.wait({first}, timeout=_LOOK_S)
             # All of it is computed when there is a token.
             computed = len(run.spec.prompt) if first.done() and not _failed(first) else run.prompt_computed
-            if computed > told:
+            if computed and told is None:
+                told = run.cached_tokens
+                await tell(_progress(run, told))
+            if told is not None and computed > told:
                 told = computed
                 await tell(_progress(run, computed))
         yield first.result()

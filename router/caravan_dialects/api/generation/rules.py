@@ -136,7 +136,7 @@ def not_text_error(field: str, kind: str, why: str) -> ValidationError:
 
 def data_url_error(field: str, given: str) -> ValidationError:
     message = (
-        f"`{field}` must be a URL of the form `data:image/png;base64,…`, which has the picture in it: nothing is "
+        f"`{field}` must be a URL of the form `data:image/png;base64,…`, which contains the image: nothing is "
         f"fetched. Given: {shown(given)}"
     )
     return ValidationError(field, message)
@@ -155,7 +155,9 @@ def media_size_error(field: str, limit_bytes: int, given_bytes: int) -> Validati
 
 def too_many_media_error(field: str, limit: int, given: int) -> ValidationError:
     """``field``: the first picture or sound that is too many."""
-    return ValidationError(field, f"`{field}`: a request may have at most {limit} pictures and sounds. Given: {given}")
+    return ValidationError(
+        field, f"`{field}`: a request may have at most {limit} images and audio files. Given: {given}"
+    )
 
 
 def token_id_error(field: str, vocabulary_size: int, given: int) -> ValidationError:

@@ -13,10 +13,8 @@ from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
 from caravan_proto.messages.constraint import Constraint, Thought
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.engine import TextSender
-from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import GenerationSpec, StoppingParams, Tenant
 from caravan_scheduler.core.prompt_media import PromptMedia
-from caravan_scheduler.core.stopping import StoppingParams
-from caravan_scheduler.core.tenant import Tenant
 
 PRIORITY_HEADER = "X-Priority"
 TIMEOUT_HEADER = "X-Request-Timeout"

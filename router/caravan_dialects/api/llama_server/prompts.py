@@ -36,26 +36,33 @@ class Prompts:
     truncated: bool = False
 
 
-def split_prompt(given: str | Sequence[str | int | list[str | int]] | MarkedPrompt, limits: Limits) -> list[Parts]:
+def split_prompt(
+    given: str | Sequence[str | int | list[str | int] | MarkedPrompt] | MarkedPrompt, limits: Limits
+) -> list[Parts]:
     """Return the parts of each prompt. A list of texts is one prompt each; with a token id in it, it is one prompt.
 
     Raises ValidationError.
     """
-    if isinstance(given, MarkedPrompt):
-        if given.multimodal_data:
-            neutral = "send pictures to /v1/chat/completions"
-            raise unsupported_field_error("prompt.multimodal_data", neutral, f"{len(given.multimodal_data)} entries")
-        return [[given.prompt_string]]
-    if isinstance(given, str):
-        return [[given]]
-    plain = [item for item in given if not isinstance(item, list)]
+    if isinstance(given, str | MarkedPrompt):
+        return [_parts("prompt", given)]
+    plain = [item for item in given if isinstance(item, str | int)]
     if any(isinstance(item, int) for item in given) and len(plain) == len(given):
         return [plain]
     if not given:
         raise empty_prompt_error("prompt")
     if len(given) > limits.max_client_batch_size:
         raise too_many_prompts_error("prompt", limits.max_client_batch_size, len(given))
-    return [item if isinstance(item, list) else [item] for item in given]
+    return [_parts(f"prompt[{index}]", item) for index, item in enumerate(given)]
+
+
+def _parts(field: str, given: str | int | list[str | int] | MarkedPrompt) -> Parts:
+    """Return the parts of the prompt in ``field``. Raises ValidationError."""
+    if isinstance(given, MarkedPrompt):
+        if given.multimodal_data:
+            neutral = "send images to /v1/chat/completions"
+            raise unsupported_field_error(f"{field}.multimodal_data", neutral, f"{len(given.multimodal_data)} entries")
+        return [given.prompt_string]
+    return given if isinstance(given, list) else [given]
 
 
 async def joined_prompts(context: Context, prompts: Sequence[Parts]) -> Prompts:

@@ -22,7 +22,7 @@ from caravan_dialects.api.llama_server.schema import (
     TokenProbability,
 )
 from caravan_dialects.api.llama_server.validation import validate_llama
-from caravan_dialects.api.openai.timings import progress_shown, timings_of
+from caravan_dialects.api.openai.timings import progress_shown, timings_at, timings_of
 from caravan_dialects.api.stream import Events
 from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import display_text
@@ -143,6 +143,8 @@ class LlamaServerAnswer(Answer):
         async def tell(progress: PromptProgress) -> None:
             event = self._part(index, run, output, ("", [], []))
             event.prompt_progress = progress_shown(progress)
+            if self._body.timings_per_token:
+                event.timings = timings_at(progress)
             await events.send(_ENCODER.encode(event))
 
         async for ready in with_progress(run, tell) if self._body.return_progress else run:

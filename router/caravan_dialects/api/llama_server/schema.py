@@ -17,8 +17,10 @@ class MarkedPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 Prompt = Annotated[
-    str | list[str | int | list[str | int]] | MarkedPrompt,
-    msgspec.Meta(description="A text, or a list that mixes texts and token ids; or a list of texts or of such lists."),
+    str | list[str | int | list[str | int] | MarkedPrompt] | MarkedPrompt,
+    msgspec.Meta(
+        description="A text, also as an object, or a list that mixes texts and token ids; or a list of such prompts."
+    ),
 ]
 LogitBias = Annotated[
     list[tuple[int | str, float | bool]] | dict[str, float | bool] | None,

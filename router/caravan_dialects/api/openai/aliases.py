@@ -9,6 +9,7 @@ import msgspec
 from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.openai.chat.schema import ChatRequest, Effort
 from caravan_dialects.api.openai.completions.schema import CompletionRequest
+from caravan_dialects.api.openai.rules import alias_error, hidden_reasoning_error
 from caravan_dialects.api.openai.sampling import one_of
 from caravan_proto.messages.sampling import RANGES
 
@@ -45,6 +46,12 @@ def with_limit(body: ChatRequest) -> ChatRequest:
 
 def _with_thinking(body: ChatRequest) -> ChatRequest:
     """Return ``body`` with what two objects of other servers say of thoughts in the fields for that."""
+    if body.reasoning is not None and body.reasoning.exclude:
+        if body.include_reasoning:
+            raise alias_error("include_reasoning", "reasoning.exclude", True, True)
+        body = msgspec.structs.replace(body, include_reasoning=False)
+    if body.include_reasoning is False and body.reasoning_format == "none":
+        raise hidden_reasoning_error(body.reasoning_format)
     effort, budget = body.reasoning_effort, body.reasoning_budget_tokens
     for field, asked_effort, limit, asked_budget in _asked_thinking(body):
         effort = one_of("reasoning_effort", field, effort, asked_effort)

@@ -25,7 +25,7 @@ def choice_parameters_error(expected: int, given: int) -> ValidationError:
 
 
 def mirostat_error(given: float) -> ValidationError:
-    message = f"`adaptive_target` and `mirostat` cannot be used together: both draw the token. Given: {given}"
+    message = f"`adaptive_target` and `mirostat` cannot be used together: both choose the token. Given: {given}"
     return ValidationError("adaptive_target", message)
 
 
@@ -44,6 +44,12 @@ def too_many_biases_error(limit: int, given: int) -> ValidationError:
 def biased_token_error(vocabulary_size: int, given: str) -> ValidationError:
     message = f"`logit_bias` keys must be token ids >= 0 and < {vocabulary_size}. Given: {shown(given)}"
     return ValidationError("logit_bias", message)
+
+
+def hidden_reasoning_error(given: str) -> ValidationError:
+    field = "reasoning_format"
+    reason = "without reasoning, which it leaves in the content"
+    return ValidationError(field, f"`{field}` cannot be used for a reply {reason}. Given: {shown(given)}")
 
 
 def two_constraints_error(first: str, second: str) -> ValidationError:
@@ -91,7 +97,7 @@ def empty_messages_error() -> ValidationError:
 
 
 def no_thoughts_error(field: str, given: object) -> ValidationError:
-    message = f"`{field}` needs a model that thinks: the chat template of this one shows no thoughts"
+    message = f"`{field}` needs a model that thinks: the chat template of this one shows no reasoning"
     return ValidationError(field, f"{message}. Given: {shown(given)}")
 
 

@@ -8,7 +8,7 @@ from caravan_dialects.api.openai.schema import GeneratingFields
 from caravan_dialects.text.assembler import TextOptions
 from caravan_proto.limits import MAX_STOP_TOKEN_IDS
 from caravan_scheduler.core.engine import ModelFacts
-from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.generation import StoppingParams
 
 
 def text_options_of(fields: GeneratingFields, limits: Limits) -> TextOptions:

@@ -26,6 +26,22 @@ def timings_of(run: Run, predicted: int) -> Timings:
     )
 
 
+def timings_at(progress: PromptProgress) -> Timings:
+    """Return the times of a run that has no token yet."""
+    computed, ms = progress.processed - progress.cache, progress.time_ms
+    return Timings(
+        cache_n=progress.cache,
+        prompt_n=computed,
+        prompt_ms=ms,
+        prompt_per_token_ms=ms / max(1, computed),
+        prompt_per_second=1000 * computed / ms if ms else 0.0,
+        predicted_n=0,
+        predicted_ms=0.0,
+        predicted_per_token_ms=0.0,
+        predicted_per_second=0.0,
+    )
+
+
 def progress_shown(progress: PromptProgress) -> ProgressShown:
     """Return the progress of a prompt as replies show it."""
     return ProgressShown(

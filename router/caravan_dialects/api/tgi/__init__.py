@@ -1,1 +1,1 @@
-"""TGI's API: generation, tokens and what `/info` tells."""
+"""TGI's API: generation, tokens and `/info`."""

@@ -38,8 +38,8 @@ from caravan_dialects.text.assembler import TextOptions
 from caravan_dialects.text.prompt_text import as_decoded
 from caravan_proto.messages.sampling import MAX_SEED, RANGES, SamplingParams
 from caravan_scheduler.core.engine import ModelFacts
-from caravan_scheduler.core.media_tokens import MediaTokens
-from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.generation import StoppingParams
+from caravan_scheduler.core.prompt_media import MediaTokens
 
 # TGI's own limit, which its clients know of.
 MAX_STOPS = 4
@@ -188,6 +188,6 @@ async def _prompt(context: Context, text: str, media: MediaParts, truncate: int 
     if truncate is None:
         return await tokenize_mixed(context, "inputs", text, media)
     if media.files:
-        raise unsupported_field_error("truncate", "send no pictures", truncate)
+        raise unsupported_field_error("truncate", "send no images", truncate)
     truncation = Truncation(limit=truncate, keep_end=True)
     return MediaTokens(await tokenize_truncated(context.engine, "inputs", text, bounds, truncation), None)

@@ -18,7 +18,7 @@ from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT, STATE
 from caravan_router.http.server.typed_body import Tolerance
 from caravan_scheduler.core import prefixes as core
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 
 _SHARD = Parameter(name="shard", place="query", description="Only this shard, by its address; may be repeated")
 _PREFIX = Parameter(name="prefix", place="path", description="Its id, from the list of prefixes")

@@ -89,7 +89,7 @@ function evict({ id }, done) {
   return asking({
     label: "Evict",
     of: id.slice(0, 12),
-    details: "From all shards, but for what others share.",
+    details: "From all shards, except what others share.",
     action: () => deleteJson(`admin/prefixes/${id}`),
     done,
   });

@@ -31,7 +31,7 @@ function thoughtPart() {
     node: element("details", { class: "thought" }, summary, text),
     update(item, growing) {
       const thought = textOf(item) || (item.summary ?? []).map((part) => part.text).join("\n");
-      summary.textContent = growing ? "Thinking…" : "Thoughts";
+      summary.textContent = growing ? "Thinking…" : "Reasoning";
       text.replaceChildren(...plain(thought));
     },
   };

@@ -17,13 +17,13 @@ export class Pictures {
       accept: "image/*",
       multiple: true,
       hidden: true,
-      "aria-label": "Pictures",
+      "aria-label": "Images",
     });
     this.file.addEventListener("change", () => {
       this.#add([...this.file.files]);
       this.file.value = "";
     });
-    this.opener = button("Add a picture", () => this.file.click(), { class: "plain small", hidden: true });
+    this.opener = button("Add an image", () => this.file.click(), { class: "plain small", hidden: true });
     this.shown = element("div", { class: "row pictures" });
     field.addEventListener("paste", (event) => {
       const files = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
@@ -57,11 +57,11 @@ export class Pictures {
           this.#urls.splice(at, 1);
           this.#show();
         };
-        const label = `Remove picture ${at + 1}`;
+        const label = `Remove image ${at + 1}`;
         return element(
           "span",
           { class: "picture" },
-          element("img", { src: url, alt: `Picture ${at + 1}` }),
+          element("img", { src: url, alt: `Image ${at + 1}` }),
           button("✕", remove, { class: "small", "aria-label": label }),
         );
       }),
@@ -82,7 +82,7 @@ async function smaller(file) {
   try {
     bitmap = await createImageBitmap(file);
   } catch {
-    throw new Error(`${file.name} is no picture that this browser can read.`);
+    throw new Error(`${file.name} is not an image that this browser can read.`);
   }
   const scale = Math.min(1, LONGEST_SIDE / Math.max(bitmap.width, bitmap.height));
   const canvas = element("canvas", {

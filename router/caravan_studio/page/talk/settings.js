@@ -35,7 +35,7 @@ export function startSettings(close) {
   const panel = byId("settings");
   panel.append(
     element("header", {}, element("h2", {}, "Settings"), button("Close", close, { class: "plain" })),
-    textField("Instructions", "instructions", 3, "What the model is told before the conversation."),
+    textField("Instructions", "instructions", 3, "The system message before the conversation."),
     numberField("Longest answer, in tokens", "most", { type: "integer", minimum: 1 }),
     effortField(),
   );

@@ -153,7 +153,7 @@ function messageBody(entry) {
   const body = element("div", { class: "message-body", dir: "auto" });
   for (const part of entry.items[0].content) {
     if (part.image_url?.startsWith?.("data:image/")) {
-      body.append(element("img", { src: part.image_url, alt: "Picture that was sent" }));
+      body.append(element("img", { src: part.image_url, alt: "Image that was sent" }));
     } else body.append(element("span", {}, (part.text ?? `(${part.type})`).slice(0, 100_000)));
   }
   return body;

@@ -75,7 +75,7 @@ class CellMap {
     const saved = tiers.map(([tier, [used, capacity]]) =>
       `${bytes(used)} of ${bytes(capacity)} on ${tier}`.replace("on memory", "in memory"),
     );
-    const hidden = shard.more_cells ? [`${count(shard.more_cells)} cells not drawn`] : [];
+    const hidden = shard.more_cells ? [`${count(shard.more_cells)} cells not shown`] : [];
     const running = `${count(shard.sequences)} of ${count(shard.max_sequences)} sequences`;
     this.told.textContent = [running, shared, ...saved, ...hidden, shard.layout].join(" · ");
     this.canvas.node.setAttribute("aria-label", this.told.textContent);

@@ -9,7 +9,7 @@ const REASONS = {
   holder: ({ shard }) =>
     `${shortAddress(shard)} has its beginning and is busy; computing it elsewhere would take longer`,
   fetch: () => "its saved cells are being copied to a shard",
-  encoding: () => "its pictures and sounds are being encoded",
+  encoding: () => "its images and audio are being encoded",
   cells: () => "no shard has enough free cells",
   sequences: () => "no shard has a free place",
   step: () => "the shards are in a step, or the next one is full",

@@ -10,14 +10,20 @@ export async function follow(take, signal) {
 }
 
 const MARK = '{"page":';
+const END_MARK = '{"ended":';
 
-/** Passes each message of a recording on. A recording that was cut off counts as far as it goes. */
+/**
+ * Passes each message of a recording on. A recording that was cut off counts as far as it goes.
+ * Returns why it ended before the router, "" if it did not.
+ */
 export async function readRecording(file, take) {
   const text = file.stream().pipeThrough(new DecompressionStream("gzip")).pipeThrough(new TextDecoderStream());
   const reader = text.getReader();
   let rest = "";
   let found = 0;
+  let ended = "";
   const takeLine = (line) => {
+    if (line.startsWith(END_MARK)) ended = JSON.parse(line).ended;
     if (!line.startsWith(MARK)) return;
     take(JSON.parse(line).page);
     found += 1;
@@ -32,4 +38,5 @@ export async function readRecording(file, take) {
     if (!found) throw new Error("This file is no recording.", { cause: error });
   }
   if (!found) throw new Error("This file has nothing to show.");
+  return ended;
 }

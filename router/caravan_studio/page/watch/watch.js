@@ -142,10 +142,11 @@ class Watch {
 
   async open(file) {
     const history = new History({ bounded: false });
-    await readRecording(file, (message) => history.take(message));
+    const ended = await readRecording(file, (message) => history.take(message));
     this.#following?.abort();
     this.live = false;
     this.history = history;
+    this.ended = ended && `ended before the router: ${ended}`;
     this.time = history.begins;
     this.back.hidden = false;
     this.setPaused(true);
@@ -229,6 +230,7 @@ class Watch {
     if (most > stripes) facts.push(`a step shows ${stripes} of its requests at most`);
     if (this.history.dropped) facts.push(`${plural(this.history.dropped, "message")} lost on the way`);
     if (this.refusal) facts.push(this.refusal);
+    if (!this.live && this.ended) facts.push(this.ended);
     this.told.textContent = facts.join(" · ");
     this.timeline.canvas.node.setAttribute(
       "aria-label",

@@ -57,7 +57,7 @@ class LlamaCppBackend:
         """Load the model, unless it is ``loaded``, and warm up; raises StartupError. ``drafts``: for another model."""
         started = monotonic()
         self._on_close = contextlib.ExitStack()
-        if not drafts:  # it is no matter how a draft model adds
+        if not drafts:  # a draft model's rounding does not matter
             ROW_BY_ROW.acquire(exact=config.exact)
             self._on_close.callback(ROW_BY_ROW.release)
         with self._on_close.pop_all() as on_failure:

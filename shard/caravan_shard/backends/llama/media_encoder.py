@@ -77,7 +77,7 @@ class LlamaMediaEncoder:
                     cells.append(found.cells)
                 elif min(found) < 0:
                     raise ForeignProjectorError(
-                        "the model lacks tokens that the projector wants around pictures or sound: it was made for "
+                        "the model lacks tokens that the projector wants around images or audio: it was made for "
                         "another model; pass --mmproj with the right file, or --no-mmproj"
                     )
         self.facts = replace(self.facts, max_cells=max(cells) if most is None else min(most, max(cells)))
@@ -172,4 +172,4 @@ def _size_of(chunk: Any) -> SliceSize:
 def _in_words(shape: MediaShape) -> str:
     if shape.kind is MediaKind.IMAGE:
         return f"an image of {shape.width} x {shape.height} pixels"
-    return f"sound of {shape.samples} samples"
+    return f"audio of {shape.samples} samples"

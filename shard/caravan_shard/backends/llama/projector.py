@@ -52,7 +52,7 @@ def open_encoder(config: ShardConfig, path: Path, model: Any, contexts: Contexts
     if facts.max_cells > most:
         encoder.close()
         raise StartupError(
-            f"a picture may take {facts.max_cells} tokens, which this model computes in one piece, and a step has room "
+            f"an image may take {facts.max_cells} tokens, which this model computes in one piece, and a step has room "
             f"for {most}: pass -b and -ub {facts.max_cells} or more, --image-max-tokens {most}, or --no-mmproj"
         )
     # Pictures of extreme shapes may have more cells: they are refused one by one.
@@ -101,7 +101,7 @@ def _check_file(path: Path) -> None:
     placed = [kind for key in _PROJECTOR_KEYS if (kind := header.text(key)) in _PLACED]
     if placed:
         raise StartupError(
-            f"{path} is a projector of the kind {placed[0]}, in which a picture's tokens depend on its place in the "
+            f"{path} is a projector of the kind {placed[0]}, in which an image's tokens depend on its place in the "
             "prompt: not served; pass --no-mmproj for text only"
         )
 

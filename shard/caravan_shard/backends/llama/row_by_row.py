@@ -26,8 +26,7 @@ class RowByRow:
         """Let a model compute row by row if it is ``exact``; raises StartupError if open models do otherwise."""
         if self._open and exact != self._exact:
             raise StartupError(
-                "the models of one process compute all exactly or none: close the others first, or use a process of "
-                "its own"
+                "the models of one process compute all exactly or none: close the others first, or use another process"
             )
         if not self._open and exact != self._exact:
             variables = _variables()

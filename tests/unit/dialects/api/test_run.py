@@ -10,9 +10,8 @@ from caravan_dialects.text.assembler import TextOptions
 from caravan_proto.messages.results import FinishReason
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.errors import DeadlineError, GenerationError, IncompleteGenerationError
-from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import GenerationSpec, StoppingParams
 from caravan_scheduler.core.request_metrics import Failure
-from caravan_scheduler.core.stopping import StoppingParams
 from caravan_testing.counted_requests import CountedRequests
 from caravan_testing.scripted_engine import EOS_TOKEN, ScriptedEngine, Step, word
 

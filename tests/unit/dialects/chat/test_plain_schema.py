@@ -87,7 +87,7 @@ IDLE: list[dict[str, Any]] = [
     {"contentEncoding": "base64", "contentMediaType": "a/b", "contentSchema": {"not": {}}},
     {"minLength": 0, "minItems": 0, "minProperties": 0, "uniqueItems": False, "required": [], "pattern": ""},
     {"maxLength": 2**53 - 1, "maxItems": 2**31, "maxProperties": 2**32},
-    {"propertyNames": True, "unevaluatedProperties": True, "unevaluatedItems": {}, "additionalItems": INTEGER},
+    {"propertyNames": True, "unevaluatedItems": {}, "additionalItems": INTEGER},
     {"propertyNames": {"type": "string", "description": "d"}},
     {"propertyNames": {}, "if": {"const": 1}, "minContains": 2, "dependentRequired": {}, "dependentSchemas": {}},
     {"if": {"const": 1}, "then": {"title": "t"}, "else": True},

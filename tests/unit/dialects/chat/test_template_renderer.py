@@ -47,6 +47,11 @@ async def test_templates_get_the_functions_and_filters_of_transformers(renderer:
         ("{% set ns = namespace(n=0) %}{% set ns.n = 3 %}{{ ns.n }}", {}, "3"),
         ("{{ strftime_now('%Y') | int > 2000 }}", {}, "True"),
         ("🙂{{ x }}", {"x": "🙂"}, "🙂🙂"),
+        # Those of llama.cpp.
+        ("{{ date_string | length }} {{ datetime | length }}", {}, "11 11"),
+        ("{{ date_string }}", {"date_string": "today"}, "today"),
+        ("{{ 'a' + functions }}", {"tools": None}, "a"),
+        ("{{ functions }}", {"tools": [{"name": "é"}]}, '[\n  {\n    "name": "é"\n  }\n]'),
     ]
     for source, variables, expected in cases:
         assert await renderer.render(source, variables, 1000) == expected, source

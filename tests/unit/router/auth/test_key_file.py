@@ -2,7 +2,7 @@ import pytest
 
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.key_file import KeyFileError, parse_keys
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 
 A, B = digest_of("a").hex(), digest_of("b").hex()
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 
 A = ApiKey(digest=digest_of("a"), tenant=Tenant(name="a"), requests_per_minute=1, concurrent_requests=2)
 B = ApiKey(digest=digest_of("b"), tenant=Tenant(name="b"))

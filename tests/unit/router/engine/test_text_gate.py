@@ -6,7 +6,7 @@ import pytest
 
 from caravan_router.engine.text_gate import TextGate
 from caravan_scheduler.core.engine import ANY_SENDER, TextSender
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.waiting.text_queue import LEAST_ROOM, TextQueue
 
 

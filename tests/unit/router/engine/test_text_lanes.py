@@ -4,7 +4,7 @@ import asyncio
 
 from caravan_router.engine.text_lanes import SHORT_BYTES, TextLanes
 from caravan_scheduler.core.engine import TEXT_SENDER, TextSender
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 
 LONG = 8 * SHORT_BYTES
 

@@ -19,8 +19,8 @@ from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.state import ENDING
+from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.core.prefixes import CachedPrefix, RunningSequence, ShardPrefixes
-from caravan_scheduler.core.tenant import Tenant
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import BOS, CHAT_MODEL, ScriptedEngine, ids_of
 from caravan_testing.waiting import eventually

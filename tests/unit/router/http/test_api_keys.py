@@ -15,7 +15,7 @@ from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
 from caravan_scheduler.core.engine import TEXT_SENDER, TextSender
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import Pause, ScriptedEngine
 from caravan_testing.waiting import eventually

@@ -12,8 +12,8 @@ from caravan_dialects.api.limits import Limits
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import Access
+from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.core.media import Sound
-from caravan_scheduler.core.tenant import Tenant
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, MEDIA, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine
 from caravan_testing.seen_prompts import seen
@@ -134,7 +134,7 @@ async def deaf() -> AsyncIterator[Service]:
 async def test_a_model_that_does_not_hear_says_so(deaf: Service) -> None:
     error = (await reply(deaf, TRANSCRIBE, form(), 400))["error"]
     assert error["param"] == "file"
-    assert "does not hear" in error["message"]
+    assert "does not read audio" in error["message"]
 
 
 @pytest.mark.parametrize("path", [TRANSCRIBE, TRANSLATE])

@@ -83,6 +83,8 @@ async def test_a_whole_reply(service: Service) -> None:
             "total_tokens": len(PROMPT) + 3,
             "prompt_tokens_details": {"cached_tokens": 0},
         },
+        "prompt_token_ids": None,
+        "prompt_logprobs": None,
         "store": False,
     }
     assert text_of(service.engine.spec) == PROMPT

@@ -32,7 +32,16 @@ async def test_a_whole_reply(service: Service) -> None:
         "object": "text_completion",
         "model": "scripted",
         "system_fingerprint": "f" * 16,
-        "choices": [{"index": 0, "text": " w1 w2", "logprobs": None, "finish_reason": "length"}],
+        "choices": [
+            {
+                "index": 0,
+                "text": " w1 w2",
+                "logprobs": None,
+                "finish_reason": "length",
+                "prompt_logprobs": None,
+                "prompt_token_ids": None,
+            }
+        ],
         "usage": USAGE,
     }
 

@@ -11,7 +11,7 @@ from caravan_testing.http_server import Service
 JSON, REGEX, LARK, GBNF = ConstraintKind
 PLAIN = {"type": "object", "properties": {"ä": {"enum": [1.5, None]}}}
 SCHEMA = {**PLAIN, "title": "left out", "$defs": {}}
-TEXT = msgspec.json.encode(PLAIN).decode()
+TEXT = msgspec.json.encode({**PLAIN, "additionalProperties": False}).decode()
 
 FORMATS: list[tuple[Any, ConstraintKind, str]] = [
     ({"type": "json", "value": SCHEMA}, JSON, TEXT),

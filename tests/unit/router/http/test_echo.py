@@ -54,7 +54,8 @@ COLUMNS = {
 
 async def test_prompt_logprobs_precede_those_of_the_text(service: Service) -> None:
     [choice] = (await complete(service, prompt="hi", max_tokens=2, echo=True, logprobs=1))["choices"]
-    assert choice == {"index": 0, "text": "hi w1 w2", "logprobs": COLUMNS, "finish_reason": "length"}
+    shown = {"index": 0, "text": "hi w1 w2", "logprobs": COLUMNS, "finish_reason": "length"}
+    assert choice == shown | {"prompt_logprobs": None, "prompt_token_ids": None}
 
 
 async def test_streamed_chunks_join_to_the_whole_reply(service: Service) -> None:
@@ -87,6 +88,7 @@ async def test_max_tokens_0_returns_only_the_prompt(service: Service, *, stream:
             },
             "finish_reason": "length",
         }
+        | ({} if stream else {"prompt_logprobs": None, "prompt_token_ids": None})
     ]
     # A step over a prompt always yields a token, which is neither returned nor counted here.
     assert service.engine.spec.stopping.max_new_tokens == 1
@@ -133,7 +135,7 @@ async def test_prompt_logprobs_may_be_fewer_than_logprobs(service: Service) -> N
     assert [len(top or ()) for top in choice["logprobs"]["top_logprobs"]] == [0, 3, 3]
 
 
-async def test_prompt_logprobs_are_absent_by_default(service: Service) -> None:
+async def test_prompt_logprobs_are_null_by_default(service: Service) -> None:
     [choice] = (await complete(service, prompt="h", prompt_logprobs=None))["choices"]
-    assert "prompt_logprobs" not in choice
+    assert choice["prompt_logprobs"] is None
     assert choice["logprobs"] is None

@@ -19,7 +19,7 @@ from caravan_dialects.api.errors import ValidationError
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import Access
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import EOS, ScriptedEngine
 

@@ -278,18 +278,31 @@ LLAMA: Route = ("/completion", {"prompt": "hi", "n_predict": 3})
 
 @pytest.mark.parametrize("route", [CHAT, LLAMA], ids=["chat", "llama-server"])
 async def test_a_stream_may_tell_how_far_its_prompt_is(route: Route) -> None:
-    engine = ScriptedEngine(script=lambda _: [Pause(), word("a"), EOS_TOKEN], model=CHAT_MODEL, prompt_computed=2)
+    engine = ScriptedEngine(
+        script=lambda _: [Pause(), word("a"), EOS_TOKEN],
+        model=CHAT_MODEL,
+        prompt_computed=2,
+        cached_tokens=lambda _: 1,
+    )
     async with serving(engine) as service:
-        body = route[1] | {"stream": True, "return_progress": True}
+        body = route[1] | {"stream": True, "return_progress": True, "timings_per_token": True}
         async with service.client.post(route[0], json=body) as response:
             line = await response.content.readline()
-            first = json.loads(line.removeprefix(b"data: "))["prompt_progress"]
+            await response.content.readline()
+            first = json.loads(line.removeprefix(b"data: "))
+            line = await response.content.readline()
+            second = json.loads(line.removeprefix(b"data: "))
             engine.resume.set()
-            second, *rest = events((await response.text()).removeprefix("\n"))
+            third, *rest = events((await response.text()).removeprefix("\n"))
     total = len(engine.streams[0].spec.prompt)
-    assert (first["total"], first["cache"], first["processed"]) == (total, 0, 2)
-    assert first["time_ms"] >= 0
-    # When there is a token, all of the prompt is computed.
-    assert second["prompt_progress"]["processed"] == total
+    shown = [event["prompt_progress"] for event in (first, second, third)]
+    assert [(one["total"], one["cache"]) for one in shown] == [(total, 1)] * 3
+    # The first has what was in the cache. When there is a token, all of the prompt is computed.
+    assert [one["processed"] for one in shown] == [1, 2, total]
+    assert all(one["time_ms"] >= 0 for one in shown)
+    timings = [event["timings"] for event in (first, second, third)]
+    assert [(one["cache_n"], one["prompt_n"], one["predicted_n"]) for one in timings] == [
+        (1, 0, 0), (1, 1, 0), (1, total - 1, 0)
+    ]  # fmt: skip
     assert not any("prompt_progress" in event for event in rest if event != "[DONE]")
     assert len(rest) >= 2

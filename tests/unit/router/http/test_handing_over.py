@@ -11,7 +11,7 @@ import pytest
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import OPEN_TO_ALL, Access
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 from caravan_testing.waiting import eventually

@@ -209,7 +209,8 @@ async def test_samplers_are_applied_in_their_order(service: Service) -> None:
         ({"prompt": ""}, "`prompt` cannot be empty"),
         ({"prompt": [1000]}, "`prompt` token ids must be >= 0 and < 1000. Given: 1000"),
         ({"prompt": ["a"] * 500}, "Number of prompts exceeds the maximum allowed batch size of"),
-        ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, "prompt.multimodal_data"),
+        ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, "`prompt.multimodal_data`"),
+        ({"prompt": ["a", {"prompt_string": "a", "multimodal_data": ["aGk="]}]}, "`prompt[1].multimodal_data`"),
     ],
 )
 async def test_what_is_refused(service: Service, body: dict[str, Any], message: str) -> None:
@@ -326,6 +327,7 @@ async def test_chosen_fields(service: Service) -> None:
         ([5, "a", 6], [(5, *ids_of("a"), 6)]),
         (["a", 6], [(BOS, *ids_of("a"), 6)]),
         (["a", "b"], [(BOS, *ids_of("a")), (BOS, *ids_of("b"))]),
+        (["a", {"prompt_string": "b"}, [5]], [(BOS, *ids_of("a")), (BOS, *ids_of("b")), (5,)]),
         ([["a", 5], [6], "b"], [(BOS, *ids_of("a"), 5), (6,), (BOS, *ids_of("b"))]),
     ],
 )

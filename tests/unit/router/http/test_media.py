@@ -118,7 +118,7 @@ async def test_a_template_that_leaves_a_picture_out_is_an_error() -> None:
         body["messages"] += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
         response = await service.post(CHAT, body)
         assert response.status == 400
-        assert "does not show 1 of the 1 pictures" in await response.text()
+        assert "does not show 1 of the 1 images" in await response.text()
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -174,10 +174,10 @@ async def test_a_medium_that_shards_do_not_take_is_refused() -> None:
 @pytest.mark.parametrize(
     ("facts", "part", "words"),
     [
-        (None, picture_part(), "does not see pictures"),
-        (None, sound_part(b""), "does not hear"),
-        (replace(MEDIA, images=False), picture_part(), "does not see pictures"),
-        (replace(MEDIA, audio=False, audio_sample_rate=0), sound_part(b""), "does not hear"),
+        (None, picture_part(), "does not read images"),
+        (None, sound_part(b""), "does not read audio"),
+        (replace(MEDIA, images=False), picture_part(), "does not read images"),
+        (replace(MEDIA, audio=False, audio_sample_rate=0), sound_part(b""), "does not read audio"),
         (MEDIA, {"type": "file", "file": {}}, "reads nothing else"),
     ],
 )

@@ -172,7 +172,7 @@ async def test_a_picture_where_a_model_sees_none_is_refused_or_told() -> None:
     async with serving(ScriptedEngine(model=replace(CHAT_MODEL, chat_template=ROLES))) as service:
         refused = await service.post("/v1/responses", {"input": [item(input_image())]})
         assert refused.status == 400
-        assert "`input[0].content[0]` must be text: the model does not see pictures" in await refused.text()
+        assert "`input[0].content[0]` must be text: the model does not read images" in await refused.text()
         output = {"type": "function_call_output", "call_id": "c", "output": [input_image("x")]}
         await service.reply("/v1/responses", {"input": [item(), output], "max_output_tokens": 3})
         assert "[image]" in str(seen(service.engine))

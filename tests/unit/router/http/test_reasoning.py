@@ -278,6 +278,22 @@ async def test_objects_of_other_servers_switch_thoughts_on(
     assert text_of(engine).endswith(shown)
 
 
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ({}, "True"),
+        ({"reasoning_effort": "none"}, "False"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "False"),
+    ],
+)
+async def test_a_template_is_told_to_think_unless_the_request_says_otherwise(
+    service: Service, engine: ScriptedEngine, body: dict[str, Any], shown: str
+) -> None:
+    engine.model = replace(MODEL, chat_template=QWEN + "{{ enable_thinking }}", max_sequence_tokens=4096)
+    await chat(service, **body)
+    assert text_of(engine).endswith(shown)
+
+
 async def test_objects_of_other_servers_limit_thoughts(service: Service, engine: ScriptedEngine) -> None:
     for body in ({"reasoning": {"max_tokens": 17}}, {"thinking": {"type": "enabled", "budget_tokens": 17}}):
         await chat(service, **body)
@@ -285,9 +301,40 @@ async def test_objects_of_other_servers_limit_thoughts(service: Service, engine:
         assert engine.spec.thought.max_tokens == 17
 
 
+HIDDEN: list[dict[str, Any]] = [
+    {"include_reasoning": False},
+    {"reasoning": {"exclude": True}},
+    {"reasoning": {"exclude": True, "effort": "low"}, "include_reasoning": False},
+]
+
+
+@pytest.mark.parametrize("body", HIDDEN)
+async def test_reasoning_is_left_out_of_the_reply(service: Service, body: dict[str, Any]) -> None:
+    shown = await chat(service)
+    hidden = await chat(service, **body)
+    assert shown["choices"][0]["message"] == hidden["choices"][0]["message"] | {
+        "reasoning_content": THOUGHT,
+        "reasoning": THOUGHT,
+    }
+    assert hidden["choices"][0]["message"] == {"role": "assistant", "content": ANSWER}
+    assert hidden["usage"] == shown["usage"]
+    assert hidden["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    response = await service.post("/v1/chat/completions", {"messages": HI, "stream": True} | body)
+    text = await response.text()
+    assert "reasoning_content" not in text
+    assert '"role":"assistant","content"' in text
+
+
+@pytest.mark.parametrize("body", [{"include_reasoning": True}, {"reasoning": {"exclude": False}}])
+async def test_reasoning_is_in_the_reply_where_it_is_asked_for(service: Service, body: dict[str, Any]) -> None:
+    assert (await chat(service, **body))["choices"][0]["message"]["reasoning"] == THOUGHT
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
+        ({"include_reasoning": True, "reasoning": {"exclude": True}}, "reasoning.exclude"),
+        ({"include_reasoning": False, "reasoning_format": "none"}, "reasoning_format"),
         ({"reasoning_effort": "high", "thinking": {"type": "disabled"}}, "thinking.type"),
         ({"reasoning_effort": "high", "reasoning": {"effort": "low"}}, "reasoning.effort"),
         ({"reasoning_budget_tokens": 5, "thinking": {"type": "enabled", "budget_tokens": 6}}, "thinking.budget_tokens"),

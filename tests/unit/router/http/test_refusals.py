@@ -11,7 +11,7 @@ from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import Access
 from caravan_router.http.routes import ROUTES
 from caravan_router.http.server.route import GENERATION_ERRORS
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import Tenant
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, MODEL, ScriptedEngine
 

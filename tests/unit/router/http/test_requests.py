@@ -19,8 +19,7 @@ from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import Access
 from caravan_scheduler.core.errors import GenerationError
-from caravan_scheduler.core.generation import GenerationSpec, GenerationState
-from caravan_scheduler.core.tenant import Tenant
+from caravan_scheduler.core.generation import GenerationSpec, GenerationState, Tenant
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, EOS_TOKEN, Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually

@@ -330,10 +330,29 @@ async def test_a_running_response_can_be_read_and_cancelled() -> None:
         rest = await response.text()
         assert "event: response.incomplete" in rest
         async with service.client.post(f"/v1/responses/{running}/cancel") as got:
-            assert await got.json() == cancelled, "it has ended"
+            assert await got.json() == cancelled, "it was cancelled before"
         async with service.client.post("/v1/responses/resp_x/cancel") as got:
             assert got.status == 404
         await eventually(service.is_idle, "everything released")
+
+
+async def test_a_response_that_has_ended_cannot_be_cancelled() -> None:
+    async with serving(engine()) as service:
+        ended = await service.reply("/v1/responses", {"input": "Hi"})
+        response = await service.post(f"/v1/responses/{ended['id']}/cancel", {})
+        assert (response.status, (await response.json())["error"]["message"]) == (
+            400,
+            f"Cannot cancel a synchronous response. It has ended, and its status is {ended['status']}",
+        )
+        async with service.client.get(f"/v1/responses/{ended['id']}") as got:
+            assert await got.json() == ended
+
+
+async def test_compaction_is_refused_by_name() -> None:
+    async with serving(engine()) as service:
+        response = await service.post("/v1/responses/compact", {"model": "toy", "input": "Hi"})
+        assert response.status == 404
+        assert (await response.json())["error"]["message"].startswith("/v1/responses/compact is not supported: ")
 
 
 async def test_tokens_of_an_input_are_counted_without_generating() -> None:

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from caravan_scheduler.core.errors import DeadlineError, QueueTimeoutError
-from caravan_scheduler.core.generation import GenerationSpec
-from caravan_scheduler.core.tenant import ANYONE
+from caravan_scheduler.core.generation import ANYONE, GenerationSpec
 from caravan_testing.http_server import Service, events
 from caravan_testing.scripted_engine import Step, word
 

@@ -15,7 +15,7 @@ from caravan_router.config import RouterConfig
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.events import Submitted, Tick
 from caravan_scheduler.scheduler import Scheduler
-from caravan_studio.recording.read_lines import RecordingError, RecordingFile
+from caravan_studio.recording.lines import RecordingError, RecordingFile
 from caravan_studio.recording.recorder import Recorder, RecordFileError
 from caravan_studio.replay.cli import main
 from caravan_studio.replay.player import Player, play
@@ -58,26 +58,29 @@ def rewritten(path: Path, changed: list[Any]) -> Path:
     return path
 
 
-def test_a_long_recording_has_two_parts_each_of_which_is_played_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_recording_that_fills_its_space_ends_and_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("caravan_studio.recording.part_file._FLUSH_S", 0.0)
+    monkeypatch.setattr("caravan_studio.recording.line_file._FLUSH_S", 0.0)
     path = tmp_path / "recording"
-    # The states that a part begins with are 3,000 to 15,000 bytes; three runs are 88,000.
-    recorder = Recorder(path, most_bytes=40_000)
-    for _ in range(3):
-        run(recorder, 100)
+    recorder = Recorder(path, most_bytes=10_000)
+    while not recorder.has_ended:
+        run(recorder)
         wait_until(lambda: recorder._file.waiting_bytes == 0, "all is written")
+    size = path.stat().st_size
+    run(recorder)
     recorder.close()
-    parts = [path, tmp_path / "recording.1"]
-    assert sorted(tmp_path.iterdir()) == parts
-    for part in parts:
-        assert any("state" in line for line in lines(part)), "it is not the first part"
-        assert differences(part) == []
-    assert calls(parts[1]) > 10
+    assert [record.__dict__["reason"] for record in caplog.records] == ["its space was full"]
+    assert path.stat().st_size <= size + 100, "nothing but the end of the file came after it"
+    assert list(tmp_path.iterdir()) == [path]
+    assert main(RouterConfig, [str(path)]) == 0
+    assert "all are the same; it ended before the router: its space was full\n" in capsys.readouterr().out
 
 
-def test_a_recording_that_is_there_becomes_the_older_part(tmp_path: Path) -> None:
+def test_a_recording_that_is_there_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     for requests in (5, 10):
         recorder = Recorder(path)
@@ -145,7 +148,7 @@ def test_a_file_of_another_version_is_refused_by_name(recording: Path, capsys: p
     header, *rest = lines(recording)
     header["caravan_recording"]["version"] = 99
     assert main(RouterConfig, [str(rewritten(recording, [header, *rest]))]) == 2
-    assert "it has version 99 of the format, and this program reads version 1" in capsys.readouterr().err
+    assert "it has version 99 of the format, and this program reads version 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", [b"hello\n", b'{"a":1}\n'])
@@ -171,13 +174,8 @@ def test_what_is_not_compressed_is_refused(tmp_path: Path, content: bytes) -> No
         {"call": [1, 1.0, [["submit", 1]], [], ""]},
         {"call": [1, 1.0, [["evil", 1]], [], ""]},
         {"call": [1, 1.0, [["take", [5]]], [], ""]},
-        {"state": {"id": 1, "keys": 0, "nodes": [["object", "os.system", {}]]}},
-        {"state": {"id": 1, "keys": 0, "nodes": [["object", "scheduler.Scheduler", {"__class__": 1}]]}},
-        {"state": {"id": 1, "keys": 0, "nodes": [["object", "resident.Status", {}]]}},
-        {"state": {"id": 1, "keys": 0, "nodes": [["object", "clock.Clock", {}]]}},
-        {"state": {"id": 1, "keys": 0, "nodes": [["object", "scheduler.Scheduler", {"_state": [5]}]]}},
-        {"state": {"id": 1, "keys": 0, "nodes": [["tuple", [[0]]]]}},
-        {"state": {"id": 1, "keys": 0, "nodes": []}},
+        {"call": [1, 1.0, [["unpin", 5]], [], ""]},
+        {"call": [1, 1.0, [["step", "a", 1, "ok", 0, 0, 0, [], [], [], [], [], [-1]]], [], ""]},
         {"scheduler": {"id": 1, "model": "x", "config": {"mode": "evil"}}},
         {"scheduler": {"id": 1, "model": "x", "config": {"evil": 1}}},
     ],

@@ -14,10 +14,10 @@ from caravan_scheduler.actions import Left
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.generation import BeamSearch
 from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER, cell_numbers
-from caravan_scheduler.events import EncodeOutcome, Replaced, RunsFound, Taken
+from caravan_scheduler.events import EncodeOutcome, FlushRequested, Replaced, RunsFound, Taken
+from caravan_scheduler.prefix_keys import PrefixKeys
 from caravan_scheduler.scheduler import Scheduler
-from caravan_studio.recording.prefixes import prefix_key
-from caravan_studio.recording.read_lines import RecordingFile
+from caravan_studio.recording.lines import RecordingFile
 from caravan_studio.recording.recorder import Recorder
 from caravan_studio.replay.player import Player, play
 from caravan_testing.ledgers import limits_of
@@ -45,8 +45,7 @@ def busy(path: Path, *, keeps_tokens: bool = False) -> Simulation:
     run.lose("b")
     run.advance("a")
     run.join("b", limits)
-    run.submit(PROMPT, 5, prompt_logprobs=True, namespace="salt")
-    run.run()
+    run.complete(PROMPT, 5, prompt_logprobs=True, namespace="salt")
     run.flush("a")
     run.run()
     recorder.close()
@@ -86,15 +85,12 @@ def test_requests_that_another_scheduler_takes_are_found_again(tmp_path: Path) -
     run.scheduler = recorded(run.scheduler, config, recorder)
     run.join("a", limits_of())
     run.submit(PROMPT, 20, ignore_eos=True)
-    for _ in range(5):
-        run.advance("a")
+    run.advance("a", 5)
     run.lose("a")
     [left] = run.handle(Replaced())
     assert isinstance(left, Left)
-    assert recorder.passing == 1, "no part begins while nobody has the requests"
     run.scheduler = recorded(Scheduler(config), config, recorder)
     run.handle(Taken(left.sequences))
-    assert recorder.passing == 0
     run.join("b", limits_of())
     run.run()
     recorder.close()
@@ -103,13 +99,14 @@ def test_requests_that_another_scheduler_takes_are_found_again(tmp_path: Path) -
     assert differences(path) == []
 
 
-@pytest.mark.parametrize("turns_over", [False, True])
+@pytest.mark.parametrize("many_keys", [16, 1 << 17])
 @pytest.mark.parametrize("pictures", [0, 1])
 @pytest.mark.parametrize("seed", range(4))
 def test_runs_that_shards_had_before_the_router_are_found_again(
-    tmp_path: Path, seed: int, pictures: int, turns_over: bool
+    tmp_path: Path, seed: int, pictures: int, many_keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of some, the beginning is gone: they were behind it on the disk of a shard that was killed, for example."""
+    monkeypatch.setattr("caravan_studio.recording.names._MANY_KEYS", many_keys)
     random = Random(seed)
     limits = limits_of(cells=300, cells_per_sequence=200, memory_bytes=4000, saving=Saving.ANY)
 
@@ -132,31 +129,50 @@ def test_runs_that_shards_had_before_the_router_are_found_again(
         runs = before.shards[name].runs
         first = next(key for key, run in runs.items() if not run.saved.start)
         after.join(name, limits, runs={key: run for key, run in runs.items() if key != first})
-    if turns_over:
-        recorder._turn_over()
     work(after)
     recorder.close()
     assert differences(tmp_path / "recording") == []
 
 
-def test_a_prefix_that_was_pinned_by_its_key_alone_is_found_again_in_a_later_part(tmp_path: Path) -> None:
-    """When the part begins, no shard has it, and no line its tokens."""
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_prefix_that_is_pinned_by_its_key_alone_is_found_again(tmp_path: Path, is_computed: bool) -> None:
     limits = limits_of(memory_bytes=4000, saving=Saving.ANY)
     recorder, run = Recorder(tmp_path / "recording"), Simulation(SchedulerConfig())
     run.scheduler = recorded(run.scheduler, run.config, recorder)
     run.join("a", limits)
-    assert run.pin(prefix_key("", PROMPT[:32]), length=32) is None
-    recorder._turn_over()
-    run.submit((*PROMPT[:32], 7), 4, ignore_eos=True)
-    run.run()
-    run.submit(PROMPT, 4, ignore_eos=True)
-    run.run()
+
+    def compute() -> None:
+        run.complete((*PROMPT[:32], 7), 4, ignore_eos=True)
+
+    if is_computed:
+        compute()
+    keys = PrefixKeys("", lambda start, stop: PROMPT[start:stop])
+    assert run.pin(keys.at(32), length=32) is None
+    compute()
+    run.complete(PROMPT, 4, ignore_eos=True)
     assert run.scheduler.shards["a"].runs.pinned
     recorder.close()
     assert differences(tmp_path / "recording") == []
 
 
-def shown(path: Path, *, saving: Saving = Saving.ANY, keeps_tokens: bool = False, turns_over: bool = False) -> Recorder:
+@pytest.mark.parametrize("memory_bytes", [0, 4000])
+def test_prefixes_that_are_flushed_by_their_keys_are_found_again(tmp_path: Path, memory_bytes: int) -> None:
+    """In cells, no line has named them before."""
+    recorder, run = Recorder(tmp_path / "recording"), Simulation(SchedulerConfig())
+    run.scheduler = recorded(run.scheduler, run.config, recorder)
+    run.join("a", limits_of(memory_bytes=memory_bytes, saving=Saving.ANY))
+    run.complete(PROMPT, 4, ignore_eos=True)
+    shard = run.scheduler.shards["a"]
+    keys = [*shard.runs.listed, *(resident.prefix_key for resident in shard.stays.parked.values())]
+    for flush_id, key in enumerate([b"of nothing", *keys]):
+        run.handle(FlushRequested(flush_id, frozenset("a"), key))
+    evicted = [prefix.tokens for flush_id in range(len(keys) + 1) for prefix in run.flushed[flush_id][0].prefixes]
+    assert evicted
+    recorder.close()
+    assert differences(tmp_path / "recording") == []
+
+
+def shown(path: Path, *, saving: Saving = Saving.ANY, keeps_tokens: bool = False) -> None:
     """Record prompts with pictures that are encoded, refused, forgotten, saved and loaded again."""
     run = Simulation(SchedulerConfig())
     recorder = Recorder(path, keeps_tokens=keeps_tokens)
@@ -175,46 +191,37 @@ def shown(path: Path, *, saving: Saving = Saving.ANY, keeps_tokens: bool = False
     for _ in range(3):
         run.tick(0.5)
         run.run()
-    if turns_over:
-        recorder._turn_over()
     before = len(run.actions)
     for prompt, media in prompts:
-        run.submit((*prompt, 9, 8, 7), 8, media=media, ignore_eos=True)
-        run.run()
-    assert any(isinstance(action, Load) for action in run.actions[before:]), "nothing was saved"
+        run.complete((*prompt, 9, 8, 7), 8, media=media, ignore_eos=True)
+    assert run.sent(Load, since=before), "nothing was saved"
     run.lose("a")
     run.join("a", limits)
-    run.submit(prompts[0][0], 8, media=prompts[0][1])
-    run.run()
+    run.complete(prompts[0][0], 8, media=prompts[0][1])
     recorder.close()
-    return recorder
 
 
 @pytest.mark.parametrize("saving", [Saving.ANY, Saving.WITH_STATE])
-@pytest.mark.parametrize("turns_over", [False, True])
-def test_media_and_what_became_of_them_are_played_again(tmp_path: Path, saving: Saving, turns_over: bool) -> None:
+def test_media_and_what_became_of_them_are_played_again(tmp_path: Path, saving: Saving) -> None:
     path = tmp_path / "recording"
-    shown(path, saving=saving, turns_over=turns_over)
-    player = Player()
-    decisions = [one for played in play(RecordingFile(path), player) for one in played.decisions]
+    shown(path, saving=saving)
+    decisions = [one for played in play(RecordingFile(path), Player()) for one in played.decisions]
     assert {"prefill", "load"} <= {one[0] for one in decisions}
-    assert player.keys.unknown == 0
-    assert [differences(part) for part in tmp_path.iterdir()] == [[]] * (1 + turns_over)
+    assert differences(path) == []
 
 
 @pytest.mark.parametrize("keeps_tokens", [False, True])
 def test_nothing_of_a_picture_is_in_a_recording(tmp_path: Path, keeps_tokens: bool) -> None:
     path = tmp_path / "recording"
-    shown(path, keeps_tokens=keeps_tokens, turns_over=True)
-    for part in tmp_path.iterdir():
-        text = gzip.decompress(part.read_bytes())
-        shows = picture(1)
-        cells = cell_numbers(MediaSpan(offset=0, media_id=shows.id, count=1, positions=1), ENCODER)
-        for told in (shows.id, shows.rgb, ENCODER):
-            assert base64.b64encode(told).rstrip(b"=") not in text
-        assert str(cells[0]).encode() not in text
-        assert str(FIRST_CELL_NUMBER)[:6].encode() in text, "cells have numbers above all tokens"
-        assert differences(part) == []
+    shown(path, keeps_tokens=keeps_tokens)
+    text = gzip.decompress(path.read_bytes())
+    shows = picture(1)
+    cells = cell_numbers(MediaSpan(offset=0, media_id=shows.id, count=1, positions=1), ENCODER)
+    for told in (shows.id, shows.rgb, ENCODER):
+        assert base64.b64encode(told).rstrip(b"=") not in text
+    assert str(cells[0]).encode() not in text
+    assert str(FIRST_CELL_NUMBER)[:6].encode() in text, "cells have numbers above all tokens"
+    assert differences(path) == []
 
 
 def test_runs_that_a_shard_finds_late_are_used_in_a_recording_as_they_were(tmp_path: Path) -> None:
@@ -234,13 +241,11 @@ def test_runs_that_a_shard_finds_late_are_used_in_a_recording_as_they_were(tmp_p
     recorder = Recorder(path)
     run.scheduler = recorded(run.scheduler, run.config, recorder)
     run.join("a", limits)
-    run.submit((0, *PROMPT), 5, ignore_eos=True)
-    run.run()
-    assert not [action for action in run.actions if isinstance(action, Load)]
+    run.complete((0, *PROMPT), 5, ignore_eos=True)
+    assert not run.sent(Load)
     run.shards["a"].runs.update(saved)
     run.handle(RunsFound("a", "f", tuple(sorted((one.saved for one in saved.values()), key=lambda one: one.start))))
-    run.submit((1, *PROMPT), 5, ignore_eos=True)
-    run.run()
+    run.complete((1, *PROMPT), 5, ignore_eos=True)
     recorder.close()
-    assert [action for action in run.actions if isinstance(action, Load)]
+    assert run.sent(Load)
     assert differences(path) == []

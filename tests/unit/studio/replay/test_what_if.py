@@ -23,8 +23,8 @@ from caravan_testing.requests import request
 REQUESTS = 60
 
 
-def record_load(path: Path, turns_over_at: int = 0) -> None:
-    """Record a fleet of one shard that gets more than it can compute at once; in two parts, if asked."""
+def record_load(path: Path) -> None:
+    """Record a fleet of one shard that gets more than it can compute at once."""
     recorder = Recorder(path)
     config = SchedulerConfig()
     scheduler = recorded(Scheduler(config), config, recorder)
@@ -40,8 +40,6 @@ def record_load(path: Path, turns_over_at: int = 0) -> None:
         fleet.handle([Submitted(asked)])
         if number == 20:
             fleet.handle([Cancelled(19)])
-        if number == turns_over_at:
-            recorder._turn_over()
     fleet.run_until(200.0)
     recorder.close()
 
@@ -100,18 +98,6 @@ def test_without_its_only_shard_nothing_is_answered(recording: Path, capsys: pyt
     assert main(RouterConfig, [str(recording), "--shards", "-1"]) == 0
     requests, answered, failed, *_ = rows(capsys.readouterr().out)["--shards -1"][:4]
     assert (answered, failed) == (0, requests - 1), "one was cancelled"
-
-
-def test_a_later_part_is_played_with_the_shards_that_there_were(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "recording"
-    record_load(path, turns_over_at=REQUESTS // 2)
-    assert main(RouterConfig, [str(path), "--shards", "+1"]) == 0
-    told = capsys.readouterr().out
-    found = rows("".join(told.splitlines(keepends=True)[:-1]))
-    assert [row[:2] for row in found.values()] == [[REQUESTS / 2, REQUESTS / 2]] * 3
-    assert "requests are left out" in told.splitlines()[-1]
 
 
 class SeeingShard(PlayedShard):

@@ -57,10 +57,8 @@ def holders(picture: ShardPicture, at: int) -> set[int]:
 def test_chunks_riders_and_sampled_tokens_of_every_step_are_told() -> None:
     watched = Watched("a", limits=limits_of(max_batch_tokens=40))
     first = watched.run.submit(PROMPT, 30, ignore_eos=True)
-    for _ in range(6):
-        watched.run.advance("a")
-    second = watched.run.submit(PROMPT[::-1], 5, ignore_eos=True)
-    watched.run.run()
+    watched.run.advance("a", 6)
+    second = watched.run.complete(PROMPT[::-1], 5, ignore_eos=True)
     frame = watched.frame()
     computed: dict[int, int] = {}
     for block in blocks(frame, "prefill"):
@@ -80,8 +78,7 @@ def test_a_decode_that_goes_on_is_told_in_parts_that_add_up() -> None:
     watched.run.submit(PROMPT[:8], 20, ignore_eos=True)
     steps, commands = 0, set()
     for _ in range(4):
-        for _ in range(4):
-            watched.run.advance("a")
+        watched.run.advance("a", 4)
         decodes = blocks(watched.frame(), "decode")
         steps += sum(block.steps for block in decodes)
         commands |= {block.command for block in decodes}
@@ -94,8 +91,7 @@ def test_a_decode_that_goes_on_is_told_in_parts_that_add_up() -> None:
 def test_commands_that_were_under_way_before_somebody_came_are_told() -> None:
     run = simulation("a", limits=limits_of())
     request = run.submit(PROMPT[:8], 20, ignore_eos=True)
-    for _ in range(4):
-        run.advance("a")
+    run.advance("a", 4)
     timeline = ModelTimeline("toy", run.scheduler, run.now)
     for event in run.shards["a"].advance():
         timeline.note([event], run.handle(event), run.now)
@@ -108,11 +104,9 @@ def test_preemptions_losses_failures_and_cancellations_are_marked() -> None:
     limits = limits_of(cells=100, cells_per_sequence=100, memory_bytes=1 << 20, saving=Saving.ANY)
     watched = Watched("a", limits=limits)
     low = watched.run.submit(PROMPT, 30, ignore_eos=True)
-    for _ in range(5):
-        watched.run.advance("a")
+    watched.run.advance("a", 5)
     high = watched.run.submit(PROMPT[::-1], 30, ignore_eos=True, priority=1)
-    for _ in range(5):
-        watched.run.advance("a")
+    watched.run.advance("a", 5)
     frame = watched.frame()
     taken = [mark for mark in frame.marks if mark.what in ("swap", "recompute")]
     assert [mark.request for mark in taken] == [low]
@@ -136,8 +130,7 @@ def test_a_transfer_between_shards_is_a_block_of_its_target() -> None:
         **{name: getattr(limits, name) for name in limits.__dataclass_fields__} | {"run_fingerprint": "f"}
     )
     watched = Watched("a", "b", limits=limits)
-    watched.run.submit(PROMPT * 4, 4, ignore_eos=True)
-    watched.run.run()
+    watched.run.complete(PROMPT * 4, 4, ignore_eos=True)
     [holder] = [name for name, shard in watched.run.scheduler.shards.items() if shard.runs.keys or shard.stays.parked]
     watched.run.drain(holder)
     watched.run.run()
@@ -148,8 +141,7 @@ def test_a_transfer_between_shards_is_a_block_of_its_target() -> None:
 def test_a_shared_prefix_is_in_the_map_once_and_all_cells_add_up() -> None:
     watched = Watched("a", limits=limits_of())
     ids = [watched.run.submit((*PROMPT, 100 + n), 60, ignore_eos=True) for n in range(3)]
-    for _ in range(12):
-        watched.run.advance("a")
+    watched.run.advance("a", 12)
     [picture] = watched.state().shards
     assert sum(one.cells for one in picture.map) == picture.used + picture.cached
     [shared] = [at for at, one in enumerate(picture.map) if one.parent == -1 and one.cells]
@@ -163,8 +155,7 @@ def test_a_shared_prefix_is_in_the_map_once_and_all_cells_add_up() -> None:
 def test_what_ended_requests_left_is_in_the_map_or_among_the_runs(layout: KvLayout) -> None:
     limits = limits_of(memory_bytes=1 << 20, saving=Saving.ANY, layout=layout, cells_per_sequence=100)
     watched = Watched("a", limits=limits)
-    request = watched.run.submit(PROMPT, 4, ignore_eos=True)
-    watched.run.run()
+    request = watched.run.complete(PROMPT, 4, ignore_eos=True)
     [picture] = watched.state().shards
     kept = [one for one in picture.map if request in one.kept]
     if not kept:
@@ -178,8 +169,7 @@ def test_a_large_map_is_cut_and_says_what_is_missing() -> None:
     watched = Watched("a", limits=limits_of(max_sequences=400, cells=40_000, max_batch_tokens=4096))
     for n in range(300):
         watched.run.submit((1000 + n, *PROMPT[:5]), 100, ignore_eos=True)
-    for _ in range(8):
-        watched.run.advance("a")
+    watched.run.advance("a", 8)
     [picture] = watched.state().shards
     assert len(picture.map) == 256
     assert sum(one.cells for one in picture.map) + picture.more_cells == picture.used
@@ -202,15 +192,13 @@ class TestReasons:
     def test_no_cells_and_no_place(self) -> None:
         watched = Watched("a", limits=limits_of(cells=100, cells_per_sequence=100, max_sequences=2))
         watched.run.submit(PROMPT, 30, ignore_eos=True)
-        for _ in range(4):
-            watched.run.advance("a")
+        watched.run.advance("a", 4)
         second = watched.run.submit(PROMPT[::-1], 30, ignore_eos=True)
         watched.run.advance("a")
         assert self.reasons(watched) == {second: ("cells", 0, "")}
         watched = Watched("a", limits=limits_of(max_sequences=1))
         watched.run.submit(PROMPT, 30, ignore_eos=True)
-        for _ in range(4):
-            watched.run.advance("a")
+        watched.run.advance("a", 4)
         second = watched.run.submit(PROMPT[::-1], 30, ignore_eos=True)
         assert self.reasons(watched) == {second: ("sequences", 0, "")}
 
@@ -239,6 +227,5 @@ class TestReasons:
 def test_nothing_of_a_prompt_is_told() -> None:
     watched = Watched("a", limits=limits_of())
     watched.run.submit(tuple(900_000 + n for n in range(40)), 10, ignore_eos=True)
-    for _ in range(3):
-        watched.run.advance("a")
+    watched.run.advance("a", 3)
     assert "9000" not in str(watched.timeline.messages(watched.run.now + 1))

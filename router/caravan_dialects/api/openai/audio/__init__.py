@@ -1,1 +1,1 @@
-"""``/v1/audio``: writes down what a sound says."""
+"""``/v1/audio``: transcribes audio."""

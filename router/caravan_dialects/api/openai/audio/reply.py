@@ -1,4 +1,4 @@
-"""Writes down what a sound says: a chat with a model that hears, whose message has the sound."""
+"""Transcribes audio: a chat with a model that reads audio, whose message has the audio."""
 
 from collections.abc import Sequence
 
@@ -96,7 +96,7 @@ class SpokenAnswer(Answer):
     def _usage(self, run: Run) -> SpokenUsage:
         prompt = len(run.spec.prompt)
         _, heard = media_tokens(run.spec)
-        assert isinstance(heard, int), "a sound has tokens"
+        assert isinstance(heard, int), "audio has tokens"
         return SpokenUsage(
             input_tokens=prompt,
             input_token_details=SpokenTokens(heard, prompt - heard),

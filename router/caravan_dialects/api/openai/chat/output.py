@@ -41,6 +41,7 @@ class ChatOutput:
         "_tokens",
         "_wanted",
         "finish",
+        "hides_thoughts",
         "run",
     )
 
@@ -54,6 +55,8 @@ class ChatOutput:
         thought_calls: ThoughtCalls | None = None,
     ) -> None:
         self.run = run
+        # Whether thoughts are read and left out.
+        self.hides_thoughts = False
         self._thought_calls = thought_calls
         # Whether there is an answer, and whether a thought ended with calls.
         self._answered = self._called = False
@@ -88,6 +91,8 @@ class ChatOutput:
         else:
             cut = finish is FinishReason.LENGTH
             parts = [_shown(part) for part in self._read(pieces, ended=finish is not None, cut=cut)]
+            if self.hides_thoughts:
+                parts = [part for part in parts if not isinstance(part, ThoughtPart)]
             if not self._wanted:
                 finish = FinishReason.STOP_SEQUENCE
                 self.run.end()

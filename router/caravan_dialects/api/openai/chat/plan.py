@@ -38,14 +38,15 @@ _MISTRAL_CALLS = "[TOOL_CALLS]"
 class ChatPlan:
     """``tools``: what the output may call. ``template``: the source of the template; "" without messages.
 
-    ``reads_thoughts``: thoughts are split off the output; `Conversation.thought` has their format. ``media``: the
-    pictures and sounds whose marks the conversation has.
+    ``reads_thoughts``: thoughts are split off the output; `Conversation.thought` has their format. ``hides_thoughts``:
+    the reply lacks them. ``media``: the pictures and sounds whose marks the conversation has.
     """
 
     conversation: Conversation
     tools: ToolPlan
     template: str = ""
     reads_thoughts: bool = False
+    hides_thoughts: bool = False
     media: MediaParts = NO_MEDIA
 
     @property
@@ -104,6 +105,7 @@ def chat_plan_of(
         tools=plan,
         template=source,
         reads_thoughts=thought is not None and body.reasoning_format != "none",
+        hides_thoughts=body.include_reasoning is False,
         media=media,
     )
 

@@ -31,7 +31,7 @@ from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage, wants_usage_of_each
 from caravan_dialects.api.openai.prompt_details import prompt_details
 from caravan_dialects.api.openai.schema import Usage
-from caravan_dialects.api.openai.timings import progress_shown, timings_of
+from caravan_dialects.api.openai.timings import progress_shown, timings_at, timings_of
 from caravan_dialects.api.stream import Events
 from caravan_scheduler.core.prompt_media import text_ids
 
@@ -112,8 +112,10 @@ class ChatAnswer(Answer):
         async def tell(progress: PromptProgress) -> None:
             self._chunk.choices = [ChunkChoice(index, Delta(), None, None)]
             self._chunk.prompt_progress = progress_shown(progress)
+            if self._body.timings_per_token:
+                self._chunk.timings = timings_at(progress)
             data = _ENCODER.encode(self._chunk)
-            self._chunk.prompt_progress = msgspec.UNSET
+            self._chunk.prompt_progress = self._chunk.timings = msgspec.UNSET
             await events.send(data)
 
         async for ready in with_progress(run, tell) if self._body.return_progress else run:

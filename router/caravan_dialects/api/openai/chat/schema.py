@@ -116,13 +116,13 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ReasoningOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """OpenRouter's. ``effort`` means ``reasoning_effort``, ``max_tokens`` means ``reasoning_budget_tokens``.
 
-    ``enabled``: false switches reasoning off, true switches it on.
+    ``enabled``: false switches reasoning off, true switches it on. ``exclude``: true means ``include_reasoning`` false.
     """
 
     effort: Effort | None = None
     max_tokens: int | None = None
     enabled: bool | None = None
-    exclude: NoEffect = None
+    exclude: bool | None = None
     summary: NoEffect = None
 
 
@@ -147,7 +147,8 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     if it can. ``reasoning_budget_tokens`` (llama-server's, which also has ``thinking_budget_tokens``; vLLM:
     ``thinking_token_budget``): reasoning is cut off after this number of tokens; 0 switches it off, -1 means
     no limit. ``reasoning_format`` (llama-server's): "none" leaves reasoning in the content, as the model writes it.
-    "auto", the default, and "deepseek" return it as ``reasoning_content``.
+    "auto", the default, and "deepseek" return it as ``reasoning_content``. ``include_reasoning`` (vLLM's): false leaves
+    reasoning out of the reply; it is generated, and counted.
 
     ``chat_template_kwargs``: further variables of the chat template; those that it does not read are ignored.
     ``enable_thinking`` or ``thinking`` false also switches off the reasoning of a model whose template has no such
@@ -178,6 +179,7 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     reasoning: ReasoningOptions | None = None
     thinking: ThinkingOptions | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    include_reasoning: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     return_progress: bool | None = None
     modalities: TextOnly = None
@@ -260,7 +262,8 @@ class ChatChoice(msgspec.Struct):
 class ChatCompletion(msgspec.Struct):
     """``truncated``: what was left out of the prompt; absent if nothing was. ``store``: chats are never kept.
 
-    ``timings``: of the first choice, with ``timings_per_token``.
+    ``timings``: of the first choice, with ``timings_per_token``. ``prompt_token_ids``, ``prompt_logprobs``: clients of
+    vLLM read them without a check. The former is null unless ``return_token_ids``; the latter always is, in chat.
     """
 
     id: str
@@ -270,7 +273,8 @@ class ChatCompletion(msgspec.Struct):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage | None = None
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: None = None
     truncated: LeftOut | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
     store: bool = False

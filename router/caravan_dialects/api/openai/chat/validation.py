@@ -84,6 +84,11 @@ class ValidChat:
 
     def output(self, run: Run) -> ChatOutput:
         """Return the reader of one choice's output."""
+        output = self._output(run)
+        output.hides_thoughts = self.plan.hides_thoughts
+        return output
+
+    def _output(self, run: Run) -> ChatOutput:
         thought = self.plan.thought if self.plan.reads_thoughts else None
         reader = None
         if thought is not None:

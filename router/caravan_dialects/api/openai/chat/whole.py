@@ -14,7 +14,7 @@ from caravan_dialects.text.assembler import Piece
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool. ``arguments``: JSON, unless the output was cut off."""
+    """A tool call. ``arguments``: JSON, unless the output was cut off."""
 
     name: str
     arguments: str

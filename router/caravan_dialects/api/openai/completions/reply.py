@@ -96,8 +96,7 @@ class CompletionsAnswer(Answer):
         for index in self._per_prompt.best(candidates):
             choice = self._choice(len(choices), candidates[index], runs[first + index].finish, before)
             choice.prompt_logprobs = prompt_logprobs
-            if self._body.return_token_ids:
-                choice.prompt_token_ids = list(runs[first].spec.prompt)
+            choice.prompt_token_ids = list(runs[first].spec.prompt) if self._body.return_token_ids else None
             choices.append(choice)
 
     async def send(self, events: Events, index: int, run: Run) -> None:
@@ -156,11 +155,11 @@ class CompletionsAnswer(Answer):
             return 0
         return echo_of(prompt, run.prompt_logprobs, self._body.logprobs)
 
-    def _prompt_logprobs(self, index: int, run: Run) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
+    def _prompt_logprobs(self, index: int, run: Run) -> list[dict[str, PromptLogprob] | None] | None:
         """Return vLLM's field; ``index`` and ``run`` as for `_echo`."""
         prompt = self.requests[index // self._per_prompt.candidates].prompt_text
         if prompt is None or self._body.prompt_logprobs is None:
-            return msgspec.UNSET
+            return None
         return prompt_logprobs_of(prompt, run.prompt_logprobs, self._body.prompt_logprobs)
 
     def _usage(self, runs: Sequence[Run]) -> Usage:

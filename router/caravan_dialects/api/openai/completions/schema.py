@@ -47,16 +47,17 @@ class CompletionChoice(msgspec.Struct):
     """``prompt_logprobs``: vLLM's, if asked for: one entry per prompt token, by token id; null for the first.
 
     ``token_ids``, ``prompt_token_ids``: vLLM's, with ``return_token_ids``; a stream has the latter in a choice's first
-    chunk.
+    chunk. In a whole reply ``prompt_logprobs`` and ``prompt_token_ids`` are null unless asked for, as in vLLM, whose
+    clients read them without a check.
     """
 
     index: int
     text: str
     logprobs: Logprobs | None
     finish_reason: str | None
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | msgspec.UnsetType | None = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Completion(msgspec.Struct):

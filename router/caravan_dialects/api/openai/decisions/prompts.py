@@ -29,9 +29,9 @@ from caravan_dialects.api.openai.responses.items import check_size, read_items
 from caravan_dialects.api.openai.responses.tools import offered_tools
 from caravan_dialects.chat.control_text import draw_mark
 from caravan_dialects.conversations.nodes import Json
-from caravan_scheduler.core.common_length import common_length
 from caravan_scheduler.core.errors import GenerationError
 from caravan_scheduler.core.prompt_media import PromptMedia
+from caravan_scheduler.core.tokens import common_length
 
 
 @dataclass(frozen=True, slots=True)

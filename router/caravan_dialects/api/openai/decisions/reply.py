@@ -35,7 +35,7 @@ from caravan_dialects.api.openai.responses.schema import InputTokensDetails, Out
 from caravan_dialects.text.assembler import Piece, TextOptions
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.errors import GenerationError
-from caravan_scheduler.core.stopping import StoppingParams
+from caravan_scheduler.core.generation import StoppingParams
 
 _ENCODER = msgspec.json.Encoder()
 

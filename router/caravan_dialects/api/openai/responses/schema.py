@@ -20,9 +20,9 @@ from caravan_dialects.api.openai.schema import SamplingFields
 Item = Annotated[
     dict[str, Any],
     msgspec.Meta(
-        description="OpenAI's item: a message, a call of a function or custom tool, its output, a reasoning item, or a "
-        "reference to an earlier item. Of others, the model is shown calls, results and texts. The default `type` is "
-        "message."
+        description="OpenAI's item: a message, a function or custom tool call, its output, a reasoning item, or a "
+        "reference to an earlier item. The model is shown calls, results and texts of other types. The default `type` "
+        "is message."
     ),
 ]
 Input = str | list[Item]
@@ -92,7 +92,7 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
     ``max_output_tokens`` above what is left of the context counts as all that is left. ``generate``: false computes the
     prompt, so that it is in the cache, and generates nothing. ``include`` with "message.output_text.logprobs" or
     ``top_logprobs`` above 0 returns log probabilities of the tokens of messages. These change nothing:
-    ``max_tool_calls``, which counts calls of tools that the server runs, ``stream_options``, ``user`` and what OpenAI's
+    ``max_tool_calls``, which counts calls to tools that the server runs, ``stream_options``, ``user`` and what OpenAI's
     platform adds.
     """
 

@@ -2,9 +2,10 @@
 
 from contextlib import AbstractAsyncContextManager
 
+import msgspec
 from aiohttp import web
 
-from caravan_dialects.api.errors import UnknownEntryError
+from caravan_dialects.api.errors import NoCompactionError, ResponseEndedError, UnknownEntryError
 from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.validation import ValidChat
@@ -44,6 +45,12 @@ from caravan_router.http.server.typed_body import Tolerance
 _PATH = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
 _ID = Parameter(name="response_id", place="path", description="Id of a response")
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """What a stored response says of its end."""
+
+    status: str
 
 
 ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
@@ -105,6 +112,12 @@ async def render_response(request: web.Request, body: InputFields) -> web.Respon
     return json_reply(rendered_tokens(chat.model, chat.request.prompt))
 
 
+@ROUTES.route("POST", "/v1/responses/compact", "Not supported: the answer says what to do instead")
+async def compact_response(request: web.Request) -> web.StreamResponse:
+    """It would otherwise be taken for the id of a response."""
+    raise NoCompactionError
+
+
 async def _valid_chat(request: web.Request, body: InputFields) -> ValidChat:
     """Return a turn that is not answered. Raises RequestError, EngineError."""
     if body.prompt is not None:
@@ -159,11 +172,16 @@ async def delete_response(request: web.Request) -> web.Response:
     errors=(400, *STORE_ERRORS),
 )
 async def cancel_response(request: web.Request) -> web.StreamResponse:
-    """A response that has ended is returned as it is."""
+    """Cancelling twice is cancelling once. Raises ResponseEndedError if the response has ended otherwise."""
     response_id, owner = request.match_info["response_id"], owner_of(request)
     running = request.app[RUNNING].find(owner, response_id)
     if running is None:
-        return await get_response(request)
+        stored = await request.app[STATE].store.response(owner, response_id)
+        if stored is None:
+            raise UnknownEntryError("response", response_id)
+        if (status := msgspec.json.decode(stored, type=_Ended).status) != "cancelled":
+            raise ResponseEndedError(status)
+        return web.Response(body=stored, content_type="application/json")
     running.cancel()
     await running.ended.wait()
     return json_reply(running.progress.response())

@@ -170,14 +170,14 @@ CASES = [
         CHAT,
         chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}),
         "messages[0].content[0]",
-        "`messages[0].content[0]` must be text: the model does not see pictures. Given: type 'image_url'",
+        "`messages[0].content[0]` must be text: the model does not read images. Given: type 'image_url'",
     ),
     Case(
         rules.not_text_error,
         OLLAMA,
         {"images": ["a"]},
         None,
-        "`images[0]` must be text: the model does not see pictures. Given: type 'image'",
+        "`images[0]` must be text: the model does not read images. Given: type 'image'",
     ),
     Case(
         rules.token_id_error, VECTORS, {"input": [-1]}, "input", "`input` token ids must be >= 0 and < 1000. Given: -1"
@@ -187,7 +187,7 @@ CASES = [
         CHAT,
         _picture("http://x/a.png"),
         _PLACE,
-        f"`{_PLACE}` must be a URL of the form `data:image/png;base64,…`, which has the picture in it: nothing is "
+        f"`{_PLACE}` must be a URL of the form `data:image/png;base64,…`, which contains the image: nothing is "
         "fetched. Given: 'http://x/a.png'",
         model=SEEING_MODEL,
     ),
@@ -212,7 +212,7 @@ CASES = [
         CHAT,
         _picture(data_url()),
         _PLACE,
-        f"`{_PLACE}`: a request may have at most 0 pictures and sounds. Given: 1",
+        f"`{_PLACE}`: a request may have at most 0 images and audio files. Given: 1",
         model=SEEING_MODEL,
         limits=Limits(max_media=0),
     ),

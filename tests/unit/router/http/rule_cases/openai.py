@@ -42,7 +42,7 @@ CASES = [
         CHAT,
         {"mirostat": 2, "choice_parameters": [{"adaptive_target": 0.5}]},
         "adaptive_target",
-        "`adaptive_target` and `mirostat` cannot be used together: both draw the token. Given: 0.5",
+        "`adaptive_target` and `mirostat` cannot be used together: both choose the token. Given: 0.5",
     ),
     Case(
         openai_rules.unknown_sampler_error,
@@ -213,11 +213,19 @@ CASES = [
         "`max_tokens` and `max_completion_tokens` must not differ. Given: 1 and 2",
     ),
     Case(
+        openai_rules.hidden_reasoning_error,
+        CHAT,
+        {"include_reasoning": False, "reasoning_format": "none"},
+        "reasoning_format",
+        "`reasoning_format` cannot be used for a reply without reasoning, which it leaves in the content. "
+        "Given: 'none'",
+    ),
+    Case(
         openai_rules.no_thoughts_error,
         CHAT,
         {"reasoning_effort": "low"},
         "reasoning_effort",
-        "`reasoning_effort` needs a model that thinks: the chat template of this one shows no thoughts. Given: 'low'",
+        "`reasoning_effort` needs a model that thinks: the chat template of this one shows no reasoning. Given: 'low'",
     ),
     Case(
         openai_rules.template_option_error,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_scheduler.residency.model_need import HOST, ModelNeed, Phase, Room
-from caravan_scheduler.residency.plan import Load, NoPlace, TooLarge, Unload, plan
+from caravan_scheduler.residency import HOST, Load, ModelNeed, NoPlace, Phase, Room, TooLarge, Unload, plan
 
 TURN_S = 10.0
 ONE = Room(max_models=1)

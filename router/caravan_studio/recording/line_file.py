@@ -18,7 +18,7 @@ _FLUSH_S = 1.0
 _LEVEL = 1
 
 
-class PartFile:
+class LineFile:
     """``written_bytes``: the size of the file so far.
 
     A disk that is full, or another failure, ends the file; ``failed`` is true from then on.

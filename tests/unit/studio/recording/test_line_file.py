@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caravan_studio.recording.part_file import PartFile
+from caravan_studio.recording.line_file import LineFile
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def threads_alternate() -> Iterator[None]:
 @pytest.mark.usefixtures("threads_alternate")
 def test_nothing_waits_once_all_is_written(tmp_path: Path) -> None:
     path = tmp_path / "part"
-    part = PartFile(path)
+    part = LineFile(path)
     for _ in range(100_000):
         part.write([b"line\n"])
     part.end()
@@ -34,8 +34,8 @@ def test_nothing_waits_once_all_is_written(tmp_path: Path) -> None:
     assert gzip.decompress(path.read_bytes()) == b"line\n" * 100_000
 
 
-def _written(path: Path, lines: list[bytes]) -> PartFile:
-    file = PartFile(path)
+def _written(path: Path, lines: list[bytes]) -> LineFile:
+    file = LineFile(path)
     file.write(lines)
     file.end()
     file.wait()

@@ -1,15 +1,60 @@
 """Which model to load and which to unload next."""
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 
-from caravan_scheduler.residency.model_need import ModelNeed, Phase, Room
-
+# The place of memory that is on no device, in mappings from places to bytes.
+HOST = "host"
 # An age of 0 would make a model that was used just now infinitely dear.
 _LEAST_AGE_S = 1.0
 # The requests for which a model was loaded are rendered and tokenized before they wait for a place on a shard.
 _ARRIVING_S = 1.0
+
+
+class Phase(Enum):
+    """Where a model is. The values are those that llama-server's router has for them."""
+
+    COLD = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    UNLOADING = "unloading"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNeed:
+    """A model, what it takes, and who wants it. Times are in seconds, on one clock.
+
+    ``since_s``: when its phase began. ``bytes_at``: memory that it takes, or would take, by place. ``load_s``: how long
+    loading it takes. ``wanted_since_s``: since when a request, or an operator, has waited for it; None if nobody does.
+    ``is_busy``: whether a request of it waits or runs. ``used_s``: when it was last busy. ``keep_s``: how long it stays
+    without requests while nobody needs its place. ``is_pinned``: it leaves only if it is asked to.
+    """
+
+    name: str
+    phase: Phase
+    since_s: float
+    bytes_at: Mapping[str, int] = field(default_factory=dict)
+    load_s: float = 0.0
+    wanted_since_s: float | None = None
+    is_busy: bool = False
+    used_s: float = 0.0
+    keep_s: float = math.inf
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What loaded models may take.
+
+    ``free_at``: bytes that are free now, by place; a place that is missing has no bound. ``max_models``: most
+    models that are in memory at a time; None for no bound.
+    """
+
+    free_at: Mapping[str, int] = field(default_factory=dict)
+    max_models: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which cells of a prompt belong to media, where they may be cut, and the numbers that stand for them."""
+"""Media of a prompt: their ids, cells and borders."""
 
 import itertools
 from dataclasses import replace
@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caravan_proto.messages.media import MediaSpan
+from caravan_scheduler.core.media import Picture, Sound
 from caravan_scheduler.core.prompt_media import (
     FIRST_CELL_NUMBER,
     PromptMedia,
@@ -21,6 +22,32 @@ from caravan_scheduler.prefix_keys import PrefixKeys
 from caravan_testing.model_media import ENCODER, with_pictures
 
 _SPAN = MediaSpan(offset=0, media_id=b"m", count=5, positions=5)
+
+
+def test_equal_content_has_the_same_id_and_other_content_another() -> None:
+    picture = Picture.of(2, 3, bytes(18))
+    assert picture.id == Picture.of(2, 3, bytes(18)).id
+    others = [
+        Picture.of(3, 2, bytes(18)).id,
+        Picture.of(2, 3, bytes(17) + b"\1").id,
+        Picture.of(6, 1, bytes(18)).id,
+        Sound.of(16_000, bytes(16)).id,
+        Sound.of(24_000, bytes(16)).id,
+        Sound.of(16_000, bytes(20)).id,
+    ]
+    assert len({picture.id, *others}) == 7
+    assert all(len(known) == 32 for known in (picture.id, *others))
+
+
+def test_content_of_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"have 18 bytes\. Given: 17"):
+        Picture.of(2, 3, bytes(17))
+    with pytest.raises(ValueError, match="4 bytes each"):
+        Sound.of(16_000, bytes(7))
+
+
+def test_a_sound_knows_the_number_of_its_samples() -> None:
+    assert Sound.of(16_000, bytes(40)).count == 10
 
 
 def _media(places: list[tuple[int, int, int]], *, atomic: bool = True) -> tuple[tuple[int, ...], PromptMedia]:

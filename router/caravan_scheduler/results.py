@@ -1,10 +1,10 @@
-"""What becomes of requests when media are encoded, cannot be, or are not where they were."""
+"""What becomes of media that were encoded, and of saved runs that shards fetched from others."""
 
 from collections.abc import Collection, Iterable
 
 from caravan_proto.messages.commands import Evaluate, Prefill
 from caravan_scheduler.actions import FailureReason
-from caravan_scheduler.events import Encoded, EncodeOutcome
+from caravan_scheduler.events import Encoded, EncodeOutcome, Fetched
 from caravan_scheduler.failures import Failures
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.command import InFlight
@@ -85,3 +85,22 @@ def _with_any_of(command: InFlight, media_ids: Collection[bytes]) -> list[int]:
             return [part.sequence_id for part in parts if any(span.media_id in media_ids for span in part.media)]
         case _:
             return []
+
+
+def apply_transfer(state: SchedulerState, event: Fetched) -> None:
+    """Note which runs have come to a shard, and let the request that waits for them start."""
+    unwanted = state.transfers.unwanted_keys(event.transfer_id)
+    transfer = state.transfers.end(event.transfer_id, event.seconds if all(event.fetched) else 0.0)
+    if transfer is None:
+        return  # one of the shards was lost
+    target = state.shards[transfer.target]
+    came = [run for run, fetched in zip(transfer.runs, event.fetched, strict=True) if fetched]
+    target.saves.note_runs(came)
+    for key in unwanted:
+        target.saves.drop(key)
+    waiting = state.sequences.get(transfer.request_id) if transfer.request_id is not None else None
+    if waiting is not None and len(came) < len(transfer.runs):
+        state.fetch_no_more(waiting)
+    state.waiting.mark_due()
+    state.note_change(transfer.source, may_start=False)
+    state.note_change(transfer.target, may_start=True)
