@@ -17,6 +17,9 @@ WITH_DEPLOY := --override-ini norecursedirs='.*'
 MINUTES ?= 20
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# What is compiled into llama.cpp.
+KERNELS := $(wildcard shard/kernels/*.cmake shard/kernels/include/*.h shard/kernels/src/*.c)
+C_SOURCES := $(filter %.h %.c,$(KERNELS)) $(wildcard shard/kernels/tests/*.[ch])
 # Client libraries with conflicting pins or many dependencies each have their own environment.
 CLIENT := .cache/clients/text-generation/.installed
 DEPLOY_TOOLS := .cache/tools/deploy/.installed
@@ -77,18 +80,20 @@ check: lint $(DEMO_MODEL) $(CLIENT) ## run lint, and the tests of `make test` wi
 	$(PYTEST) --cov --cov-report=
 	$(BIN)/coverage report --include='*/caravan_scheduler/*' --fail-under=95
 
-lint: $(INSTALLED) ## check format, lint rules, types, import rules, .proto files, spelling and wording
+lint: $(INSTALLED) ## check format (Python and C), lint rules, types, import rules, .proto files, spelling and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/codespell
+	$(BIN)/clang-format --dry-run --Werror $(C_SOURCES)
 	$(BIN)/python docs/wording.py
 
 format: $(INSTALLED) ## format the code and fix lint findings where possible
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(C_SOURCES)
 
 proto: $(INSTALLED) ## generate Python code from the .proto files
 	proto/generate.sh
@@ -123,7 +128,7 @@ screenshots: $(INSTALLED) $(DEMO_MODEL) .cache/clients/page/.installed ## take t
 clean: ## remove the virtual environment and everything downloaded or built here
 	rm -rf .venv .cache
 
-$(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py deploy/setup/llama.cmake $(wildcard deploy/setup/*.[ch])
+$(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py shard/caravan_shard/llama_wheel.py $(KERNELS)
 	@$(PYTHON) deploy/setup/install.py
 
 .cache/clients/%/.installed: tests/e2e/clients/%.txt | $(INSTALLED)

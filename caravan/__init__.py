@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from caravan.async_llm import AsyncLLM
 from caravan.chat_session import AsyncChatSession, ChatSession
 from caravan.errors import (
     AlreadyPrompted,
@@ -26,7 +25,7 @@ from caravan.errors import (
     TooLong,
     WrongThreadError,
 )
-from caravan.llm import LLM
+from caravan.llm import LLM, AsyncLLM
 from caravan.options import ModelOptions, ServerOptions
 from caravan.outputs import (
     ChatPart,
@@ -38,18 +37,18 @@ from caravan.outputs import (
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    Token,
     ToolCall,
 )
 from caravan.prompts import TextPrompt, TokensPrompt
 from caravan.sampling_params import ChoiceParameters, SamplingParams, StructuredOutputsParams
 from caravan.server import AsyncServer, Server
-from caravan.token import Token
 
 if TYPE_CHECKING:
     from caravan.async_executor import AsyncConversation, AsyncExecutor
     from caravan.client import AsyncClient, Client
-    from caravan.conversation import Conversation, State
-    from caravan.executor import Executor, Inference
+    from caravan.conversation import Conversation, Inference, State
+    from caravan.executor import Executor
     from caravan.media import Picture, Sound
 
 __all__ = [
@@ -116,7 +115,7 @@ _LATER = {
     "Client": "caravan.client",
     "Conversation": "caravan.conversation",
     "Executor": "caravan.executor",
-    "Inference": "caravan.executor",
+    "Inference": "caravan.conversation",
     "Picture": "caravan.media",
     "Sound": "caravan.media",
     "State": "caravan.conversation",

@@ -8,13 +8,13 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
-from caravan.closing import AsyncClosing
-from caravan.conversation import GREEDY, Conversation, Sampler, State
+from caravan.conversation import GREEDY, Conversation, Inference, State
 from caravan.errors import ClosedError
-from caravan.executor import Executor, Inference
-from caravan.executor_generation import Stop
+from caravan.executor import Executor
+from caravan.executor_sampling import Sampler, Stop
 from caravan.options import ModelOptions
-from caravan.token import Token
+from caravan.outputs import Token
+from caravan.twins import AsyncClosing
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

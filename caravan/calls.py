@@ -1,26 +1,57 @@
-"""The calls that a model of this process and a server have alike, awaited and blocking."""
+"""The calls that a model of this process and a server have alike, awaited and blocking, over what generates."""
 
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 
-from caravan.chat_call import CHAT_PARAMS, ChatCall, ChatOptions, Messages, chat_fields_of, split_conversations
-from caravan.closing import AsyncClosing, Closing
 from caravan.errors import RequestError
-from caravan.model import Model
 from caravan.outputs import RequestOutput
-from caravan.prompts import PlainPrompt, Prompt, Prompts, plain_prompts
+from caravan.prompts import (
+    CHAT_PARAMS,
+    ChatCall,
+    ChatOptions,
+    Messages,
+    PlainPrompt,
+    Prompt,
+    Prompts,
+    chat_fields_of,
+    plain_prompts,
+    split_conversations,
+)
 from caravan.sampling_params import SamplingParams
-from caravan.twins import Twin, iterated
+from caravan.twins import AsyncClosing, Closing, Twin, iterated
 
+OnOutput = Callable[[RequestOutput], None]
 _T = TypeVar("_T")
-
 # For all prompts, or one entry for each.
 ParamsOfEach = SamplingParams | Sequence[SamplingParams] | None
-
 # Shorter work needs no progress bar, in seconds.
 _SHORT_S = 1.0
+
+
+class Model(Protocol):
+    """Generates for calls that are plain: one entry of everything for each prompt or conversation.
+
+    ``on_output`` is called with each output when it is there. A stream ends
+    its generation when it is closed.
+    """
+
+    async def generate(
+        self, prompts: Sequence[PlainPrompt], params: Sequence[SamplingParams], adapter: str, on_output: OnOutput
+    ) -> list[RequestOutput]: ...
+
+    def stream(
+        self, prompt: PlainPrompt, params: SamplingParams, adapter: str
+    ) -> AsyncGenerator[RequestOutput, None]: ...
+
+    async def chat(
+        self, conversations: Sequence[Messages], params: Sequence[SamplingParams], call: ChatCall, on_output: OnOutput
+    ) -> list[RequestOutput]: ...
+
+    def stream_chat(
+        self, messages: Messages, params: SamplingParams, call: ChatCall
+    ) -> AsyncGenerator[RequestOutput, None]: ...
 
 
 class Calls(AsyncClosing):

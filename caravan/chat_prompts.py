@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from caravan.background import BackgroundLoop
-from caravan.chat_call import CHAT_PARAMS, Messages
-from caravan.executor_facts import LIMITS, model_facts
+from caravan.executor_sampling import LIMITS, model_facts
+from caravan.prompts import CHAT_PARAMS, Messages
 from caravan.request_bodies import chat_body
 from caravan.valid_requests import named_errors
-from caravan_dialects.api.generation.bounds import Bounds, bounds_of
-from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.limits import Bounds, Limits, bounds_of
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
-from caravan_dialects.chat.exact_tokens import with_exact_tokens
+from caravan_dialects.chat.prompt import with_exact_tokens
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_proto.messages.model import TokenizedText

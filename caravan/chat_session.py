@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from caravan.chat_call import CHAT_PARAMS, ChatCall, Message, SessionOptions, TurnOptions, chat_fields_of
-from caravan.chat_media import portable
+from caravan.calls import Model
 from caravan.errors import ReplyUnderWay, RequestError, StateError
-from caravan.model import Model
 from caravan.model_calls import ModelCalls
 from caravan.outputs import ChatPart, ChatReply, CompletionOutput, RequestOutput
+from caravan.prompts import CHAT_PARAMS, ChatCall, Message, SessionOptions, TurnOptions, chat_fields_of
+from caravan.request_fields import portable
 from caravan.sampling_params import SamplingParams
 from caravan.twins import Twin, blocking, iterated, plain
 

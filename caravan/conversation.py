@@ -1,43 +1,50 @@
 """One growing list of tokens, stepped by hand."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caravan.chat_call import Messages, PromptOptions, chat_fields_of
-from caravan.closing import Closing
-from caravan.cut_places import CutPlaces
 from caravan.errors import (
     AlreadyPrompted,
     CacheFull,
+    CaravanError,
     ConversationEnded,
     NeedsInfer,
     NeedsPrompt,
     RequestError,
     TooLong,
 )
-from caravan.executor_generation import Stop, ending_of, generation
-from caravan.executor_sampling import choose
+from caravan.executor_media import ExecutorMedia
+from caravan.executor_sampling import Ending, Sampler, Stop, choose, ending_of
 from caravan.media import PromptMedia, media_of
+from caravan.outputs import Token
+from caravan.prompts import Messages, PromptOptions, chat_fields_of
 from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
-from caravan.token import Token
+from caravan.twins import Closing
+from caravan_dialects.text.assembler import Assembler, Piece
 from caravan_dialects.text.detokenize import display_text
+from caravan_proto.messages.results import FinishReason
 from caravan_scheduler.core.prompt_media import is_cell, text_ids
-from caravan_scheduler.core.tokens import common_length
+from caravan_scheduler.core.tokens import GeneratedToken, common_length
+from caravan_scheduler.shard.checkpoints import thinned
+from caravan_shard import arrays
+from caravan_shard.backends.base import Backend, CellSlice
+from caravan_shard.media import CellSpan, spans_before
 from caravan_shard.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
-    from caravan.executor import Executor
+    from caravan.chat_prompts import ChatPrompts
 
-# Chooses a token id by the logits [vocabulary], an array of its own that it may change.
-CustomSampler = Callable[[NDArray[np.float32]], int]
-Sampler = SamplingParams | CustomSampler
+_C = TypeVar("_C")
+_ANY_SIZE = 1 << 62
 
 _Item = str | int | Token | PromptMedia
 Promptable = _Item | Sequence[_Item]
@@ -58,6 +65,89 @@ class State(Enum):
     ENDED = "ended"
 
 
+@dataclass(frozen=True, slots=True)
+class Inference(Generic[_C]):
+    """What one step did with the conversations that waited.
+
+    ``done``: they are ready. ``waiting``: they have more tokens than the step had room for; call again. ``starved``:
+    the cache has no room, or no sequence, for them; they are as they were.
+    """
+
+    done: tuple[_C, ...]
+    waiting: tuple[_C, ...]
+    starved: tuple[_C, ...]
+
+
+@dataclass(slots=True)
+class CutPlaces:
+    """States of a conversation, by how many of its tokens they stand for. Old ones are given up as `thinned` says."""
+
+    _states: dict[int, arrays.State] = field(default_factory=dict)
+
+    def copy(self) -> "CutPlaces":
+        """Return those of a fork."""
+        return CutPlaces(dict(self._states))
+
+    def note(self, backend: Backend, sequence_id: int) -> None:
+        """Save the state after all tokens that the sequence holds."""
+        length = backend.length(sequence_id)
+        if length in self._states:
+            return
+        state = backend.save(sequence_id, length, length, _ANY_SIZE, releasing=False)
+        if state is not None:
+            self._states[length] = state
+            for gone in thinned(sorted(self._states), ()):
+                del self._states[gone]
+
+    def cut(self, backend: Backend, sequence_id: int, length: int, spans: Sequence[CellSpan] = ()) -> int:
+        """Cut the sequence back to a state within its first ``length`` tokens. Return where; 0 if nothing is held.
+
+        ``spans``: the media among these tokens that must not be cut.
+        """
+        self.forget_behind(length)
+        place = max(self._states, default=0)
+        cells = backend.save(sequence_id, 0, place, _ANY_SIZE, releasing=False) if place else None
+        backend.trim(sequence_id, 0)
+        if cells is None:
+            return 0
+        slices = [
+            CellSlice(state=cells, first=0, start=0, end=place),
+            CellSlice(state=self._states[place], first=place, start=place, end=place),
+        ]
+        return place if backend.restore(sequence_id, slices, None, spans_before(spans, place)) else 0
+
+    def forget_behind(self, length: int) -> None:
+        """Forget the states of more than ``length`` tokens."""
+        self._states = {place: state for place, state in self._states.items() if place <= length}
+
+
+class Owner(Protocol):
+    """What a conversation needs of its executor."""
+
+    backend: Backend
+    media: ExecutorMedia
+
+    @property
+    def chat_prompts(self) -> "ChatPrompts": ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    def check(self) -> None: ...
+
+    def create(self) -> "Conversation": ...
+
+    def infer(self) -> "Inference[Conversation]": ...
+
+    def share(self, source: "Conversation", target: "Conversation") -> None: ...
+
+    def trim(self, conversation: "Conversation", length: int) -> None: ...
+
+    def end(self, conversation: "Conversation") -> None: ...
+
+    def save_all(self, conversations: "Sequence[Conversation]", path: str | Path | None) -> bytes: ...
+
+
 def _items(prompt: Promptable) -> Iterable[_Item]:
     if isinstance(prompt, str | int | np.integer | Token):
         return [prompt]
@@ -72,7 +162,7 @@ class Conversation(Closing):
     tokens, logits equal those of the tokens computed from the start: cells are never moved but computed again.
     """
 
-    def __init__(self, executor: "Executor") -> None:
+    def __init__(self, executor: Owner) -> None:
         """Use `Executor.create`."""
         self._executor = executor
         self._tokens: list[int] = []
@@ -291,11 +381,37 @@ class Conversation(Closing):
         """Yield what `generate` does, and None before each step, so that other conversations may join the step."""
         backend = self._executor.backend
         room = backend.capacity.current.cells_per_sequence - len(self._tokens)
-        return generation(self, sampler, ending_of(backend, sampler, max_tokens, stop, room))
+        return self._generated(sampler, ending_of(backend, sampler, max_tokens, stop, room))
 
-    # For generations.
+    def _generated(self, sampler: Sampler, ending: Ending) -> Iterator[Token | None]:
+        """Yield the tokens of an output with their texts, and None before each step.
 
-    def steps(self) -> Iterator[None]:
+        Each is yielded before it is appended, or later if its text might have belonged to a stop string. The one that
+        ends the output is not appended, unless it is the last of ``max_new_tokens``.
+        """
+        assembler, held = Assembler(ending.text), deque[Token]()
+
+        def released(pieces: Sequence[Piece]) -> Iterator[Token]:
+            for piece in pieces:
+                yield replace(held.popleft(), text=piece.text)
+
+        try:
+            for count in range(1, ending.stopping.max_new_tokens + 1):
+                yield from self._steps()
+                token = self.sample(sampler)
+                held.append(token)
+                finish = ending.finish(token, count)
+                pieces = assembler.push(GeneratedToken(token.id, token.piece, token.special, token.logprob, (), finish))
+                yield from released(pieces)
+                if pieces and pieces[-1].finish not in (None, FinishReason.LENGTH):
+                    return
+                self.prompt(token)
+            yield from self._steps()
+        except CaravanError:
+            yield from released(assembler.flush())
+            raise
+
+    def _steps(self) -> Iterator[None]:
         """Compute what waits, and yield before each step. Raises CacheFull."""
         while self._waits:
             yield None

@@ -1,5 +1,7 @@
 """The errors that users of the package must expect."""
 
+from typing import Self
+
 
 class CaravanError(Exception):
     """Base of the errors of this package.
@@ -54,6 +56,13 @@ class DeadlineError(GenerationError, TimeoutError):
 
 class LogitsProcessorError(GenerationError):
     """A function of `SamplingParams.logits_processors` raised or returned no logits; its error is ``__cause__``."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Return the error of a request of which a function has raised ``error``."""
+        made = cls(f"a logits processor failed: {type(error).__name__}: {error}")
+        made.__cause__ = error
+        return made
 
 
 class ClosedError(CaravanError, RuntimeError):

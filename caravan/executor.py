@@ -4,20 +4,22 @@ import itertools
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from caravan.closing import Closing
-from caravan.conversation import Conversation
+from caravan.conversation import Conversation, Inference
 from caravan.errors import ClosedError, GenerationError, ModelError, RequestError, StateError, WrongThreadError
-from caravan.executor_contents import BackgroundContents
 from caravan.executor_media import ExecutorMedia
 from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
 from caravan.saved_state import NO_BYTES, SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
+from caravan.twins import Closing
+from caravan_models.contents import ChangedFileError, Contents, SeenFiles
 from caravan_proto.flags import from_values
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import Saving
@@ -30,21 +32,44 @@ from caravan_shard.service.loading import backend_loader
 if TYPE_CHECKING:
     from caravan.chat_prompts import ChatPrompts
 
-_C = TypeVar("_C")
+
 _ANY_SIZE = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Inference(Generic[_C]):
-    """What one step did with the conversations that waited.
+class BackgroundContents:
+    """Begins to read the files of ``backend``; nothing that was saved may be used before that is done."""
 
-    ``done``: they are ready. ``waiting``: they have more tokens than the step had room for; call again. ``starved``:
-    the cache has no room, or no sequence, for them; they are as they were.
-    """
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._ended = Event()
+        self._found: Future[Contents] = Future()
+        files = backend.contents.files
+        if files is None:
+            encoder = backend.media
+            projector = "" if encoder is None else encoder.facts.fingerprint.hex()
+            self._found.set_result(Contents(model=backend.contents.sha256, projector=projector))
+        else:
+            Thread(target=self._read, args=(files,), name="contents", daemon=True).start()
 
-    done: tuple[_C, ...]
-    waiting: tuple[_C, ...]
-    starved: tuple[_C, ...]
+    def known(self) -> Contents:
+        """Wait until the files are read; return what is in them. Raises StateError if they have changed."""
+        contents = self._found.result()
+        if not self._backend.contents.sha256:
+            self._backend.contents.know(contents)
+        return contents
+
+    def end(self) -> None:
+        """Let the thread end soon."""
+        self._ended.set()
+
+    def _read(self, files: SeenFiles) -> None:
+        try:
+            contents = files.read(lambda: not self._ended.is_set())
+        except (ChangedFileError, OSError) as error:
+            self._found.set_exception(StateError(f"conversations cannot be saved or restored: {error}"))
+            return
+        if contents is not None:
+            self._found.set_result(contents)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,22 +4,29 @@ Among the tokens of a conversation, each cell of a medium has its own number, as
 tokens says by that which media it has, however it was made of others.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from caravan.errors import GenerationError, RequestError
 from caravan_proto.messages.media import MediaFacts, MediaSpan
-from caravan_router.engine.media_parts import content_of, shape_of
+from caravan_router.engine.media import content_of, shape_of
 from caravan_scheduler.core.media import Media, Picture
 from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER, cell_numbers, is_cell
 from caravan_shard.arrays import Ids
 from caravan_shard.backends.base import Backend
-from caravan_shard.checks.medium import check_shape
-from caravan_shard.media.encoder import NO_TOKEN, EncodedSlice, EncodingError, MediaEncoder, MediaRows, SliceSize
-from caravan_shard.media.spans import CellSpan
-from caravan_shard.media.store import MediaStore
+from caravan_shard.checks.media import check_shape
+from caravan_shard.media import (
+    NO_TOKEN,
+    CellSpan,
+    EncodedSlice,
+    EncodingError,
+    MediaEncoder,
+    MediaRows,
+    MediaStore,
+    SliceSize,
+)
 
 # Embeddings that are kept; others are computed again when they are needed.
 _KEPT_BYTES = 256 << 20
@@ -78,32 +85,31 @@ class ExecutorMedia:
 
     def check(self, tokens: Sequence[int]) -> None:
         """Raise RequestError if ``tokens`` have unknown cells, or part of a medium that is computed whole only."""
-        at = 0 if _have_cells(tokens) else len(tokens)
-        while at < len(tokens):
-            if not is_cell(tokens[at]):
-                at += 1
-                continue
-            if tokens[at] not in self._cells:
-                raise RequestError(f"no conversation has an image or audio with the cell {tokens[at]}")
-            cell, count = self._cells[tokens[at]], self._run(tokens, at)
+        for at, count in self._runs(tokens):
+            cell = self._cells[tokens[at]]
             if self._is_atomic and (cell.place > 0 or count < cell.slice.count):
                 raise RequestError("this model reads an image or audio as a whole, or not at all")
-            at += count
 
     @property
     def _is_atomic(self) -> bool:
         return self._backend.media is not None and self._backend.media.facts.atomic
 
-    def _run(self, tokens: Sequence[int], start: int) -> int:
-        """Return how many tokens from ``start`` on are cells of one slice that follow each other."""
-        first = self._cells[tokens[start]]
-        count = 1
-        while start + count < len(tokens):
-            following = self._cells.get(tokens[start + count])
-            if following is None or following != (first.slice, first.place + count):
-                break
-            count += 1
-        return count
+    def _runs(self, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield where cells of one slice that follow each other begin, and how many these are.
+
+        Raises RequestError for a cell of no conversation.
+        """
+        at = 0 if _have_cells(tokens) else len(tokens)
+        while at < len(tokens):
+            count = 1
+            if is_cell(tokens[at]):
+                if (first := self._cells.get(tokens[at])) is None:
+                    raise RequestError(f"no conversation has an image or audio with the cell {tokens[at]}")
+                most = len(tokens) - at
+                while count < most and self._cells.get(tokens[at + count]) == (first.slice, first.place + count):
+                    count += 1
+                yield at, count
+            at += count
 
     def chunk(self, tokens: Sequence[int], count: int, room: int) -> int:
         """Return how many first ``tokens`` a step takes that should take ``count`` and has ``room``; 0 for none."""
@@ -123,15 +129,11 @@ class ExecutorMedia:
 
     def rows(self, tokens: Sequence[int], row: int) -> list[MediaRows]:
         """Return the rows of media of a pass that has ``tokens`` from ``row`` on."""
-        found, at = list[MediaRows](), 0 if _have_cells(tokens) else len(tokens)
-        while at < len(tokens):
-            if not is_cell(tokens[at]):
-                at += 1
-                continue
-            cell, count = self._cells[tokens[at]], self._run(tokens, at)
+        found = list[MediaRows]()
+        for at, count in self._runs(tokens):
+            cell = self._cells[tokens[at]]
             piece = self._encoded(cell.slice.media_id)[cell.slice.slice_index]
             found.append(MediaRows(row + at, piece, cell.place, count))
-            at += count
         return found
 
     def _encoded(self, media_id: bytes) -> Sequence[EncodedSlice]:
@@ -147,14 +149,9 @@ class ExecutorMedia:
 
     def spans(self, tokens: Sequence[int]) -> list[CellSpan]:
         """Return the spans of ``tokens`` that must not be cut."""
-        found, at = list[CellSpan](), 0
-        while self._is_atomic and at < len(tokens):
-            count = 1
-            if is_cell(tokens[at]):
-                count = self._run(tokens, at)
-                found.append(CellSpan(at, at + count, self._cells[tokens[at]].slice.positions))
-            at += count
-        return found
+        if not self._is_atomic:
+            return []
+        return [CellSpan(at, at + count, self._cells[tokens[at]].slice.positions) for at, count in self._runs(tokens)]
 
     def used_in(self, texts: Iterable[Sequence[int]]) -> list[Media]:
         """Return the media that any of these lists of tokens has."""

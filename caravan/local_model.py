@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caravan import errors
-from caravan.chat_call import CHAT_PARAMS, ChatCall, Messages
-from caravan.limits import MAX_CANDIDATES, MAX_STOPS
+from caravan.calls import OnOutput
 from caravan.local_engine import LocalEngine, OnFailure, cancelled
-from caravan.model import OnOutput
-from caravan.options import ServerOptions, check_names, split_options
+from caravan.options import MAX_CANDIDATES, MAX_STOPS, ServerOptions, check_names, split_options
 from caravan.outputs import (
     CompletionOutput,
     EmbeddingOutput,
@@ -24,8 +22,7 @@ from caravan.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from caravan.processing import processing
-from caravan.prompts import PlainPrompt
+from caravan.prompts import CHAT_PARAMS, ChatCall, Messages, PlainPrompt
 from caravan.replies import ChatParts, chat_output, completion_output, prompt_logprobs
 from caravan.request_bodies import chat_body
 from caravan.sampling_params import SamplingParams
@@ -40,19 +37,16 @@ from caravan.valid_requests import (
     valid_completions,
 )
 from caravan_dialects.ahead import each
-from caravan_dialects.api.generation.bounds import bounds_of
-from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.models import ServedModel
+from caravan_dialects.api.generation.context import Context, ServedModel
 from caravan_dialects.api.generation.prompt import check_token_ids
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run, collect, on_all, started, together
+from caravan_dialects.api.generation.run import Run, ValidRequest, collect, on_all, started, together
 from caravan_dialects.api.generation.serving import Sender
-from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.limits import Limits, bounds_of
+from caravan_dialects.api.openai.chat.output import read_whole
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
-from caravan_dialects.api.openai.chat.whole import read_whole
 from caravan_dialects.api.openai.choices import check_streamed
-from caravan_dialects.api.openai.embeddings.vectors import TextsOf, Vectors, vectors_in
-from caravan_dialects.api.openai.scoring.scores import Texts, scores_of
+from caravan_dialects.api.openai.embeddings import TextsOf, Vectors, vectors_in
+from caravan_dialects.api.openai.scoring import Texts, scores_of
 from caravan_dialects.auth.key import NO_KEY
 from caravan_dialects.text.assembler import Piece
 from caravan_proto.flags import from_values
@@ -63,6 +57,7 @@ from caravan_scheduler.core.prompt_media import text_ids
 from caravan_scheduler.core.trace import NO_TRACE
 from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS
 from caravan_shard.config import ShardConfig
+from caravan_shard.sampling.processors import ProcessorRegistry
 
 if TYPE_CHECKING:
     from caravan.local_server import LocalServer
@@ -249,7 +244,7 @@ class LocalModel:
         registry = self._opened.shard.processors
         with (
             named_errors(),
-            processing(registry, request, params) as (processed, check),
+            _processing(registry, request, params) as (processed, check),
             started(context.served, [processed], time.monotonic(), NO_TRACE) as runs,
         ):
             yield runs, check
@@ -364,6 +359,27 @@ class LocalModel:
 
     def _next_id(self) -> str:
         return str(next(self._request_ids))
+
+
+@contextmanager
+def _processing(
+    registry: ProcessorRegistry, request: ValidRequest, params: SamplingParams
+) -> Iterator[tuple[ValidRequest, Callable[[], None]]]:
+    """Yield the request as it is to run, and what raises LogitsProcessorError once a function has failed.
+
+    A token that was chosen without the functions comes after that: call it before a token is used.
+    """
+    if not params.logits_processors:
+        yield request, lambda: None
+        return
+    with registry.registered(params.logits_processors) as (key, processors):
+
+        def check() -> None:
+            if processors.error is not None:
+                raise errors.LogitsProcessorError.of(processors.error)
+
+        specs = tuple(replace(spec, sampling=replace(spec.sampling, processors=key)) for spec in request.specs)
+        yield replace(request, specs=specs), check
 
 
 def _server_type() -> "type[LocalServer]":

@@ -1,15 +1,35 @@
-"""The calls of a model in this process, awaited on its own event loop."""
+"""A model in this process, which runs on its own thread, and its calls, awaited on its event loop."""
 
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
 
-from caravan.calls import Calls
-from caravan.chat_call import Messages, PromptOptions, chat_fields_of
+from caravan.background import BackgroundLoop
+from caravan.calls import Calls, Model
 from caravan.errors import ClosedError
-from caravan.model import Model
-from caravan.opened import OpenedModel
 from caravan.outputs import EmbeddingRequestOutput, ScoringRequestOutput
-from caravan.prompts import Prompts, plain_prompts
+from caravan.prompts import Messages, PromptOptions, Prompts, chat_fields_of, plain_prompts
+
+
+class OpenedModel:
+    """Opens a model. The code that makes it closes it."""
+
+    def __init__(self, model: str | Path, options: Mapping[str, Any]) -> None:
+        """Load the model. Raises ModelError, and TypeError or ValueError for options."""
+        # Imported here, so that importing the package is quick and needs neither router nor shard.
+        from caravan.local_model import LocalModel
+
+        self.local: LocalModel = LocalModel(model, options)
+        self.loop = BackgroundLoop()
+        try:
+            self.loop.run(self.local.open(self.loop.fail))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End what runs, and free the model. Closing it again does nothing."""
+        self.loop.close(self.local.close)
 
 
 class ModelCalls(Calls):

@@ -133,3 +133,7 @@ def check_names(options: Mapping[str, Any], known: type) -> None:
     unknown = sorted(options.keys() - known.__annotations__.keys())
     if unknown:
         raise TypeError(f"unknown options: {', '.join(unknown)}")
+
+
+MAX_CANDIDATES = 256
+MAX_STOPS = 64

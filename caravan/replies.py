@@ -5,12 +5,10 @@ from dataclasses import replace
 
 from caravan.outputs import CompletionOutput, Logprob, ToolCall
 from caravan_dialects.api.generation.run import Run
-from caravan_dialects.api.openai.chat.output import ChatOutput
-from caravan_dialects.api.openai.chat.whole import Collected, WholeOutput
+from caravan_dialects.api.openai.chat.output import ChatOutput, Collected, WholeOutput
 from caravan_dialects.api.openai.events import FINISH_WORDS, new_call_id, token_ids_of
 from caravan_dialects.text.assembler import Piece
-from caravan_dialects.text.detokenize import display_text
-from caravan_dialects.text.prompt_text import PromptText
+from caravan_dialects.text.detokenize import PromptText, display_text
 from caravan_proto.messages.results import FinishReason
 from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 
@@ -22,20 +20,18 @@ def completion_output(
 
     ``logprobs``: how many alternatives each token has; None for no log probabilities.
     """
-    finish = run.finish
+    finish, tokens = run.finish, [piece.token for piece in pieces]
     return CompletionOutput(
         index=index,
         text="".join(piece.text for piece in pieces),
         token_ids=token_ids_of(pieces),
-        cumulative_logprob=None if logprobs is None else _cumulative(pieces),
-        logprobs=None if logprobs is None else [_token_logprobs(piece.token, logprobs) for piece in pieces],
+        cumulative_logprob=None if logprobs is None else sum(token.logprob or 0.0 for token in tokens),
+        logprobs=None
+        if logprobs is None
+        else [_logprobs(token, token.token_id, token.piece, logprobs) for token in tokens],
         finish_reason=None if finish is None else FINISH_WORDS[finish],
         stop_reason=_stop_reason(pieces, finish, stops),
     )
-
-
-def _cumulative(pieces: Sequence[Piece]) -> float:
-    return sum(piece.token.logprob or 0.0 for piece in pieces)
 
 
 def _stop_reason(pieces: Sequence[Piece], finish: FinishReason | None, stops: Sequence[str]) -> int | str | None:
@@ -48,32 +44,23 @@ def _stop_reason(pieces: Sequence[Piece], finish: FinishReason | None, stops: Se
     return max((stop for stop in stops if stop in text), key=lambda stop: text.rfind(stop) + len(stop), default=None)
 
 
-def _token_logprobs(token: GeneratedToken, top: int) -> dict[int, Logprob]:
+def _logprobs(entry: GeneratedToken | PromptToken, token_id: int, piece: bytes, top: int) -> dict[int, Logprob]:
     """Return ``top`` alternatives of a token, likeliest first, and the token itself."""
     found = {
         other.token_id: Logprob(other.logprob, rank, display_text(other.piece))
-        for rank, other in enumerate(token.alternatives[:top], 1)
+        for rank, other in enumerate(entry.alternatives[:top], 1)
     }
-    if token.logprob is not None:
-        found.setdefault(token.token_id, Logprob(token.logprob, None, display_text(token.piece)))
+    if entry.logprob is not None:
+        found.setdefault(token_id, Logprob(entry.logprob, None, display_text(piece)))
     return found
 
 
 def prompt_logprobs(prompt: PromptText, entries: Sequence[PromptToken], top: int) -> list[dict[int, Logprob] | None]:
     """Return for each token of a prompt the ``top`` likeliest and the actual one; None for the first."""
     columns = zip(prompt.tokenized.token_ids, prompt.tokenized.pieces, entries, strict=True)
-    return [_prompt_logprob(token_id, piece, entry, top) for token_id, piece, entry in columns]
-
-
-def _prompt_logprob(token_id: int, piece: bytes, entry: PromptToken, top: int) -> dict[int, Logprob] | None:
-    if entry.logprob is None:
-        return None
-    found = {
-        other.token_id: Logprob(other.logprob, rank, display_text(other.piece))
-        for rank, other in enumerate(entry.alternatives[:top], 1)
-    }
-    found.setdefault(token_id, Logprob(entry.logprob, None, display_text(piece)))
-    return found
+    return [
+        None if entry.logprob is None else _logprobs(entry, token_id, piece, top) for token_id, piece, entry in columns
+    ]
 
 
 def chat_output(index: int, whole: WholeOutput, *, logprobs: int | None) -> CompletionOutput:

@@ -1,51 +1,59 @@
 """Turns calls of this package into the request bodies that the router validates."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 
 from caravan.errors import RequestError
 from caravan.prompts import PlainPrompt
-from caravan.request_fields import chat_fields, completion_fields
+from caravan.request_fields import chat_fields, completion_fields, sampling_fields
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.api.errors import ValidationError
-from caravan_dialects.api.generation.marked_fields import without_effect
-from caravan_dialects.api.openai.aliases import with_limit, with_one_name
+from caravan_dialects.api.generation.reading import without_effect
+from caravan_dialects.api.openai.aliases import with_limit
 from caravan_dialects.api.openai.chat.schema import ChatRequest
 from caravan_dialects.api.openai.completions.schema import CompletionRequest
+from caravan_dialects.api.openai.schema import GeneratingFields
 
-_Body = TypeVar("_Body", CompletionRequest, ChatRequest)
+_Fields = TypeVar("_Fields", bound=GeneratingFields)
+
+
+@contextmanager
+def named_refusals() -> Iterator[None]:
+    """Turn what the router's rules say of parameters into a RequestError."""
+    try:
+        yield
+    except (msgspec.ValidationError, ValidationError) as error:
+        raise RequestError(str(error).removeprefix("Input validation error: ")) from None
 
 
 def completion_body(prompt: PlainPrompt, params: SamplingParams, max_tokens: int) -> CompletionRequest:
     """Return the body of a completion. Raises RequestError."""
-    _check_processors(params)
-    return _converted(completion_fields(prompt, params) | {"max_tokens": max_tokens}, CompletionRequest, with_one_name)
+    with named_refusals():
+        return _body(completion_fields(prompt, params) | {"max_tokens": max_tokens}, params, CompletionRequest)
 
 
 def chat_body(messages: Sequence[Mapping[str, Any]], params: SamplingParams, options: Mapping[str, Any]) -> ChatRequest:
     """Return the body of a chat completion; ``options`` are fields of the body as they are. Raises RequestError."""
-    _check_processors(params)
-    return _converted(chat_fields(messages, params, options), ChatRequest, with_limit)
+    with named_refusals():
+        return with_limit(_body(chat_fields(messages, params, options), params, ChatRequest))
 
 
-def _check_processors(params: SamplingParams) -> None:
+def generating_fields(params: SamplingParams) -> GeneratingFields:
+    """Return the fields that all bodies have, for a conversation that is stepped by hand. Raises RequestError."""
+    with named_refusals():
+        return _body(sampling_fields(params), params, GeneratingFields)
+
+
+def _body(fields: Mapping[str, Any], params: SamplingParams, kind: type[_Fields]) -> _Fields:
     for function in params.logits_processors or ():
         if not callable(function):
             raise RequestError(f"`logits_processors` must be functions. Given: {function!r:.80}")
     if params.logits_processors and params.use_beam_search:
         raise RequestError("`logits_processors` cannot be used with `use_beam_search`: a search samples nothing")
-
-
-def _converted(fields: dict[str, Any], body: type[_Body], meant: Callable[[_Body], _Body]) -> _Body:
-    """Return the body that ``fields`` mean, where ``meant`` reads those that have several names."""
-    try:
-        converted = msgspec.convert(fields, body)
-        # Raises for what a server refuses by name.
-        without_effect(converted)
-        return meant(converted)
-    except msgspec.ValidationError as error:
-        raise RequestError(str(error)) from None
-    except ValidationError as error:
-        raise RequestError(str(error).removeprefix("Input validation error: ")) from None
+    body = msgspec.convert(fields, kind)
+    # Raises for what a server refuses by name.
+    without_effect(body)
+    return body

@@ -1,15 +1,47 @@
-"""Makes calls that block of calls that are awaited, so that each of them is written once."""
+"""What a class with calls that are awaited and its twin with calls that block share, so that it is written once."""
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from functools import wraps
-from types import GenericAlias
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_args
+from types import GenericAlias, TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, get_args
 
 _A = TypeVar("_A")
 _A_co = TypeVar("_A_co", covariant=True)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class Closing:
+    """Closed at the end of a ``with`` block."""
+
+    def close(self) -> None:
+        """Free what it holds. Closing it again does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncClosing:
+    """Closed at the end of an ``async with`` block."""
+
+    async def close(self) -> None:
+        """Free what it holds. Closing it again does nothing."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
 
 class Loop(Protocol):

@@ -4,15 +4,14 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
 from caravan import errors
-from caravan.chat_call import ChatCall, Messages
-from caravan.prompts import PlainPrompt
+from caravan.prompts import ChatCall, Messages, PlainPrompt
 from caravan.request_bodies import chat_body, completion_body
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.ahead import ahead, each
 from caravan_dialects.api.errors import ContextLengthError, RequestError
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.prompt import check_token_ids, tokenize_prompt
-from caravan_dialects.api.generation.request import ValidRequest
+from caravan_dialects.api.generation.run import ValidRequest
 from caravan_dialects.api.openai.chat.truncation import validate_chat
 from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat
 from caravan_dialects.api.openai.choices import Choices, choices_of

@@ -68,7 +68,7 @@ RIGHT: dict[str, tuple[str, ...]] = {
     "router/caravan_dialects/chat/tool_prompt.py": ("answer with nothing but a JSON object",),  # For models.
 }
 # Words that prompts are made of.
-_SKIPPED = ("router/caravan_serve/bench/words.py",)
+_SKIPPED = ("router/caravan_serve/bench/workloads.py",)
 
 _CODE = re.compile(
     r"^( *)```.*?^\1```|(`+)(?!`).+?(?<!`)\2(?!`)|(?<=\])\([^)\s]+\)|<!--.*?-->", re.DOTALL | re.MULTILINE

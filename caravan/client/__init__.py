@@ -1,9 +1,8 @@
 """A client of a Caravan server, for what Caravan adds to other servers. For everything else use OpenAI's client."""
 
-from caravan.client.async_client import AsyncClient, ClientOptions
-from caravan.client.async_served_conversation import AsyncServedConversation
+from caravan.client.async_client import AsyncClient, AsyncServedConversation, ClientOptions
 from caravan.client.bodies import RespondOptions
-from caravan.client.client import Client
+from caravan.client.client import Client, ServedConversation
 from caravan.client.errors import (
     AbortedError,
     ApiError,
@@ -36,7 +35,6 @@ from caravan.client.outputs import (
     ResponsePart,
     ResponseUsage,
 )
-from caravan.client.served_conversation import ServedConversation
 
 __all__ = [
     "AbortedError",

@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, assert_never
 
-from caravan.chat_call import ChatCall, Messages
 from caravan.client.outputs import ConversationExport, Delete, Insert, Item, Operation, Replace
 from caravan.errors import RequestError
 from caravan.options import check_names
-from caravan.prompts import PlainPrompt
+from caravan.prompts import ChatCall, Messages, PlainPrompt
 from caravan.request_fields import FUNCTIONS, chat_fields, completion_fields, sampling_fields
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.api.openai.responses.schema import ResponseRequest

@@ -9,8 +9,7 @@ from typing import Any, Protocol, TypeVar
 import httpx2
 import msgspec
 
-from caravan.client.errors import BadReplyError, ConnectionLostError, UnreachableError
-from caravan.client.failures import read_failure
+from caravan.client.errors import BadReplyError, ConnectionLostError, UnreachableError, read_failure
 from caravan.errors import ClosedError
 
 T = TypeVar("T")

@@ -1,21 +1,28 @@
-"""Turns replies to completions and chats into the outputs that `caravan.LLM` returns."""
+"""Turns replies, whole and streamed, into the outputs that `caravan.LLM` returns, and into responses."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import msgspec
 
 from caravan.client.connection import Answer
-from caravan.client.errors import BadReplyError
-from caravan.client.failures import read_event_failure
+from caravan.client.errors import BadReplyError, read_event_failure, response_failure
+from caravan.client.outputs import Response, ResponsePart, ResponseUsage
 from caravan.outputs import CompletionOutput, Logprob, RequestOutput, ToolCall
 from caravan.prompts import PlainPrompt
 from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatLogprobs, ToolCallDelta
 from caravan_dialects.api.openai.completions.schema import Completion, CompletionChoice, PromptLogprob
+from caravan_dialects.api.openai.responses.schema import ResponseEvent, ResponseObject
 from caravan_dialects.api.openai.schema import Usage
 
 # The text and the logprob of each token.
 _Entries = Sequence[tuple[str, float | None]]
+_T = TypeVar("_T")
+_D = TypeVar("_D")
+
+_LAST = frozenset({"response.completed", "response.incomplete"})
 
 
 def read_completion(prompt: PlainPrompt, answer: Answer) -> RequestOutput:
@@ -42,14 +49,16 @@ def read_chat(answer: Answer) -> RequestOutput:
     outputs = []
     for choice in reply.choices:
         message = choice.message
-        calls = [] if message.tool_calls is msgspec.UNSET else message.tool_calls
         output = CompletionOutput(
             index=choice.index,
             text=message.content or "",
             token_ids=_ids(choice.token_ids),
             finish_reason=choice.finish_reason,
-            reasoning="" if message.reasoning_content is msgspec.UNSET else message.reasoning_content,
-            tool_calls=[ToolCall(call.id, call.function.name, call.function.arguments) for call in calls],
+            reasoning=_given(message.reasoning_content, ""),
+            tool_calls=[
+                ToolCall(call.id, call.function.name, call.function.arguments)
+                for call in _given(message.tool_calls, [])
+            ],
         )
         outputs.append(_with_logprobs(output, _chat_entries(choice.logprobs)))
     return RequestOutput(
@@ -75,7 +84,7 @@ def read_completion_chunk(event: str) -> Chunk:
     """Return a chunk of a completion. Raises MsgspecError, BadReplyError."""
     chunk = msgspec.json.decode(event, type=Completion)
     ids = next((_ids(choice.prompt_token_ids) for choice in chunk.choices if choice.prompt_token_ids), None)
-    return Chunk([_completion_output(choice) for choice in chunk.choices], ids, _usage(chunk.usage))
+    return Chunk([_completion_output(choice) for choice in chunk.choices], ids, _given(chunk.usage, None))
 
 
 class ChatChunks:
@@ -91,20 +100,18 @@ class ChatChunks:
         outputs = []
         for choice in chunk.choices:
             delta = choice.delta
-            if delta.tool_calls is not msgspec.UNSET:
-                self._take(choice.index, delta.tool_calls)
+            self._take(choice.index, _given(delta.tool_calls, []))
             calls = [] if choice.finish_reason is None else self._calls.get(choice.index, [])
             output = CompletionOutput(
                 index=choice.index,
-                text="" if delta.content is msgspec.UNSET else delta.content,
+                text=_given(delta.content, ""),
                 token_ids=_ids(choice.token_ids),
                 finish_reason=choice.finish_reason,
-                reasoning="" if delta.reasoning_content is msgspec.UNSET else delta.reasoning_content,
+                reasoning=_given(delta.reasoning_content, ""),
                 tool_calls=[ToolCall(call_id, name, "".join(arguments)) for call_id, name, arguments in calls],
             )
             outputs.append(_with_logprobs(output, _chat_entries(choice.logprobs)))
-        ids = None if chunk.prompt_token_ids is msgspec.UNSET else chunk.prompt_token_ids
-        return Chunk(outputs, ids, _usage(chunk.usage))
+        return Chunk(outputs, _given(chunk.prompt_token_ids, None), _given(chunk.usage, None))
 
     def _take(self, choice: int, deltas: Sequence[ToolCallDelta]) -> None:
         calls = self._calls.setdefault(choice, [])
@@ -137,13 +144,8 @@ class OutputReader:
         """Yield the parts that an event completes. Raises ApiError, BadReplyError, MsgspecError."""
         if event == "[DONE]":
             return
-        try:
+        with _named_failure(event, self._request_id):
             chunk = self._read(event)
-        except msgspec.MsgspecError:
-            failure = read_event_failure(event, self._request_id)
-            if failure is None:
-                raise
-            raise failure from None
         if chunk.prompt_token_ids is not None:
             self._prompt_token_ids = chunk.prompt_token_ids
         for output in chunk.outputs:
@@ -215,10 +217,105 @@ def _ids(given: list[int] | msgspec.UnsetType | None) -> list[int]:
     return given
 
 
-def _usage(given: Usage | msgspec.UnsetType | None) -> Usage | None:
-    return None if given is msgspec.UNSET else given
+def _given(value: _T | msgspec.UnsetType, default: _D) -> _T | _D:
+    return default if value is msgspec.UNSET else value
+
+
+@contextmanager
+def _named_failure(event: str, request_id: str) -> Iterator[None]:
+    """Raise the error that an event is, where it was taken for something else."""
+    try:
+        yield
+    except msgspec.MsgspecError:
+        failure = read_event_failure(event, request_id)
+        if failure is None:
+            raise
+        raise failure from None
 
 
 def _cached(given: Usage | msgspec.UnsetType | None) -> int:
-    usage = _usage(given)
+    usage = _given(given, None)
     return 0 if usage is None else usage.prompt_tokens_details.cached_tokens
+
+
+def read_response(reply: ResponseObject, request_id: str) -> Response:
+    """Return a response that has ended. Raises BadReplyError."""
+    calls = [item for item in reply.output if item.get("type") == "function_call"]
+    try:
+        return Response(
+            id=reply.id,
+            model=reply.model,
+            status=reply.status,
+            incomplete_reason="" if reply.incomplete_details is None else reply.incomplete_details.reason,
+            items=reply.output,
+            text=_text(reply.output, "message", "output_text"),
+            reasoning=_text(reply.output, "reasoning", "reasoning_text"),
+            tool_calls=[ToolCall(item["call_id"], item["name"], item["arguments"]) for item in calls],
+            usage=_response_usage(reply),
+            left_out=[] if reply.truncated is None else reply.truncated.items,
+            request_id=request_id,
+        )
+    except (KeyError, TypeError) as error:
+        raise BadReplyError(f"an item of the response is none of Caravan's: {error!r}") from None
+
+
+def _response_usage(reply: ResponseObject) -> ResponseUsage:
+    if reply.usage is None:
+        raise BadReplyError("the response has no usage")
+    return ResponseUsage(
+        input_tokens=reply.usage.input_tokens,
+        cached_tokens=reply.usage.input_tokens_details.cached_tokens,
+        output_tokens=reply.usage.output_tokens,
+        reasoning_tokens=reply.usage.output_tokens_details.reasoning_tokens,
+    )
+
+
+def _text(items: Iterable[Mapping[str, Any]], item_type: str, part_type: str) -> str:
+    """Return the text of all parts of one type, in items of one type."""
+    return "".join(
+        part["text"]
+        for item in items
+        if item.get("type") == item_type
+        for part in item.get("content") or ()
+        if part.get("type") == part_type
+    )
+
+
+class ResponseReader:
+    """Reads a streamed response."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._response_id = ""
+        self.ended = False
+
+    def read(self, event: str) -> Iterator[ResponsePart]:
+        """Yield the parts that an event completes. Raises ApiError, BadReplyError, MsgspecError."""
+        with _named_failure(event, self._request_id):
+            decoded = msgspec.json.decode(event, type=ResponseEvent)
+        match decoded.type:
+            case "response.created":
+                self._response_id = _response(decoded).id
+                yield ResponsePart(response_id=self._response_id)
+            case "response.output_text.delta":
+                yield ResponsePart(response_id=self._response_id, text=_given(decoded.delta, ""))
+            case "response.reasoning_text.delta":
+                yield ResponsePart(response_id=self._response_id, reasoning=_given(decoded.delta, ""))
+            case "response.failed":
+                error = _response(decoded).error
+                if error is None:
+                    raise BadReplyError("the response failed without an error")
+                raise response_failure(error.code, error.message, self._request_id)
+            case kind if kind in _LAST:
+                self.ended = True
+                whole = read_response(_response(decoded), self._request_id)
+                yield ResponsePart(response_id=self._response_id, response=whole)
+            case _:
+                # Other events repeat what these say.
+                pass
+
+
+def _response(event: ResponseEvent) -> ResponseObject:
+    if event.response is msgspec.UNSET:
+        raise BadReplyError(f"the event {event.type} has no response")
+    return event.response

@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
-from caravan.chat_call import ChatCall, Messages
+from caravan.calls import OnOutput
 from caravan.client import bodies
 from caravan.client.connection import Answer, Call, Connection
 from caravan.client.reading import ChatChunks, OutputReader, read_chat, read_completion, read_completion_chunk
-from caravan.model import OnOutput
 from caravan.outputs import RequestOutput
-from caravan.prompts import PlainPrompt
+from caravan.prompts import ChatCall, Messages, PlainPrompt
 from caravan.sampling_params import SamplingParams
 
 _COMPLETIONS = "/v1/completions"

@@ -2,27 +2,91 @@
 
 import errno
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import httpx2
+from filelock import Timeout
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import WeakFileLock
 
-from caravan_models.blob_download import BlobDownload
 from caravan_models.cache_layout import RepositoryCache
-from caravan_models.cached_model import fetched_model, find_cached
-from caravan_models.demo_model import demo_model
+from caravan_models.cached_model import FetchedModel, demo_model, fetched_model, find_cached
+from caravan_models.contents import note_digest
 from caravan_models.errors import FetchError, FetchProblem
-from caravan_models.fetched import FetchedModel
-from caravan_models.hub import Hub, HubSettings
-from caravan_models.hub_failures import failure_of
+from caravan_models.hub import Hub, HubSettings, failure_of
 from caravan_models.listing import RepositoryFile, choose, size_text
-from caravan_models.progress import Meter, OnProgress
-from caravan_models.reference import Named, hub_model
+from caravan_models.progress import FetchStage, Meter, OnProgress
+from caravan_models.reference import HubModel, Named, hub_model
+from caravan_models.transfer import SHA256_LENGTH, Source, bring
 
+_WAIT_S = 0.25
 # Failures after which what the cache has is served instead.
 _UNREACHABLE = frozenset(
     {FetchProblem.NO_NETWORK, FetchProblem.HUB_FAILS, FetchProblem.NO_HUB, FetchProblem.TOO_MANY_REQUESTS}
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BlobDownload:
+    """One file on its way into the cache."""
+
+    reference: HubModel
+    commit: str
+    file: RepositoryFile
+    hub: Hub
+    cache: RepositoryCache
+    meter: Meter
+
+    def run(self) -> None:
+        """Return when the file is there. One process downloads it, the others wait.
+
+        Raises FetchError, and what `bring` raises.
+        """
+        blob, lock = self.cache.blob(self.file.etag), self.cache.lock(self.file.etag)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        has_waited = False
+        while not self._is_there():
+            try:
+                with WeakFileLock(lock, timeout=_WAIT_S):
+                    # Whoever had the lock may have brought it.
+                    if not self._is_there():
+                        self._bring(blob)
+            except Timeout:
+                has_waited = True
+                self._tell(FetchStage.WAITING, self._partial_size())
+        if has_waited:
+            self._tell(FetchStage.WAITING, self.file.size)
+
+    def _is_there(self) -> bool:
+        try:
+            return self.cache.blob(self.file.etag).stat().st_size == self.file.size
+        except OSError:
+            return False
+
+    def _partial_size(self) -> int:
+        try:
+            return self.cache.partial(self.file.etag).stat().st_size
+        except OSError:
+            return 0
+
+    def _bring(self, blob: Path) -> None:
+        file, partial = self.file, self.cache.partial(self.file.etag)
+        source = Source(
+            url=self.hub.url(self.reference, self.commit, file.path),
+            headers=self.hub.headers(),
+            size=file.size,
+            digest=file.etag,
+            label=file.path,
+        )
+        bring(source, partial, self.hub.settings, self._tell)
+        partial.replace(blob)
+        if len(file.etag) == SHA256_LENGTH:
+            note_digest(blob, file.etag)
+
+    def _tell(self, stage: FetchStage, done: int) -> None:
+        self.meter.tell(stage, self.file.path, self.file.etag, done, self.file.size)
 
 
 def download(named: Named, settings: HubSettings, on_progress: OnProgress) -> FetchedModel:

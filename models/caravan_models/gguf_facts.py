@@ -7,6 +7,21 @@ from pathlib import Path
 from caravan_models.gguf_header import ARCHITECTURE, Value, read_header
 from caravan_models.listing import quantisation_of
 
+# The graphs of these architectures end with a vector for each token: there are no logits.
+_ONLY_EMBED = frozenset(
+    {
+        "bert",
+        "eurobert",
+        "gemma-embedding",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "llama-embed",
+        "modern-bert",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+    }
+)
 # LLAMA_FTYPE_* of llama.h: the type of most weights, as its tools call it.
 _FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
@@ -15,12 +30,16 @@ _FILE_TYPES = {
     29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
     40: "Q1_0", 41: "Q2_0",
 }  # fmt: skip
-
 # Of the token before what precedes a gap, and before what follows it; older files have the second key of each.
 _FILL_KEYS = tuple(
     (f"tokenizer.ggml.fim_{short}_token_id", f"tokenizer.ggml.{long}_token_id")
     for short, long in (("pre", "prefix"), ("suf", "suffix"))
 )
+
+
+def is_encoder(architecture: str) -> bool:
+    """Whether models of this architecture, as GGUF files name it, embed texts and do nothing else."""
+    return architecture in _ONLY_EMBED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""A hub's API, through huggingface_hub: what a repository has, and what to send when its files are asked for."""
+"""Names what a hub, or the way to it, answered instead of what was asked for."""
 
+import errno
 import re
-import time
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,18 +11,27 @@ from urllib.parse import urlsplit
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_token, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 from huggingface_hub.utils import build_hf_headers
 
 import caravan_proto
-from caravan_models.cache_folder import cache_folder
-from caravan_models.demo_model import demo_file
+from caravan_models.cache_layout import cache_folder
+from caravan_models.cached_model import demo_file
 from caravan_models.errors import FetchError, FetchProblem
-from caravan_models.hub_failures import failure_of, is_passing
 from caravan_models.listing import RepositoryFile
 from caravan_models.reference import HubModel
+from caravan_models.transfer import Patience
 
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Hubs count downloads by it.
 _LIBRARY = "caravan"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -29,16 +39,119 @@ _ETAG = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 # A path of a listing becomes a path here, so it must not lead out of its folder.
 _UNSAFE = re.compile(r"(^|/)\.{1,2}(/|$)|^/|//|[\\\x00-\x1f]|^$")
 
+
+_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _TOO_MANY = 401, 403, 404, 429
+
+
+_INVALID_TOKEN = "invalid credentials"
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the same request may succeed a little later."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in _PASSING
+    return isinstance(error, httpx2.TransportError) and not _is_lasting(error)
+
+
+def _is_lasting(error: httpx2.TransportError) -> bool:
+    """Whether nobody listens, the name is unknown, or the certificate is not trusted: that does not pass in seconds."""
+    return isinstance(error, httpx2.ConnectError | httpx2.UnsupportedProtocol | httpx2.ProxyError)
+
+
+def failure_of(error: Exception, reference: HubModel, endpoint: str) -> FetchError:
+    """Return what to tell of an exception of huggingface_hub or its HTTP client."""
+    match error:
+        case OfflineModeIsEnabled():
+            return FetchError(
+                FetchProblem.NOT_CACHED,
+                f"{reference.name} is not in the cache, and HF_HUB_OFFLINE is set; unset it, or run `caravan pull "
+                f"hf:{reference.name}` where there is a network",
+            )
+        case HfHubHTTPError():
+            return _of_status(error, reference, endpoint)
+        case OSError() if error.errno == errno.ENOSPC:
+            return FetchError(FetchProblem.DISK_FULL, f"the disk is full: {error}")
+        case _:
+            return network_failure(error, endpoint)
+
+
+def _of_status(error: HfHubHTTPError, reference: HubModel, endpoint: str) -> FetchError:
+    status, repository = error.response.status_code, reference.repository
+    said = error.server_message or error.response.headers.get("x-error-message") or ""
+    match error:
+        case GatedRepoError():
+            return FetchError(
+                FetchProblem.GATED,
+                f"{repository} is gated: accept its terms at {endpoint}/{repository}, then set HF_TOKEN to a token of "
+                "that account",
+            )
+        case DisabledRepoError():
+            return FetchError(FetchProblem.REFUSED, f"{repository} is disabled by {endpoint}; choose another one")
+        case RevisionNotFoundError():
+            return FetchError(
+                FetchProblem.NO_REVISION,
+                f"{repository} has no revision {reference.revision}; see {endpoint}/{repository}, or leave out what "
+                "follows the @",
+            )
+        case RemoteEntryNotFoundError():
+            return FetchError(FetchProblem.NO_FILE, f"{repository} no longer has the file; try again")
+        case _ if status == _UNAUTHORIZED and _INVALID_TOKEN in said.lower():
+            return FetchError(
+                FetchProblem.BAD_TOKEN,
+                f"{endpoint} does not know the token; set HF_TOKEN to a valid one, or unset it and remove the one that "
+                "`hf auth login` has saved",
+            )
+        case _ if isinstance(error, RepositoryNotFoundError) or status in {_UNAUTHORIZED, _NOT_FOUND}:
+            return FetchError(
+                FetchProblem.NO_REPOSITORY,
+                f"{endpoint} has no repository {repository}, or it is private; check the name, and set HF_TOKEN if it "
+                "is private",
+            )
+        case _ if status == _FORBIDDEN:
+            return FetchError(
+                FetchProblem.REFUSED,
+                f"{endpoint} refuses {repository} to this token (403{': ' + said if said else ''}); set HF_TOKEN to "
+                "one that may read it",
+            )
+        case _ if status == _TOO_MANY:
+            return FetchError(
+                FetchProblem.TOO_MANY_REQUESTS,
+                f"{endpoint} has had too many requests from here (429); wait some minutes, or set HF_TOKEN for a "
+                "higher limit",
+            )
+        case _:
+            return FetchError(
+                FetchProblem.HUB_FAILS, f"{endpoint} fails with status {status}; try again later, nothing is lost"
+            )
+
+
+def network_failure(error: Exception, endpoint: str) -> FetchError:
+    """Return what to tell if a server cannot be reached, or answers with nothing of use."""
+    if isinstance(error, httpx2.TooManyRedirects):
+        return FetchError(FetchProblem.NO_HUB, f"{endpoint} redirects in a circle; check HF_ENDPOINT")
+    if isinstance(error, httpx2.UnsupportedProtocol | httpx2.InvalidURL):
+        return FetchError(FetchProblem.NO_HUB, f"{endpoint} leads to a URL that cannot be opened; check HF_ENDPOINT")
+    if isinstance(error.__cause__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return FetchError(
+            FetchProblem.NO_NETWORK,
+            f"the certificate of {endpoint} is not trusted; set SSL_CERT_FILE to the authority that signed it",
+        )
+    reason = "it does not answer in time" if isinstance(error, httpx2.TimeoutException) else str(error)
+    return FetchError(
+        FetchProblem.NO_NETWORK,
+        f"cannot reach {endpoint}: {reason or type(error).__name__}; check the network and HTTPS_PROXY, or serve a "
+        "file that is here",
+    )
+
+
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubSettings:
+class HubSettings(Patience):
     """Where a hub is and where its files go, by default as huggingface_hub's variables of the environment say.
 
-    ``demo_file``: the demo model, if it is here. ``silence_s``: seconds without a byte after which a connection counts
-    as lost. ``pause_s``: before the first of ``tries`` that follow a failed one; each pause is twice as long as the one
-    before.
+    ``demo_file``: the demo model, if it is here.
     """
 
     endpoint: str = field(default_factory=lambda: constants.ENDPOINT)
@@ -46,9 +159,6 @@ class HubSettings:
     token: str | None = field(default_factory=get_token)
     offline: bool = field(default_factory=constants.is_offline_mode)
     demo_file: Path | None = field(default_factory=demo_file)
-    silence_s: float = 30.0
-    pause_s: float = 1.0
-    tries: int = 6
 
     def __post_init__(self) -> None:
         try:
@@ -63,10 +173,6 @@ class HubSettings:
                 FetchProblem.NO_HUB,
                 f"HF_ENDPOINT must be a URL such as https://huggingface.co. Given: {self.endpoint!r}",
             )
-
-    def pause(self, attempt: int) -> None:
-        """Wait after try number ``attempt``, counted from 0, has failed."""
-        time.sleep(self.pause_s * 2**attempt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,21 @@
-"""How far a download is: a record for callers, and a count that never goes backwards."""
+"""How far a download is: a count that never goes backwards, shown to people as one bar on a terminal, or as lines."""
 
-from collections.abc import Callable
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, TextIO
+
+from caravan_models.cached_model import FetchedModel
+from caravan_models.listing import size_text
+
+_log = logging.getLogger(__name__)
+_PERCENT_OF_A_LINE = 10
 
 
-class Phase(Enum):
+class FetchStage(Enum):
     """What is done with the file that a `Progress` names."""
 
     WAITING = "waiting"
@@ -22,7 +32,7 @@ class Progress:
     In the course of a download, also of one that continues an earlier one, no count gets smaller.
     """
 
-    phase: Phase
+    stage: FetchStage
     file: str
     etag: str
     file_done: int
@@ -48,12 +58,12 @@ class Meter:
         self._before = 0
         self._file_done = 0
 
-    def tell(self, phase: Phase, path: str, etag: str, file_done: int, file_size: int) -> None:
+    def tell(self, stage: FetchStage, path: str, etag: str, file_done: int, file_size: int) -> None:
         """Note that ``file_done`` bytes of the present file are here."""
         self._file_done = max(self._file_done, min(file_done, file_size))
         self._on_progress(
             Progress(
-                phase=phase,
+                stage=stage,
                 file=path,
                 etag=etag,
                 file_done=self._file_done,
@@ -67,3 +77,84 @@ class Meter:
         """Go on to the next file."""
         self._before += file_size
         self._file_done = 0
+
+
+Say = Callable[[str], None]
+
+
+def log_line(line: str) -> None:
+    """Log a line of a report."""
+    _log.info("%s", line)
+
+
+def note(fetched: FetchedModel) -> None:
+    """Log what the download of a model has to say, if it could not ask the hub."""
+    if fetched.note:
+        _log.warning("%s", fetched.note)
+
+
+_WORDS = {
+    FetchStage.WAITING: "waiting for another process that downloads {}",
+    FetchStage.DOWNLOADING: "downloading {}",
+    FetchStage.CHECKING: "checking {}",
+}
+
+
+@contextmanager
+def shown(name: str, say: Say = log_line, terminal: TextIO | None = None) -> Iterator[OnProgress]:
+    """Yield what shows a download: on ``terminal``, stderr by default, if it is a terminal; else by ``say``."""
+    terminal = sys.stderr if terminal is None else terminal
+    report: _Bar | _Lines = _Bar(name, terminal) if terminal.isatty() else _Lines(name, say)
+    try:
+        yield report.show
+    finally:
+        report.close()
+
+
+class _Bar:
+    """One bar for all files, made when the first byte is told of: what the cache has needs none."""
+
+    def __init__(self, name: str, terminal: TextIO) -> None:
+        self._name = name
+        self._terminal = terminal
+        self._bar: Any = None
+
+    def show(self, progress: Progress) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            # The bytes of an earlier download are no part of the rate.
+            self._bar = tqdm(
+                total=progress.size,
+                initial=progress.done,
+                unit="B",
+                unit_scale=True,
+                dynamic_ncols=True,
+                file=self._terminal,
+            )
+        self._bar.set_description_str(_WORDS[progress.stage].format(self._name), refresh=False)
+        self._bar.update(progress.done - self._bar.n)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _Lines:
+    """A line at the start, for each tenth, and for each stage."""
+
+    def __init__(self, name: str, say: Say) -> None:
+        self._name = name
+        self._say = say
+        self._last: tuple[FetchStage, int] | None = None
+
+    def show(self, progress: Progress) -> None:
+        percent = 100 * progress.done // progress.size if progress.size else 100
+        step = (progress.stage, percent // _PERCENT_OF_A_LINE)
+        if step != self._last:
+            self._last = step
+            what = _WORDS[progress.stage].format(self._name)
+            self._say(f"{what}: {percent} % of {size_text(progress.size)}")
+
+    def close(self) -> None:
+        """Nothing is left to do."""

@@ -5,7 +5,10 @@ URL of it.
 """
 
 import re
+import tomllib
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import assert_never
 
@@ -14,7 +17,6 @@ from caravan_models.errors import FetchError, FetchProblem
 HUB_PREFIX = "hf:"
 FORM = "hf:OWNER/REPOSITORY[:QUANTISATION or FILE.gguf][@REVISION]"
 DEFAULT_REVISION = "main"
-
 # As hubs allow them: no "..", no "--", no "." or "-" at an end.
 _PART = r"(?!.*(?:\.\.|--))[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"(?=.{{3,96}}$){_PART}/{_PART}", re.ASCII)
@@ -81,6 +83,8 @@ class KnownModel:
 
 
 Named = HubModel | KnownModel
+
+
 Reference = LocalFile | Named
 
 
@@ -115,3 +119,39 @@ def _choice(text: str, rest: str, chosen: str) -> Choice:
 
 def _bad(text: str, why: str) -> FetchError:
     return FetchError(FetchProblem.BAD_REFERENCE, f"{HUB_PREFIX}{text}: {why}; pass {FORM}")
+
+
+@cache
+def known_models() -> dict[str, KnownModel]:
+    """Return the models with short names, by name."""
+    rows: dict[str, str] = tomllib.loads(files("caravan_models").joinpath("known_models.toml").read_text())["models"]
+    return {name: KnownModel(name, parse_hub(place)) for name, place in rows.items()}
+
+
+def known_model(name: str) -> KnownModel | None:
+    """Return the model with this short name. ``name`` may come from a request: it is only compared."""
+    return known_models().get(name.lower().removesuffix(":latest"))
+
+
+def parse_reference(text: str) -> Reference:
+    """Return what ``text`` of an operator means. A file that is there wins over a name. Raises FetchError."""
+    if text.startswith(HUB_PREFIX):
+        return parse_hub(text.removeprefix(HUB_PREFIX))
+    path = Path(text)
+    if path.is_file():
+        return LocalFile(path)
+    known = known_model(text)
+    if known is not None:
+        return known
+    if path.suffix.lower() == ".gguf" or path.exists():
+        return LocalFile(path)
+    raise FetchError(FetchProblem.UNKNOWN_NAME, f"{text}: there is no such file, and {_hint(text)}")
+
+
+def _hint(text: str) -> str:
+    try:
+        place = parse_hub(text)
+    except FetchError:
+        names = ", ".join(sorted(known_models()))
+        return f"no such name; pass the path of a GGUF file, {FORM}, or one of {names}"
+    return f"no such name; for the repository of a hub pass {HUB_PREFIX}{place.name}"

@@ -5,8 +5,10 @@ what it has not written, which is a part of one chunk, and two processes that wr
 work write the same bytes.
 """
 
+import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,35 +18,98 @@ import httpx2
 from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from caravan_models.errors import FetchError, FetchProblem
-from caravan_models.hub import HubSettings
 from caravan_models.listing import size_text
+from caravan_models.progress import FetchStage
 
-_MAGIC = b"GGUF"
 _PARTIAL, _WHOLE, _NO_SUCH_RANGE = 206, 200, 416
 # Of storage that a hub redirects to: the URL has expired, and a new one comes from the hub.
 _AGAIN = frozenset({401, 403, 404, 408, 425, 429, 500, 502, 503, 504})
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
+_BLOCK = 1 << 22
+SHA256_LENGTH = 64
+
+Tell = Callable[[FetchStage, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """``silence_s``: seconds without a byte after which a connection counts as lost. ``pause_s``: before the first of
+    ``tries`` that follow a failed one; each pause is twice as long as the one before.
+    """
+
+    silence_s: float = 30.0
+    pause_s: float = 1.0
+    tries: int = 6
+
+    def pause(self, attempt: int) -> None:
+        """Wait after try number ``attempt``, counted from 0, has failed."""
+        time.sleep(self.pause_s * 2**attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a file comes from, and how large it is. ``label`` goes into messages."""
+    """Where a file comes from, how large it is, and its digest. ``label`` goes into messages.
+
+    ``digest``: of 64 digits, the SHA-256 of its bytes; of 40, Git's SHA-1 of a header and its bytes, by which hubs name
+    small files. ``magic``: how a file begins that is worth downloading. ``session``: returns the HTTP client.
+    """
 
     url: str
     headers: Mapping[str, str]
     size: int
+    digest: str
     label: str
+    magic: bytes = b"GGUF"
+    session: Callable[[], httpx2.Client] = get_session
 
 
 class _CutOff(Exception):
     """The connection ended early, or the server answered with nothing of use. It can be tried again."""
 
 
-def transfer(source: Source, partial: Path, settings: HubSettings, on_bytes: Callable[[int], None]) -> None:
+def bring(source: Source, partial: Path, patience: Patience, tell: Tell) -> None:
+    """Make ``partial`` the whole source, with the right digest. ``tell`` gets the number of bytes that are here.
+
+    Raises FetchError, and HfHubHTTPError for what a server refuses.
+    """
+    kept = partial.exists() and partial.stat().st_size > 0
+    found = _brought(source, partial, patience, tell)
+    if found != source.digest and kept:
+        # What was here before may have been damaged, by a power cut or a full disk.
+        partial.unlink()
+        found = _brought(source, partial, patience, tell)
+    if found != source.digest:
+        partial.unlink()
+        raise FetchError(
+            FetchProblem.WRONG_DIGEST,
+            f"{source.label} has the digest {found}, not {source.digest}: it was damaged on its way, or changed; it is "
+            "removed, try again",
+        )
+
+
+def _brought(source: Source, partial: Path, patience: Patience, tell: Tell) -> str:
+    """Transfer what is missing, and return the digest of all."""
+    transfer(source, partial, patience, lambda done: tell(FetchStage.DOWNLOADING, done))
+    tell(FetchStage.CHECKING, source.size)
+    return digest_of(partial, is_sha256=len(source.digest) == SHA256_LENGTH)
+
+
+def digest_of(path: Path, *, is_sha256: bool = True) -> str:
+    """Return the SHA-256 of a file, or the digest by which Git names it. Raises OSError."""
+    digest = hashlib.sha256() if is_sha256 else hashlib.sha1(usedforsecurity=False)
+    if not is_sha256:
+        digest.update(f"blob {path.stat().st_size}\0".encode())
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def transfer(source: Source, partial: Path, patience: Patience, on_bytes: Callable[[int], None]) -> None:
     """Make ``partial`` as long as the source. ``on_bytes`` gets the number of bytes that are here.
 
-    Raises FetchError if the connection fails ``settings.tries`` times without a byte, and HfHubHTTPError for what the
-    hub refuses.
+    Raises FetchError if the connection fails ``patience.tries`` times without a byte, and HfHubHTTPError for what the
+    server refuses.
     """
     with _opened(partial) as descriptor:
         done = os.fstat(descriptor).st_size
@@ -55,20 +120,20 @@ def transfer(source: Source, partial: Path, settings: HubSettings, on_bytes: Cal
         while done < source.size:
             before = done
             try:
-                done = _continue(source, descriptor, done, settings, on_bytes)
+                done = _continue(source, descriptor, done, patience, on_bytes)
             except _CutOff as error:
                 done = os.fstat(descriptor).st_size
                 failures = 0 if done > before else failures + 1
-                if failures == settings.tries:
+                if failures == patience.tries:
                     raise FetchError(
                         FetchProblem.CUT_OFF,
                         f"{source.label} was cut off after {size_text(done)} of {size_text(source.size)}, and "
                         f"{failures} tries brought no more ({error}); try again later, it continues there",
                     ) from error
                 if failures:
-                    settings.pause(failures - 1)
-        if done > 0 and os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
-            raise _no_gguf(source, descriptor)
+                    patience.pause(failures - 1)
+        if done > 0:
+            _check_magic(source, descriptor)
 
 
 @contextmanager
@@ -80,23 +145,21 @@ def _opened(partial: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _continue(
-    source: Source, descriptor: int, done: int, settings: HubSettings, on_bytes: Callable[[int], None]
-) -> int:
+def _continue(source: Source, descriptor: int, done: int, patience: Patience, on_bytes: Callable[[int], None]) -> int:
     """Write what the next request brings; return the bytes that are here then, which is all. Raises _CutOff."""
     try:
-        with get_session().stream(
+        with source.session().stream(
             "GET",
             source.url,
             headers={**source.headers, "range": f"bytes={done}-{source.size - 1}"},
-            timeout=settings.silence_s,
+            timeout=patience.silence_s,
         ) as reply:
             place = _place(source, reply, done)
             on_bytes(done)
             for chunk in reply.iter_raw():
                 _write(descriptor, chunk[: source.size - place], place)
                 place += len(chunk)
-                if place >= len(_MAGIC) and place - len(chunk) < len(_MAGIC):
+                if place - len(chunk) < len(source.magic) <= place:
                     _check_magic(source, descriptor)
                 if place > source.size:
                     break
@@ -109,7 +172,7 @@ def _continue(
         if place > source.size:
             raise FetchError(
                 FetchProblem.WRONG_SIZE,
-                f"{source.label} is longer than the {source.size:,} bytes that the hub lists; try again later",
+                f"{source.label} is longer than the {source.size:,} bytes that were announced; try again later",
             )
         raise _CutOff("the connection was closed early")
     return place
@@ -124,7 +187,7 @@ def _place(source: Source, reply: httpx2.Response, done: int) -> int:
         if found[2] != "*" and int(found[2]) != source.size:
             raise FetchError(
                 FetchProblem.WRONG_SIZE,
-                f"{source.label} has {int(found[2]):,} bytes, not the {source.size:,} of the hub's list; try later",
+                f"{source.label} has {int(found[2]):,} bytes, not {source.size:,} as was announced; try again later",
             )
         return done
     if reply.status_code == _WHOLE:
@@ -132,7 +195,7 @@ def _place(source: Source, reply: httpx2.Response, done: int) -> int:
     if reply.status_code == _NO_SUCH_RANGE:
         raise FetchError(
             FetchProblem.WRONG_SIZE,
-            f"{source.label} is shorter than the {source.size:,} bytes that the hub lists; try again later",
+            f"{source.label} is shorter than the {source.size:,} bytes that were announced; try again later",
         )
     of_storage = bool(reply.history)
     if reply.status_code in _AGAIN and (of_storage or reply.status_code >= 500):
@@ -143,17 +206,13 @@ def _place(source: Source, reply: httpx2.Response, done: int) -> int:
 
 def _check_magic(source: Source, descriptor: int) -> None:
     """End a download of something else at its first bytes."""
-    if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
-        raise _no_gguf(source, descriptor)
-
-
-def _no_gguf(source: Source, descriptor: int) -> FetchError:
-    begin = os.pread(descriptor, 16, 0)
-    os.ftruncate(descriptor, 0)
-    return FetchError(
-        FetchProblem.NOT_GGUF,
-        f"{source.label} is no GGUF file, it begins with {begin!r}; choose another file, or check HF_ENDPOINT",
-    )
+    if os.pread(descriptor, len(source.magic), 0) != source.magic:
+        begin = os.pread(descriptor, 16, 0)
+        os.ftruncate(descriptor, 0)
+        raise FetchError(
+            FetchProblem.NOT_GGUF,
+            f"{source.label} is no GGUF file, it begins with {begin!r}; choose another file, or check HF_ENDPOINT",
+        )
 
 
 def _write(descriptor: int, data: bytes, place: int) -> None:

@@ -10,8 +10,8 @@ import threading
 import time
 
 from caravan_models.errors import FetchError, needs_extra
-from caravan_models.progress import Phase, Progress
-from caravan_models.worker_lines import Answer, answer_line, read_request
+from caravan_models.fetching import Answer, answer_line, read_request
+from caravan_models.progress import FetchStage, Progress
 
 _INTERVAL_S = 0.1
 
@@ -20,11 +20,11 @@ class _Teller:
     """Writes answers to standard output, and of the many counts of bytes some in a second."""
 
     def __init__(self) -> None:
-        self._last: tuple[Phase, str] | None = None
+        self._last: tuple[FetchStage, str] | None = None
         self._told_at = 0.0
 
     def progress(self, progress: Progress) -> None:
-        now, step = time.monotonic(), (progress.phase, progress.file)
+        now, step = time.monotonic(), (progress.stage, progress.file)
         whole = progress.file_done == progress.file_size
         if step != self._last or whole or now - self._told_at >= _INTERVAL_S:
             self._last, self._told_at = step, now

@@ -14,7 +14,7 @@ import os
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 Config = TypeVar("Config")
 
@@ -126,9 +126,22 @@ def resolve(
 
     A ValueError of the config's ``__post_init__`` is a usage error too.
     """
+    try:
+        return config(**given_values(parser, config, namespace, environ))
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def given_values(
+    parser: argparse.ArgumentParser, config: type[Any], namespace: argparse.Namespace, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the values that flags and environment set, by field of ``config``, or end the program with a usage error.
+
+    What has its default is left out.
+    """
     hints = typing.get_type_hints(config)
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(typing.cast("Any", config)):
+    for field in dataclasses.fields(config):
         variable = f"CARAVAN_{field.name.upper()}"
         kind, repeats = _kind_of(hints[field.name])
         if hasattr(namespace, field.name):
@@ -142,10 +155,34 @@ def resolve(
             except argparse.ArgumentTypeError as error:
                 parser.error(f"environment variable {variable}: {error}")
             values[field.name] = tuple(parsed) if repeats else parsed[0]
-    try:
-        return config(**values)
-    except ValueError as error:
-        parser.error(str(error))
+    return values
+
+
+class _RaisingParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parse_values(config: type[Any], words: Sequence[str]) -> dict[str, Any]:
+    """Return the values that the flags ``words`` set, by field of ``config``. Raises ValueError."""
+    parser = _RaisingParser(add_help=False, allow_abbrev=False)
+    add_flags(parser, config)
+    return given_values(parser, config, parser.parse_args(words), {})
+
+
+def default_of(config: type[Any], name: str) -> Any:
+    """Return the default of a field of ``config``."""
+    return next(field.default for field in dataclasses.fields(config) if field.name == name)
+
+
+def as_flags(values: Mapping[str, Any]) -> list[str]:
+    """Return the command line that sets ``values``, given by field."""
+    return [
+        f"--{name.replace('_', '-')}={entry}"
+        for name, value in values.items()
+        for entry in (value if isinstance(value, tuple) else (value,))
+        if entry is not None
+    ]
 
 
 def from_values(config: type[Config], values: Mapping[str, Any]) -> Config:

@@ -39,6 +39,7 @@ from caravan_proto.messages.media import (
 from caravan_proto.messages.model import (
     FillTokens,
     Info,
+    Kernels,
     MetadataValue,
     ModelFile,
     Numerics,
@@ -147,7 +148,7 @@ MODEL = Codec(
     named={"eos_token_ids": "eog_token_ids", "fill": "fill_tokens", "metadata": _Metadata()},
     inner=[FILL_TOKENS, MEDIA_FACTS],
 )
-NUMERICS = Codec(Numerics, shard_pb2.Numerics)
+NUMERICS = Codec(Numerics, shard_pb2.Numerics, named={"kernels": Named("kernels", shard_pb2.Numerics, Kernels, None)})
 INFO = Codec(Info, shard_pb2.InfoResponse, inner=[MODEL, LIMITS, NUMERICS])
 STATUS = Codec(ShardStatus, shard_pb2.WatchResponse, named={"claim": _Claim()})
 TOKENIZED_TEXT = Codec(TokenizedText, shard_pb2.TokenizeResponse)

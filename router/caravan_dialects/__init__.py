@@ -49,6 +49,6 @@ Where a new rule goes
     a check that all dialects make alike   `api.generation`
     an error, its status and words         `api.errors`
     a whole dialect                        a folder of `api`, and its routes in `caravan_router.http`
-    how a family writes tool calls         `chat.tool_derivation`, or a row of `chat.known_tool_formats`
-    a kind of file                         `media.kinds`, and its decoder beside it
+    how a family writes tool calls         `chat.tool_derivation`, or a row of the table in `chat.tool_format`
+    a kind of file                         `media.file`, and its decoder in `media.decoder_process`
 """

@@ -28,7 +28,7 @@ Who may do what
 - `metrics` and `tracing` implement interfaces of `caravan_scheduler.core` and `engine.observer`. Whoever reports
   something calls a method with its name, and knows neither Prometheus nor OpenTelemetry.
 - `engine.followers` are told what schedulers hear and decide (`caravan_studio`). Serving does not depend on them.
-- A model by name that is not loaded is a question to `caravan_scheduler.core.library`, which `caravan_serve` answers:
+- A model by name that is not loaded is a question to `caravan_scheduler.core.catalogue`, which `caravan_serve` answers:
   this package never starts a shard.
 
 The end

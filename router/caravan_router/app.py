@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import logging
+import os
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,57 +16,77 @@ from aiohttp import web
 
 import caravan_proto
 from caravan_dialects.conversations.store import Store
-from caravan_router.auth.key_watch import KeyWatch
+from caravan_router.auth.keyring import KeyWatch
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import KubernetesService
 from caravan_router.engine.fleet import Fleet
-from caravan_router.hangup import on_hangup
 from caravan_router.http.app import Access, build_app
-from caravan_router.http.server.handover import Handover
-from caravan_router.http.server.listener import Listen, Port, listening
+from caravan_router.http.server.listener import Handover, Listen, Port, Tls, listening
 from caravan_router.http.server.state import TRACING, InfoExtras
-from caravan_router.http.server.tls import Tls
-from caravan_router.kubernetes.watched_service import WatchedService
+from caravan_router.kubernetes import WatchedService
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.tracing.sending import tracing
-from caravan_scheduler.core.library import Library
+from caravan_router.tracing.settings import tracing
+from caravan_scheduler.core.catalogue import Catalogue
 from caravan_scheduler.core.trace import Tracing
 from caravan_studio.recording.recorder import Recorder
 
 _log = logging.getLogger(__name__)
-
 # Time for a step, for the command that releases its sequences, and for saving what shards keep of ended ones.
 _SETTLE_S = 5.0
+
+
+@contextmanager
+def on_hangup(reload: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``reload`` on each SIGHUP, but ``stop`` once the terminal of the program is closed.
+
+    Under ``nohup``, where SIGHUP was ignored before, that does not end the program either.
+    """
+    ends_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: stop() if ends_with_terminal and not _has_terminal() else reload())
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 OnListening = Callable[[Fleet, str], None]
 
 
-class RunningLibrary(Library, Protocol):
-    """A library that loads and unloads models while it runs."""
+class RunningCatalogue(Catalogue, Protocol):
+    """A catalogue that loads and unloads models while it runs."""
 
     async def run(self) -> None:
         """Serve until cancelled."""
         ...
 
 
-LibraryOf = Callable[[Fleet], RunningLibrary]
+CatalogueOf = Callable[[Fleet], RunningCatalogue]
 
 
 async def run_router(
-    config: RouterConfig, stop: asyncio.Event, on_listening: OnListening, library_of: LibraryOf | None = None
+    config: RouterConfig, stop: asyncio.Event, on_listening: OnListening, catalogue_of: CatalogueOf | None = None
 ) -> None:
     """Serve until ``stop`` is set, then let running requests end within the graceful termination timeout.
 
-    ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined. ``library_of``
-    makes what loads and unloads models while the router runs; None if the shards are what they are. Raises
-    KeyFileError, TlsFileError, StateFileError or RecordFileError if a configured file is broken or cannot be written,
-    TracingError if traces cannot be sent as configured, OSError if the port cannot be bound, and whatever broke the
-    engine.
+    ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined.
+    ``catalogue_of`` makes what loads and unloads models while the router runs; None if the shards are what they are.
+
+    Raises KeyFileError, TlsFileError, StateFileError or RecordFileError if a configured file is broken or cannot be
+    written, TracingError if traces cannot be sent as configured, OSError if the port cannot be bound, and whatever
+    broke the engine.
     """
     async with tracing(config.read_trace_settings()) as traces:
-        await _run(config, traces, stop, on_listening, library_of)
+        await _run(config, traces, stop, on_listening, catalogue_of)
 
 
 async def _run(
@@ -72,7 +94,7 @@ async def _run(
     traces: Tracing | None,
     stop: asyncio.Event,
     on_listening: OnListening,
-    library_of: LibraryOf | None,
+    catalogue_of: CatalogueOf | None,
 ) -> None:
     link = replace(config.link, tls=await asyncio.to_thread(config.read_shard_tls))
     metrics = Metrics(vllm_names=config.vllm_metrics)
@@ -81,12 +103,12 @@ async def _run(
     sources = [WatchedService(one) if isinstance(one, KubernetesService) else one for one in config.sources]
     fleet = Fleet(sources, config.scheduler, link, metrics.of, config.expected_model)
     recorder = None if config.record is None else _begin_recording(config, config.record, fleet)
-    library = None if library_of is None else library_of(fleet)
-    service = await http_service(config, fleet, metrics, traces, library)
+    catalogue = None if catalogue_of is None else catalogue_of(fleet)
+    service = await http_service(config, fleet, metrics, traces, catalogue)
     handover = None if config.handover is None else Handover(Path(config.handover))
     inherited = None if handover is None else await handover.receive()
     engine = asyncio.create_task(fleet.run())
-    loading = None if library is None else asyncio.create_task(library.run())
+    loading = None if catalogue is None else asyncio.create_task(catalogue.run())
     stopped = asyncio.create_task(stop.wait())
     try:
         with on_hangup(service.read_files_again, stop.set):
@@ -137,7 +159,7 @@ async def http_service(
     fleet: Fleet,
     metrics: Metrics,
     traces: Tracing | None = None,
-    library: Library | None = None,
+    catalogue: Catalogue | None = None,
 ) -> "HttpService":
     """Read the files that ``config`` names, and build the web application over ``fleet``.
 
@@ -159,7 +181,7 @@ async def http_service(
     )
     store = Store(config.store)
     await store.open()
-    app = build_app(fleet, config.limits, metrics, info=info, access=access, store=store, library=library)
+    app = build_app(fleet, config.limits, metrics, info=info, access=access, store=store, catalogue=catalogue)
     if traces is not None:
         app[TRACING] = traces
     return HttpService(config, app, keys, tls)

@@ -12,13 +12,12 @@ import msgspec
 
 from caravan_dialects.api.errors import RequestError
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.api.openai.chat.template_kwargs import checked_kwargs
+from caravan_dialects.api.openai.chat.thinking import checked_kwargs
 from caravan_dialects.conversations.store import StoreSettings
 from caravan_proto.flags import flag
 from caravan_proto.tls import MutualTls, TlsFiles
 from caravan_router.engine.discovery import NamedSource, parse_source
-from caravan_router.engine.link_config import LinkConfig
-from caravan_router.engine.security import ShardTls
+from caravan_router.engine.link_config import LinkConfig, ShardTls
 from caravan_router.tracing.settings import TraceSettings, read_settings
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
 

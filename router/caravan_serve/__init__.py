@@ -5,25 +5,26 @@ processes, so nothing here loads llama.cpp, and `commands` imports what a comman
 
     commands    which command is meant
     cli         `caravan serve`: the router in this process, shards as its children
-    library     models that are loaded and unloaded as requests ask for them
+    shard_flags what the shards are given: flags of the user, and shares of the host
+    catalogue   models that are loaded and unloaded as requests ask for them
     bench       `caravan bench`: a load generator for any server, which imports nothing of ours
 
 Models on demand
 ----------------
-A router asks a `caravan_scheduler.core.library.Library` for a model that no shard serves. The one of `library` is a
-loop with three parts:
+A router asks a `caravan_scheduler.core.catalogue.Catalogue` for a model that no shard serves. The one of `catalogue`
+is a loop with three parts:
 
-    what may be asked for    catalogue: names, files, places on a hub, and models made of others
+    what may be asked for    entries: names, files, places on a hub, and models made of others
     what should be loaded    `caravan_scheduler.residency`: a pure function of needs, sizes and room
     what is done             a slot for each model: fetch its file, start its shards, drain and end them
 
 The pure function is asked after every change, so that a change of mind in between costs nothing: whatever is under
-way is finished or ended by the next plan. Memory is counted by what a model needs (`library.memory`) before it is
+way is finished or ended by the next plan. Memory is counted by what a model needs (`catalogue.memory`) before it is
 loaded, and by what the host has.
 
 Child processes
 ---------------
-`shard_process` starts one shard, which reports over a pipe that it listens (`ready_pipe`), and starts it again when it
-dies, after a pause that grows. Only a shard that has never listened is a failed start, which ends the command.
+`shard_process` starts one shard, which reports over a pipe that it listens, and starts it again when it dies, after a
+pause that grows. Only a shard that has never listened is a failed start, which ends the command.
 Meanwhile requests wait for it (`starting`) for as long as it loads its model.
 """

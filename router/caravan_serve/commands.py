@@ -8,16 +8,17 @@ from caravan_proto.standard_output import ending_with_its_reader
 
 _USAGE = """usage: caravan COMMAND [FLAGS]
 
-  serve    run shards and a router on this host: caravan serve smollm2, hf:OWNER/REPOSITORY:Q4_K_M or FILE.gguf
-  router   run a router for shards that run elsewhere (caravan-router)
-  shard    run one shard (caravan-shard)
-  pull     get a model by its name, for later use: caravan pull smollm2
-  list     name the models that are here
-  show     say what a model is, by its own files
-  rm       remove a model that is here
-  key      print a new API key for --api-keys-file: caravan key alice >> keys.toml
-  replay   play again what a router decided, as it was or otherwise: caravan replay FILE
-  bench    measure a server: caravan bench --url http://127.0.0.1:3000
+  serve        run shards and a router on this host: caravan serve smollm2, hf:OWNER/REPOSITORY:Q4_K_M or FILE.gguf
+  router       run a router for shards that run elsewhere (caravan-router)
+  shard        run one shard (caravan-shard)
+  pull         get a model by its name, for later use: caravan pull smollm2
+  list         name the models that are here
+  show         say what a model is, by its own files
+  rm           remove a model that is here
+  key          print a new API key for --api-keys-file: caravan key alice >> keys.toml
+  replay       play again what a router decided, as it was or otherwise: caravan replay FILE
+  bench        measure a server: caravan bench --url http://127.0.0.1:3000
+  build-llama  build llama.cpp with Caravan's kernels, and install it into this environment
 
 caravan COMMAND --help lists the flags.
 """
@@ -42,23 +43,23 @@ def main() -> int:
             # A program of its own: the router's packages never load llama.cpp.
             os.execv(sys.executable, [sys.executable, "-m", "caravan_shard", *flags])  # noqa: S606
         case "pull":
-            from caravan_models.cli.pull import main as pull
+            from caravan_models.cli import pull
 
             return pull(flags)
         case "list":
-            from caravan_models.cli.list import main as list_models
+            from caravan_models.cli import list_models
 
             return list_models(flags)
         case "show":
-            from caravan_models.cli.show import main as show
+            from caravan_models.cli import show_model
 
-            return show(flags)
+            return show_model(flags)
         case "rm":
-            from caravan_models.cli.remove import main as remove
+            from caravan_models.cli import remove_models
 
-            return remove(flags)
+            return remove_models(flags)
         case "key":
-            from caravan_router.auth.new_key import main as key
+            from caravan_router.auth.key_file import main as key
 
             return key(flags)
         case "replay":
@@ -68,6 +69,10 @@ def main() -> int:
             return replay(RouterConfig, flags)
         case "bench":
             return _run_bench(flags)
+        case "build-llama":
+            from caravan_shard.build_llama import main as build_llama
+
+            return build_llama(flags)
         case "--help" | "-h":
             sys.stdout.write(_USAGE)
             return 0

@@ -18,8 +18,8 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.named_models import with_model_files
 from caravan_shard.placement_flags import parse_rpc_servers
 from caravan_shard.service.memory_report import memory_report
-from caravan_shard.service.parent import end_with_parent
 from caravan_shard.service.server import serve
+from caravan_shard.service.starter import end_with_parent
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ _REPORTS = {"--estimate", "--fit-report"}
 
 def _list_devices(argv: Sequence[str] | None) -> int:
     """Print a line for each GPU: its name, its memory, what it is. Return 0; raises StartupError."""
-    from caravan_shard.backends.llama.devices import first_devices
-    from caravan_shard.backends.llama.log import route_llama_log
+    from caravan_shard.backends.llama.devices.devices import first_devices
+    from caravan_shard.backends.llama.model.log import route_llama_log
 
     parser = argparse.ArgumentParser(prog="caravan-shard", allow_abbrev=False)
     parser.add_argument("--rpc", default=os.environ.get("CARAVAN_RPC", ""))

@@ -10,12 +10,9 @@ from caravan_proto.flags import flag
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.model import ModelFile
 from caravan_proto.tls import TlsFiles
-from caravan_shard.adapter_file import AdapterFile, parse_adapter
 from caravan_shard.cores import usable_cores
-from caravan_shard.media_flags import MediaFlags
-from caravan_shard.model_flags import ModelFlags
+from caravan_shard.model_flags import AdapterFile, MediaFlags, ModelFlags, RopeFlags, parse_adapter
 from caravan_shard.placement_flags import PlacementFlags
-from caravan_shard.rope_flags import RopeFlags
 
 # llama.cpp rounds the cells of each sequence up to a multiple of this.
 CELL_BLOCK = 256

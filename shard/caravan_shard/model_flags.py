@@ -1,13 +1,44 @@
-"""The shard's flags for the model's file, its cells and its steps."""
+"""The shard's flags for the model's files, its cells and steps, its positions, and images and audio in prompts."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from caravan_proto.flags import flag
 from caravan_proto.messages.limits import KvLayout
 
+_SCALED = re.compile(r"(.+):(-?\d+(?:\.\d+)?)")
+_NAME = re.compile(r"[^\s=]{1,128}")
+
 # llama.cpp compiles with LLAMA_MAX_SEQ = 256.
 MAX_SEQUENCES = 256
 _CELLS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """A LoRA adapter. Its effect is multiplied by ``scale``."""
+
+    name: str
+    path: Path
+    scale: float = 1.0
+
+
+def parse_adapter(text: str) -> AdapterFile:
+    """Parse ``[NAME=]PATH[:SCALE]``. The default name is the file's, without its suffix. Raises ValueError."""
+    name, separator, rest = text.partition("=")
+    if not separator:
+        name, rest = "", text
+    scaled = _SCALED.fullmatch(rest)
+    path = Path(scaled[1] if scaled else rest)
+    if not separator:
+        name = path.stem
+    if not path.name or not _NAME.fullmatch(name):
+        raise ValueError(
+            "lora must be PATH, NAME=PATH or NAME=PATH:SCALE, with a name of 1 to 128 characters that are not blank. "
+            f"Given: {text!r}"
+        )
+    return AdapterFile(name, path, float(scaled[2]) if scaled else 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +112,139 @@ class ModelFlags:
     def cells_of(self, trained_context: int) -> int:
         """Return the number of cells to ask for; llama.cpp may round it up."""
         return _CELLS if self.ctx_size is None else self.ctx_size or trained_context
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeFlags:
+    """Flags of `ShardConfig`. What is None is as the model's file says."""
+
+    rope_scaling: str = flag(
+        "model",
+        "encoding of positions beyond the trained context; model: as the file says, linear if it says nothing",
+        choices=("model", "none", "linear", "yarn"),
+    )
+    rope_scale: float | None = flag(
+        None,
+        "factor by which sequences may exceed the trained context; positions are divided by it",
+        low=1e-3,
+        high=1e6,
+    )
+    rope_freq_base: float | None = flag(None, "base of the RoPE frequencies [of the file]", low=1, high=1e12)
+    rope_freq_scale: float | None = flag(
+        None, "factor that positions are multiplied by: 1 / --rope-scale [of the file]", low=1e-6, high=1e3
+    )
+    yarn_orig_ctx: int | None = flag(
+        None,
+        "YaRN: context size that the model was trained with before it was extended [of the file]",
+        low=1,
+        high=2**30,
+    )
+    yarn_ext_factor: float | None = flag(
+        None, "YaRN: extrapolation mix; 0 = interpolate only [of the file]", low=0, high=1e3
+    )
+    yarn_attn_factor: float | None = flag(None, "YaRN: scale of the attention scores [of the file]", low=0, high=1e3)
+    yarn_beta_slow: float | None = flag(
+        None,
+        "YaRN: dimensions with fewer rotations within the context are interpolated [of the file]",
+        low=0,
+        high=1e6,
+    )
+    yarn_beta_fast: float | None = flag(
+        None,
+        "YaRN: dimensions with more rotations within the context are left unchanged [of the file]",
+        low=0,
+        high=1e6,
+    )
+
+    def _check_rope(self) -> None:
+        """Raise ValueError if fields contradict each other."""
+        if self.rope_scale is not None and self.rope_freq_scale is not None:
+            raise ValueError(
+                "rope-freq-scale is 1 / rope-scale: pass one of them. "
+                f"Given: {self.rope_freq_scale} and {self.rope_scale}"
+            )
+        if self.yarn_attn_factor is not None and self.rope_scaling == "yarn" and self.yarn_ext_factor != 0:
+            raise ValueError(
+                "yarn-attn-factor has no effect beside extrapolation, for which llama.cpp computes the factor itself: "
+                f"pass --yarn-ext-factor 0, or drop it. Given: {self.yarn_attn_factor}"
+            )
+
+    @property
+    def frequency_scale(self) -> float | None:
+        """The factor of the positions; None for that of the file."""
+        return self.rope_freq_scale if self.rope_scale is None else 1 / self.rope_scale
+
+    @property
+    def rope_changes(self) -> tuple[tuple[str, float | str], ...]:
+        """What differs from the file, by name; empty if nothing does. Cells of other changes are other cells."""
+        scaling = None if self.rope_scaling == "model" else self.rope_scaling
+        values = {
+            "scaling": scaling,
+            "freq_base": self.rope_freq_base,
+            "freq_scale": self.frequency_scale,
+            "orig_ctx": self.yarn_orig_ctx,
+            "ext_factor": self.yarn_ext_factor,
+            "attn_factor": self.yarn_attn_factor,
+            "beta_slow": self.yarn_beta_slow,
+            "beta_fast": self.yarn_beta_fast,
+        }
+        return tuple((name, value) for name, value in values.items() if value is not None)
+
+    def longest_context(self, trained_context: int) -> int:
+        """Return the most tokens of a sequence; 0 for any number.
+
+        A model computes what it was trained for, times the scale that the flags give. Where they give another base,
+        nothing says how far it reaches.
+        """
+        scale = self.frequency_scale
+        if scale is not None and scale < 1:
+            return int((self.yarn_orig_ctx or trained_context) / scale)
+        return 0 if self.rope_freq_base is not None else trained_context
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaFlags:
+    """Flags of `ShardConfig`."""
+
+    mmproj: str = flag(
+        "",
+        "GGUF file of the projector for image or audio input [a file beside the model with mmproj in its name]",
+        "-mm",
+    )
+    mmproj_auto: bool = flag(
+        True, "look for a projector beside the model; when off, prompts are text only", negation="--no-mmproj"
+    )
+    image_min_tokens: int | None = flag(
+        None,
+        "minimum number of tokens per image, if its size decides the number [as the projector says]",
+        low=1,
+        high=2**16,
+    )
+    image_max_tokens: int | None = flag(
+        None,
+        "maximum number of tokens per image, if its size decides the number [as the projector says]",
+        low=1,
+        high=2**16,
+    )
+    media_threads: int | None = flag(
+        None, "threads that encode images and audio, in parallel with steps [as --threads]", low=1, high=512
+    )
+    media_cache: int = flag(
+        256,
+        "maximum size of encoded images and audio kept for later prompts, in MiB; each single one must fit",
+        low=1,
+        high=2**20,
+    )
+
+    @property
+    def media_cache_bytes(self) -> int:
+        """The size of --media-cache in bytes."""
+        return self.media_cache << 20
+
+    def _check_media(self) -> None:
+        """Raise ValueError if fields contradict each other."""
+        if self.mmproj and not self.mmproj_auto:
+            raise ValueError("--mmproj and --no-mmproj contradict each other")
+        least, most = self.image_min_tokens, self.image_max_tokens
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"image-min-tokens must be <= image-max-tokens. Given: {least} and {most}")

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from caravan_models.cached_model import FetchedModel
 from caravan_models.errors import FetchError
-from caravan_models.fetched import FetchedModel
 from caravan_models.fetching import fetch, fetch_blocking
-from caravan_models.known import parse_reference
-from caravan_models.reference import LocalFile, Named
-from caravan_models.report import note, shown
+from caravan_models.progress import note, shown
+from caravan_models.reference import LocalFile, Named, parse_reference
 from caravan_shard.backends.base import StartupError
 from caravan_shard.config import ShardConfig
 

@@ -10,14 +10,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bench.contenders import Common
-from bench.machine import describe
 from bench.measure import Plan, measure
 from bench.models import NAMES, model
 from bench.output import table, write
-from bench.paths import CACHE, BenchError, peer, pinned_version
-from bench.profiles import PROFILES
+from bench.paths import CACHE, BenchError, describe, peer, pinned_version
 from bench.revisions import checkout, compared_with, losses
-from bench.rows import Row
+from bench.rows import PROFILES, Row
 
 if TYPE_CHECKING:
     from bench.summary import RowResult

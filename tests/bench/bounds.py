@@ -3,10 +3,15 @@
 A server can exceed such a bound by a little, since single measurements vary.
 """
 
+import json
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
+
+from bench.contenders import Common
+from bench.paths import BenchError, peer
 
 
 class Attention(Enum):
@@ -123,3 +128,29 @@ def shared_prefix(sequences: int, output_tokens: int, *, waves: int, tail_share:
         )
 
     return bound
+
+
+_TIMEOUT_S = 1200
+
+
+def engine_time(common: Common, run: EngineRun, cells: int, attention: Attention) -> EngineTime:
+    """Measure one run, in the split layout, which is the faster one."""
+    command = [str(peer("llama-batched-bench")), "-m", str(common.model), "-c", str(cells), "-t", str(common.threads)]
+    command += [
+        "-npp",
+        str(run.prompt_tokens),
+        "-ntg",
+        str(run.output_tokens),
+        "-npl",
+        str(run.sequences),
+        "-fa",
+        attention.value,
+    ]
+    command += ["--output-format", "jsonl", *(["-pps"] if run.shared else [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            row = json.loads(line)
+            return EngineTime(prefill_s=row["t_pp"], decode_s=row["t_tg"])
+    message = f"llama-batched-bench gave no result for {run}:\n{done.stderr[-1000:]}"
+    raise BenchError(message)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from caravan_proto.flags import load
 from caravan_shard.backends.llama.backend import LlamaCppBackend
-from caravan_shard.backends.llama.candidate_probe import CandidateProbe
+from caravan_shard.backends.llama.sampling.candidates import CandidateProbe
 from caravan_shard.config import ShardConfig
 
 

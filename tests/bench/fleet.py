@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from bench.contenders import Common, Contender, Lineup, Product
 from bench.figures import failures
 from bench.load import Report, load
-from bench.machine import busy_seconds
-from bench.paths import BenchError
-from bench.profiles import Profile
+from bench.paths import BenchError, busy_seconds
+from bench.rows import Profile
 from bench.servers import Running, serving
 
 _SETTLE_SAMPLE_S = 0.2

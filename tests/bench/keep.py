@@ -12,8 +12,7 @@ from typing import Any
 
 from bench.contenders import Product
 from bench.paths import ROOT
-from bench.profiles import PROFILES
-from bench.rows import Row
+from bench.rows import PROFILES, Row
 
 FIGURES = ROOT / "docs" / "figures"
 

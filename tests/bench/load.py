@@ -4,7 +4,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,3 +37,15 @@ def load(url: str, arguments: Sequence[str], *, seed: int, counted: Sequence[int
             raise BenchError(message)
         report: Report = json.loads(path.read_text())
         return report
+
+
+@contextmanager
+def busy_neighbours(count: int) -> Iterator[None]:
+    """Run ``count`` endless loops, each in a process of its own, until the block ends."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()

@@ -4,16 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, groupby
 
-from bench.batched_bench import engine_time
-from bench.bounds import Attention
-from bench.busy import busy_neighbours
+from bench.bounds import Attention, engine_time
 from bench.contenders import Common, Contender, Product
 from bench.figures import failures, mean_prompt_tokens
 from bench.fleet import Fleet, Load, fleet
-from bench.pairing import turns
-from bench.profiles import Profile
-from bench.rows import Row
-from bench.summary import Round, RowResult
+from bench.load import busy_neighbours
+from bench.rows import Profile, Row
+from bench.summary import Round, RowResult, turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

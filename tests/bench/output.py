@@ -6,8 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.pairing import Spread
-from bench.summary import Line, RowResult, summarise
+from bench.summary import Line, RowResult, Spread, summarise
 
 _HEAD = ("work", "Caravan", "compared with", "ratio (lowest to highest)", "bound", "share of bound")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.simulate.step_times import StepTimes
+from bench.simulate.simulation import StepTimes
 from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_scheduler.actions import Action, Deliver, Start
 from caravan_scheduler.config import SchedulerConfig

@@ -1,9 +1,10 @@
 """The rows of the comparison: which servers get which load, and which figures are taken."""
 
+import json
 from dataclasses import dataclass, replace
 
 from bench import bounds, figures
-from bench.contenders import Lineup, against_llama_server, ample_cells, spin_counts
+from bench.contenders import Lineup, against_llama_server, ample_cells, spin_counts, that_embed
 from bench.figures import Figure
 
 _CELLS = 24_576
@@ -140,3 +141,113 @@ MAIN_ROWS = (
     _spin("spin-8", "spin count, 8 streams, quiet host", 8, busy=0),
     _spin("spin-8-busy", "spin count, 8 streams beside 2 busy processes", 8, busy=2),
 )
+
+
+_CELLS_PER_STREAM = 1024
+# Output tokens by the number of streams: a load takes about a second on a CPU core.
+_TOKENS = {1: 768, 8: 512, 32: 256, 64: 192}
+# Longer than any output.
+_LIST = {"type": "array", "items": {"type": "integer"}, "minItems": 1000}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    name: str
+    title: str
+    arguments: tuple[str, ...] = ()
+
+
+_DRAWN = ("--temperature", "0.8", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.05")
+_KINDS = (
+    _Kind(name="greedy", title="greedy"),
+    _Kind(name="sampled", title="temperature, top-k, top-p, min-p", arguments=_DRAWN),
+    _Kind(name="logprobs", title="greedy, five logprobs a token", arguments=("--logprobs", "5")),
+    _Kind(name="schema", title="greedy, a JSON schema", arguments=("--json-schema", json.dumps(_LIST))),
+)
+
+
+def _overhead_row(kind: _Kind, streams: int, lineup: Lineup, *, whole: bool) -> Row:
+    tokens = _TOKENS[streams]
+    arguments = ("--workload", "decode", "--concurrency", str(streams), "--tokens", str(tokens), *kind.arguments)
+    bound = bounds.decoding(streams, tokens) if kind.name == "greedy" else None
+    key = "output_tokens_per_s" if whole else "steady_tokens_per_s"
+    form = "whole" if whole else "streamed"
+    return Row(
+        name=f"{kind.name}-{form}-{streams}",
+        title=f"{streams} {form}, {kind.title}",
+        lineup=lineup,
+        arguments=(*arguments, "--whole") if whole else arguments,
+        figures=(figures.rate("", key, bound),),
+    )
+
+
+def _overhead_rows(streams: int) -> tuple[Row, ...]:
+    lineup = against_llama_server(slots=streams, cells=streams * _CELLS_PER_STREAM)
+    return tuple(_overhead_row(kind, streams, lineup, whole=whole) for whole in (True, False) for kind in _KINDS)
+
+
+OVERHEAD_ROWS = tuple(row for streams in _TOKENS for row in _overhead_rows(streams))
+
+
+_EMBEDDING = that_embed(slots=8, cells=8_192)
+
+
+def _embedding_row(clients: int, requests: int) -> Row:
+    size = ("--words", "100", "--concurrency", str(clients), "--requests", str(requests))
+    return Row(
+        name=f"embed-{clients}",
+        title=f"texts of 100 words, {clients} client{'s' if clients > 1 else ''}",
+        lineup=_EMBEDDING,
+        arguments=("--workload", "plain", "--api", _EMBEDDING.api, *size),
+        figures=(figures.rate("", "total_tokens_per_s"),),
+    )
+
+
+EMBEDDING_ROWS = (_embedding_row(1, 24), _embedding_row(8, 64), _embedding_row(32, 128))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """``age_prompts`` prompts of ``age_words`` words age each server, which has ``threads`` compute threads.
+
+    ``between`` is the number of other prompts that come before a prefix returns.
+    """
+
+    rows: tuple[Row, ...]
+    models: tuple[str, ...]
+    rounds: int
+    age_prompts: int
+    age_words: int
+    between: int
+    threads: int = 2
+
+
+PROFILES = {
+    "quick": Profile(rows=MAIN_ROWS, models=("smollm2-q4_1",), rounds=3, age_prompts=16, age_words=300, between=50),
+    "full": Profile(
+        rows=MAIN_ROWS,
+        models=("smollm2-q4_1", "smollm2-q4_0", "gemma-3-270m"),
+        rounds=5,
+        age_prompts=48,
+        age_words=400,
+        between=1000,
+    ),
+    # One compute thread leaves a core to what is measured.
+    "overhead": Profile(
+        rows=OVERHEAD_ROWS,
+        models=("tiny-49k", "tiny-152k", "tiny-262k"),
+        rounds=3,
+        age_prompts=64,
+        age_words=100,
+        between=50,
+        threads=1,
+    ),
+    "embeddings": Profile(
+        rows=EMBEDDING_ROWS,
+        models=("smollm2-q4_1", "bert-q8_0"),
+        rounds=3,
+        age_prompts=64,
+        age_words=100,
+        between=50,
+    ),
+}

@@ -16,16 +16,15 @@ import numpy as np
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.llama.filter import LlamaFilter
-from caravan_shard.backends.llama.joint_draw import find_joint_draw
-from caravan_shard.backends.llama.joint_logprobs import find_joint_logprobs
+from caravan_shard.backends.llama.kernels.joint_draw import find_joint_draw
+from caravan_shard.backends.llama.kernels.joint_logprobs import find_joint_logprobs
+from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.constraints.matching import Matching
 from caravan_shard.engine.token_rows import sample_rows
-from caravan_shard.protocol.sequence_parameters import PreparedParameters
-from caravan_shard.sampling.biases import make_biases
+from caravan_shard.protocol.commands import PreparedParameters
 from caravan_shard.sampling.joint_draw import leave_all
-from caravan_shard.sampling.joint_logprobs import leave_all_logprobs
-from caravan_shard.sampling.penalties import make_penalties
+from caravan_shard.sampling.logprobs import leave_all_logprobs
+from caravan_shard.sampling.penalties import make_biases, make_penalties
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence

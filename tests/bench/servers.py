@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.contenders import Common, Contender
 from bench.paths import CACHE, BenchError
-from caravan_serve.bench.cpu_time import cpu_seconds, with_children
+from caravan_serve.bench.runner import cpu_seconds, with_children
 
 _READY_S = 120.0
 _STOP_S = 10.0

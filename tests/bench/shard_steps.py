@@ -17,8 +17,8 @@ from caravan_proto.messages.commands import Chunk, Decode, FilterBatch, Prefill
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.commands import PreparedParameters
 from caravan_shard.protocol.results import StepResult
-from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loading import backend_loader
 

@@ -18,11 +18,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from bench.build_peers import package_source
 from bench.contenders import Common, Contender, Product
-from bench.llama_source import package_source
 from bench.paths import ROOT, BenchError, peer
 from bench.servers import serving
-from caravan_dialects.chat.template_environment import compiled
+from caravan_dialects.chat.template_process import compiled
 from caravan_dialects.chat.thought_format import thought_format_of
 from caravan_dialects.chat.tool_format import pieces
 from caravan_testing.speaking_model import cue, write_speaking_model

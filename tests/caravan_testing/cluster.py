@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,19 +26,20 @@ from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.shards import ShardReport, ShardState
 from caravan_scheduler.core.trace import Tracing
 from caravan_scheduler.shard.account import ShardAccount
+from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, DecodeHook, ToyBackend
 from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
 from caravan_shard.config import ShardConfig
-from caravan_shard.media.store import MediaStore
+from caravan_shard.media import MediaStore
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer
 from caravan_testing.http_server import sample_of
 from caravan_testing.metrics_text import total
-from caravan_testing.toy_draft import ToyDraftModel
+from caravan_testing.shard_builders import ToyDraftModel
 from caravan_testing.toy_oracle import expected_output
-from caravan_testing.waiting import eventually, in_time
+from caravan_testing.waiting import DEADLINE_S, eventually, in_time
 
 # Replaced where the tests of text run as tests of pictures.
 default_encoder: Callable[[], ToyEncoder] | None = None
@@ -340,3 +342,44 @@ async def generate(session: ClientSession, url: str, body: dict[str, object]) ->
         answer: dict[str, object] = await response.json()
         assert response.status == 200, answer
         return answer
+
+
+class StepLog:
+    """``steps``: the tokens of each step, in the order in which the steps began."""
+
+    def __init__(self) -> None:
+        self.steps: list[list[int]] = []
+        self._open = threading.Event()
+        self._open.set()
+        self._held = threading.Event()
+
+    def __call__(self, batch: TokenBatch) -> DecodeOutcome | None:
+        """Record a step. Runs on the worker's thread."""
+        self.steps.append(batch.tokens.tolist())
+        if not self._open.is_set():
+            self._held.set()
+            self._open.wait(DEADLINE_S)  # a test that fails must not hold the thread for ever
+            self._held.clear()
+        return None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Number of tokens of all steps."""
+        return sum(map(len, self.steps))
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Run the block during a step: the next one, which does not end before the block."""
+        self._open.clear()
+        try:
+            await eventually(self._held.is_set, "a step began")
+            yield
+        finally:
+            self._open.set()
+
+    async def next_step(self) -> None:
+        """Let the step that is held end, and hold the next one."""
+        begun = len(self.steps)
+        self._open.set()
+        self._open.clear()
+        await eventually(lambda: len(self.steps) > begun and self._held.is_set(), "the next step began")

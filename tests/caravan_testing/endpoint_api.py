@@ -11,7 +11,7 @@ from typing import Any
 import trustme
 from aiohttp import web
 
-from caravan_router.kubernetes.api_server import ServiceAccount
+from caravan_router.kubernetes import ServiceAccount
 
 NAMESPACE, SERVICE = "ml", "caravan-demo-cpu"
 _PATH = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"

@@ -23,8 +23,8 @@ def grpc_stays_up() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def router_files_are_read() -> None:
     """Read the files that a router also reads before its event loop runs."""
-    from caravan_router.http.ops.routes import openapi_document
-    from caravan_router.http.page.files import page
+    from caravan_router.http.ops import openapi_document
+    from caravan_router.http.page import page
 
     openapi_document()
     page()

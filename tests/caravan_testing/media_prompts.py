@@ -1,13 +1,17 @@
 """Prompts with media for an engine: cells, spans, and the chunks that they are sent in."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from caravan_proto.messages.commands import Chunk
-from caravan_proto.messages.media import MediaShape, MediaSpan
-from caravan_shard.media.encoder import MediaEncoder, SliceSize
+from caravan_proto.messages.media import MediaKind, MediaShape, MediaSpan
+from caravan_shard.backends.toy.media import HOP, PATCH
+from caravan_shard.media import MediaEncoder, SliceSize
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 
 
@@ -105,3 +109,37 @@ def run_prompt(driver: EngineDriver, prompt: MediaPrompt, sequence_id: int = 0, 
         driver.prefill(chunk)
     driver.decode([sequence_id])
     return driver.output[sequence_id]
+
+
+def spelled_picture(text: str) -> tuple[int, int, bytes]:
+    """Return width, height and pixels of a picture that spells ``text`` in a row of patches."""
+    return spelled_bytes(text.encode())
+
+
+def spelled_bytes(data: bytes) -> tuple[int, int, bytes]:
+    """Return width, height and pixels of a picture that spells ``data``."""
+    row = np.repeat(np.frombuffer(data, np.uint8), PATCH)
+    pixels = np.zeros((PATCH, len(row), 3), np.uint8)
+    pixels[:, :, 0] = row
+    return len(row), PATCH, pixels.tobytes()
+
+
+def spelled_sound(text: str) -> bytes:
+    """Return the samples of a sound that spells ``text``."""
+    return np.repeat(np.frombuffer(text.encode(), np.uint8).astype("<f4") / 256, HOP).tobytes()
+
+
+def toy_picture(text: str) -> Medium:
+    """Return a picture that spells ``text``."""
+    width, height, pixels = spelled_picture(text)
+    return Medium(MediaShape(media_id=_id(text), kind=MediaKind.IMAGE, width=width, height=height), pixels)
+
+
+def toy_sound(text: str) -> Medium:
+    """Return a sound that spells ``text``."""
+    data = spelled_sound(text)
+    return Medium(MediaShape(media_id=_id(f"sound {text}"), kind=MediaKind.AUDIO, samples=len(data) // 4), data)
+
+
+def _id(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

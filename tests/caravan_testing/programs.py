@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import re
+import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from caravan_testing.waiting import eventually
 
@@ -76,3 +79,58 @@ async def address_of(shard: Program) -> str:
 async def url_of(router: Program) -> str:
     """Wait until the router listens, and return its URL."""
     return (await router.logged(r"listening url=(\S+)"))[1]
+
+
+@contextlib.contextmanager
+def kept_ports(count: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
+    """Return free ports that nothing else gets meanwhile.
+
+    They stay bound here without listening, so that the kernel gives them to no other socket. Programs that set
+    SO_REUSEADDR, as servers do, can bind them nevertheless, again and again.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for kept in sockets:
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kept.bind((host, 0))
+        yield [kept.getsockname()[1] for kept in sockets]
+
+
+def children_with(word: str) -> list[int]:
+    """Return the ids of those that have ``word`` in their command line."""
+    found: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        # Threads and processes end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, (thread / "children").read_text().split())
+    return [pid for pid in found if word in command_line(pid)]
+
+
+def command_line(pid: int) -> str:
+    """Return that of a process; nothing if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+_CONFIGURATION = """
+daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    {http}
+}}
+"""
+
+
+def configuration(folder: Path, http: str) -> str:
+    """Return a configuration whose files are in ``folder``, with ``http`` in its block of that name."""
+    return _CONFIGURATION.format(folder=folder, http=http)

@@ -1,7 +1,9 @@
 """Requests as bytes on a socket, for what no client library would send."""
 
 import asyncio
-from collections.abc import Iterable
+import random
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -68,3 +70,51 @@ async def exchange(url: str, parts: Iterable[bytes], *, pause_s: float = 0.0) ->
         await asyncio.gather(sending, return_exceptions=True)
         writer.close()
     return bytes(received)
+
+
+@asynccontextmanager
+async def splitting(url: str, most_bytes: int, seed: int = 0) -> AsyncIterator[str]:
+    """Run the proxy and yield its URL. It writes pieces of 1 to ``most_bytes`` bytes separately."""
+    chance = random.Random(seed)
+    busy: set[asyncio.Task[None]] = set()
+
+    async def split(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            while data:
+                size = chance.randint(1, most_bytes)
+                sink.write(data[:size])
+                data = data[size:]
+                await sink.drain()
+                # Without a turn of the loop, the transport would join this piece with the next.
+                await asyncio.sleep(0)
+        sink.close()
+
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+        sink.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(HOST, port_of(url))
+        try:
+            await asyncio.gather(split(up_reader, writer), copy(reader, up_writer))
+        except ConnectionError:
+            pass
+        finally:
+            for one in (writer, up_writer):
+                one.close()
+
+    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(forward(reader, writer))
+        busy.add(task)
+        task.add_done_callback(busy.discard)
+
+    server = await asyncio.start_server(serve, HOST, 0)
+    try:
+        yield f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in list(busy):
+            task.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)

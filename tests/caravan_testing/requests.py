@@ -1,11 +1,14 @@
 """Requests as the scheduler sees them."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.generation import ANYONE, GenerationSpec, StoppingParams, Tenant
 from caravan_scheduler.core.prompt_media import PromptMedia
+from caravan_scheduler.core.request_metrics import Failure, RequestTimings
 from caravan_scheduler.sequence import Request
 
 
@@ -44,3 +47,27 @@ def request(
 def prompt_of(tokens: int, seed: int = 1) -> tuple[int, ...]:
     """Return a prompt of ``tokens`` tokens. Prompts of different seeds differ from the first token on."""
     return tuple((seed * 7 + position) % 90 + 1 for position in range(tokens))
+
+
+@dataclass
+class CountedRequests:
+    """The metrics of a model's requests, of which only the ends are counted."""
+
+    failures: Counter[Failure] = field(default_factory=Counter)
+    succeeded: int = 0
+
+    def request_validated(self, input_tokens: int, max_new_tokens: int) -> None: ...
+
+    def request_failed(self, failure: Failure, generations: int = 1) -> None:
+        self.failures[failure] += generations
+
+    def request_succeeded(self, timings: RequestTimings, generated_tokens: int) -> None:
+        self.succeeded += 1
+
+    def observe_first_token(self, since_arrival_s: float) -> None: ...
+
+    def observe_inter_token(self, gap_s: float) -> None: ...
+
+    def media_decoded(self, kind: str, duration_s: float) -> None: ...
+
+    def media_refused(self, reason: str) -> None: ...

@@ -127,3 +127,15 @@ def generate(url: str, prompt: str, tokens: int) -> dict[str, Any]:
     with urllib.request.urlopen(request, timeout=240) as response:
         answer: dict[str, Any] = json.load(response)
         return answer
+
+
+def write_models(folder: Path, *names: str, **facts: object) -> Path:
+    """Write a file of models, each with a file of its own."""
+    lines = []
+    for name in names:
+        (folder / f"{name}.gguf").write_bytes(b"GGUF")
+        lines += ["[[models]]", f'name = "{name}"', f'model = "{name}.gguf"', "memory_mib = 100"]
+        lines += [f"{key} = {json.dumps(value)}" for key, value in facts.items()]
+    file = folder / "models.toml"
+    file.write_text("\n".join(lines))
+    return file

@@ -1,11 +1,14 @@
 """Short ways to make commands, and an engine with a driver that executes them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from time import perf_counter_ns
 from typing import Any
+
+import numpy as np
 
 from caravan_proto.messages.commands import (
     Chunk,
@@ -26,16 +29,99 @@ from caravan_proto.messages.commands import (
 )
 from caravan_proto.messages.constraint import Constraint, ConstraintKind, Thought
 from caravan_proto.messages.limits import KvLayout
-from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
+from caravan_proto.messages.results import FinishReason, Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import Backend
 from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.constraints.grammar import Grammar
+from caravan_shard.backends.toy.model import EMPTY_STATE, next_state
+from caravan_shard.constraints.grammar import Grammar, Problem, make_matcher
+from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
 from caravan_shard.engine.drafts import DraftBudget, Drafting
 from caravan_shard.engine.engine import Engine
-from caravan_shard.protocol.results import Evaluations, Refusal, StepResult
-from caravan_shard.protocol.sequence_parameters import PreparedParameters
+from caravan_shard.engine.replies import Replies
+from caravan_shard.engine.worker import Worker
+from caravan_shard.protocol.commands import PreparedParameters
+from caravan_shard.protocol.results import Evaluations, Refusal, Result, StepResult
 from caravan_shard.sequences.runs import RunStore
-from caravan_testing.constrained_runs import Grammars
+from caravan_testing.waiting import eventually, in_time
+
+
+@dataclass(slots=True)
+class Output:
+    """The output of a sequence: its text without control tokens, and how it ended."""
+
+    data: bytes = b""
+    tokens: int = 0
+    finish: FinishReason | None = None
+
+
+class Grammars:
+    """Compiles constraints for a backend in this process. The sources must not be hostile."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._table = TokenTable.of(backend.vocabulary, backend.facts)
+        self._tokenizer = make_tokenizer(self._table)
+
+    def compile(self, constraint: Constraint) -> Grammar:
+        """Compile a constraint, which must succeed."""
+        matcher = make_matcher(constraint, self._tokenizer)
+        assert not isinstance(matcher, Problem), matcher.sentence
+        return Grammar(matcher, self._tokenizer, tuple(self._table.eog_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A prompt, and the grammar that its output must match."""
+
+    prompt: Sequence[int]
+    grammar: Grammar | None
+    sampling: SamplingParams
+
+
+def run_jobs(engine: Engine, jobs: Sequence[Job], *, slots: int, max_new: int) -> list[Output]:
+    """Run all jobs, at most ``slots`` at a time; return their outputs in order."""
+    outputs = [Output() for _ in jobs]
+    waiting = list(range(len(jobs)))[::-1]
+    running: dict[int, int] = {}
+    released: list[int] = []
+    while waiting or running:
+        free = [slot for slot in range(slots) if slot not in running]
+        started = {slot: waiting.pop() for slot in free[: len(waiting)]}
+        if started:
+            chunks = [_chunk(slot, jobs[job], max_new) for slot, job in started.items()]
+            result = engine.prefill(
+                Prefill(chunks=chunks, ride=sorted(running), header=Header(release=released)),
+                perf_counter_ns(),
+            )
+            running |= started
+            released = []
+        else:
+            assert engine.begin_decode(Decode(sequence_ids=sorted(running), max_steps=1)) is None
+            found = engine.decode_step(sorted(running), perf_counter_ns())
+            assert found is not None
+            result = found
+        assert isinstance(result, StepResult), result
+        rows = result.rows
+        for slot, piece, special, finish in zip(
+            rows.sequence_ids, rows.pieces, rows.specials, rows.finish_reasons, strict=True
+        ):
+            output = outputs[running[slot]]
+            output.data += b"" if special else piece
+            output.tokens += 1
+            if finish is not None:
+                output.finish = finish
+                del running[slot]
+                released.append(slot)
+    engine.release_all()
+    return outputs
+
+
+def _chunk(slot: int, job: Job, max_new: int) -> Chunk:
+    parameters = PreparedParameters(
+        sampling=job.sampling, prompt_length=len(job.prompt), max_length=len(job.prompt) + max_new, grammar=job.grammar
+    )
+    return Chunk(sequence_id=slot, start=0, token_ids=job.prompt, last=True, setup=parameters)
 
 
 def toy_prompt(text: str) -> list[int]:
@@ -277,3 +363,59 @@ class EngineDriver:
         for sequence_id, token in zip(result.rows.sequence_ids, result.rows.token_ids, strict=True):
             self.output[sequence_id].append(token)
         return result
+
+
+class ToyDraftModel(ToyBackend):
+    """The toy model, whose tokens are wrong in every ``wrong_every``-th step; 0: never, 1: always."""
+
+    def __init__(self, *, wrong_every: int = 0, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.wrong_every = wrong_every
+        self.steps = 0
+
+    def logits(self, rows: int) -> Floats:
+        """Return the right ones, or those of the next tokens of the vocabulary."""
+        self.steps += 1
+        is_wrong = self.wrong_every and self.steps % self.wrong_every == 0
+        return np.roll(super().logits(rows), 1, axis=1) if is_wrong else super().logits(rows)
+
+
+def check_draft_cells(driver: EngineDriver, draft_model: ToyBackend) -> None:
+    """Check that the draft model holds nothing but computed beginnings of held sequences."""
+    held = driver.engine._pool.held
+    for sequence_id, cells in draft_model.cache.held.items():
+        if not cells:
+            continue
+        sequence = held[sequence_id]
+        assert len(cells) <= sequence.computed, f"sequence {sequence_id}"
+        states = [EMPTY_STATE]
+        for position, token in enumerate(sequence.tokens[: len(cells)]):
+            states.append(next_state(states[-1], token, position))
+        assert [cell.state for cell in cells] == states[1:], f"sequence {sequence_id}"
+    assert draft_model.cache.used <= draft_model.capacity.current.cells
+
+
+def make_runs(_backend: Backend) -> RunStore:
+    return RunStore(1 << 30)
+
+
+@asynccontextmanager
+async def worker_on(backend: ToyBackend) -> AsyncIterator[tuple[Worker, Engine]]:
+    worker = Worker(lambda: backend, 1, make_runs)
+    engine = await worker.start()
+    try:
+        yield worker, engine
+    finally:
+        await worker.stop(5.0)
+
+
+async def all_of(replies: Replies) -> list[Result]:
+    results: list[Result] = []
+    async with in_time("all results"):
+        while (together := await replies.next()) is not None:
+            results += together
+    return results
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    await eventually(condition)

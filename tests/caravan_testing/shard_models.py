@@ -1,5 +1,6 @@
 """Real models for tests, and how two greedy outputs are compared."""
 
+import ctypes
 import fcntl
 import os
 import subprocess
@@ -150,3 +151,36 @@ class ModelDriver(EngineDriver):
                 gap = abs(float(logits[ours] - logits[theirs]))
                 assert gap < self.tie_logits, f"token {place} is {ours} for {theirs}, {gap:.4f} logits apart"
                 return
+
+
+TYPES = {
+    "Q4_1": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_1,
+    "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "Q4_K_M": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M,
+}
+
+
+def requantise(source: Path, target: Path, weights: str = "Q4_0") -> Path:
+    """Write the model of ``source`` with weights of a type in `TYPES`; return ``target``. Raises OSError."""
+    parameters = llama_cpp.llama_model_quantize_default_params()
+    parameters.ftype = TYPES[weights]
+    parameters.allow_requantize = True
+    status = llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(parameters))
+    if status != 0:
+        message = f"llama.cpp cannot requantise {source.name}: status {status}"
+        raise OSError(message)
+    return target
+
+
+# One for each family of memory that llama.cpp has.
+FAMILIES = {
+    "plain": PLAIN_MODEL,
+    "sliding window": SMALL_WINDOW_MODEL,
+    "M-RoPE": POSITIONS_MODEL,
+    "recurrent": RECURRENT_MODEL,
+    "granitehybrid": HYBRID_MODEL,
+    "qwen3next": DELTA_MODEL,
+    "qwen35": DELTA_POSITIONS_MODEL,
+    "lfm2": CONVOLUTION_MODEL,
+}

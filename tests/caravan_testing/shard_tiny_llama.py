@@ -18,8 +18,8 @@ import numpy as np
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
-from caravan_testing.copied_tokenizer import copy_tokenizer
 from caravan_testing.shard_tiny_mamba import TOKENS, TYPES
+from caravan_testing.tiny_weights import copy_tokenizer
 
 CONTEXT, EPSILON = 512, 1e-5
 

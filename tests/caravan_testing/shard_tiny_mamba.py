@@ -6,8 +6,7 @@ import numpy as np
 from gguf import GGUFWriter, TokenType
 from numpy.typing import NDArray
 
-from caravan_testing.copied_tokenizer import copy_tokenizer
-from caravan_testing.tiny_weights import write_weights
+from caravan_testing.tiny_weights import copy_tokenizer, write_weights
 
 EMBEDDING, LAYERS = 64, 2
 INNER, STATE, CONVOLUTION, TIME_STEP_RANK = 128, 16, 4, 4

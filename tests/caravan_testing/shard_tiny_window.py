@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
-from caravan_testing.copied_tokenizer import copy_tokenizer
-from caravan_testing.tiny_weights import RandomWeights, Weights, write_weights
+from caravan_testing.tiny_weights import RandomWeights, Weights, copy_tokenizer, write_weights
 
 WINDOW = 64
 _EMBEDDING, _LAYERS, _HEADS, _KV_HEADS, _FEED_FORWARD, _CONTEXT = 64, 4, 4, 2, 128, 8192

@@ -11,8 +11,8 @@ from caravan_scheduler.core.generation import GenerationSpec
 from caravan_scheduler.core.media import Picture
 from caravan_scheduler.core.prompt_media import PromptMedia, cell_numbers
 from caravan_shard.backends.toy.media import ToyEncoder
-from caravan_testing.spelling_projector import CELLS, PATCH, SIDE, Speller
-from caravan_testing.toy_media import spelled_bytes
+from caravan_testing.media_prompts import spelled_bytes
+from caravan_testing.projectors import CELLS, PATCH, SIDE, Speller
 
 _BYTES = 256
 

@@ -7,16 +7,13 @@ from numpy.typing import NDArray
 
 from caravan_proto.messages.constraint import Thought
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
-from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary, toy_logits
+from caravan_shard.backends.toy.model import EMPTY_STATE, TOY_FACTS, ToyVocabulary, next_state, toy_logits
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.constraints.matching import Matching
-from caravan_shard.sampling.allowed import Allowed
-from caravan_shard.sampling.biases import make_biases
-from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.sampling.choice import Allowed, Choice, choose_token
 from caravan_shard.sampling.feedback import make_feedback
 from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.penalties import make_penalties
+from caravan_shard.sampling.penalties import make_biases, make_penalties
 
 
 def expected_logprobs(prompt: Sequence[int], adapter: str = "") -> list[NDArray[np.float64]]:

@@ -18,8 +18,7 @@ from caravan_studio.replay.player import Player, play
 from caravan_testing.oracle import Oracle
 from chaos.faults import Disturber, Fault
 from chaos.fleet import Fleet, fleet
-from chaos.load import SteadyLoad, make_asks, undisturbed
-from chaos.verdict import Lag, compare, held, late, match_losses, table
+from chaos.load import Lag, SteadyLoad, compare, held, late, make_asks, match_losses, table, undisturbed
 
 _REST_S = 60.0
 _LAG_POLL_S = 0.05

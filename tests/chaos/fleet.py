@@ -3,8 +3,12 @@
 import asyncio
 import contextlib
 import json
+import math
+import os
 import re
+import shutil
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,11 +19,150 @@ import trustme
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from caravan_testing.certificates import write_certificate
-from caravan_testing.ports import kept_ports
-from caravan_testing.programs import Program, program, url_of
+from caravan_testing.programs import Program, kept_ports, program, url_of
 from caravan_testing.serve_process import MODEL
-from chaos.link_proxy import LinkProxy
-from chaos.namespace import Namespace, namespace
+
+_CHUNK = 16_384
+
+
+class LinkProxy:
+    """Forwards connections from `address` to ``target`` (host:port). Use it as a context manager."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._delay_s = 0.0
+        self._bytes_per_s = math.inf
+        self._cut = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._busy: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.address = ""
+
+    async def __aenter__(self) -> "LinkProxy":
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._end_connections()
+
+    def slow(self, delay_s: float, bytes_per_s: float) -> None:
+        """Delay every chunk of bytes by ``delay_s`` and by its size over ``bytes_per_s``."""
+        self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
+
+    def stall(self) -> None:
+        """Let no byte through. Connections stay open, and new ones are accepted."""
+        self._flowing.clear()
+
+    async def cut(self) -> None:
+        """Reset all connections, and each new one."""
+        self._cut = True
+        await self._end_connections()
+
+    def mend(self) -> None:
+        """Forward bytes as they come again."""
+        self.slow(0.0, math.inf)
+        self._cut = False
+        self._flowing.set()
+
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._forward(reader, writer))
+        self._busy.add(task)
+        task.add_done_callback(self._busy.discard)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers = [writer]
+        try:
+            if self._cut:
+                return
+            up_reader, up_writer = await asyncio.open_connection(*self._target)
+            writers.append(up_writer)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._copy(up_reader, writer))
+                tasks.create_task(self._copy(reader, up_writer))
+        except* OSError:
+            pass
+        finally:
+            for one in writers:
+                one.transport.abort()
+
+    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(_CHUNK):
+            await self._flowing.wait()
+            if self._delay_s:
+                await asyncio.sleep(self._delay_s + len(data) / self._bytes_per_s)
+            sink.write(data)
+            await sink.drain()
+        # One side has ended, and so does the other.
+        raise ConnectionResetError
+
+    async def _end_connections(self) -> None:
+        for task in list(self._busy):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*self._busy, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The namespace ``name``. Programs in it have the address ``host``, and reach this side through ``link``."""
+
+    name: str
+    link: str
+    host: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Return what to put before a command that is to run there. The process keeps its id."""
+        return ("ip", "netns", "exec", self.name)
+
+    async def set_link(self, state: str) -> None:
+        """Take the link ``down`` or ``up``. While it is down, packets vanish."""
+        await asyncio.to_thread(_ip, "-n", self.name, "link", "set", self.link, state)
+
+
+@contextlib.asynccontextmanager
+async def namespace() -> AsyncIterator[Namespace | str]:
+    """Make a namespace and remove it at the end; yield why not where this process cannot."""
+    # RFC 2544 sets these addresses apart for tests.
+    number = os.getpid()
+    made = Namespace(f"chaos-{number}", f"cb{number}", f"198.18.{number % 256}.2")
+    near_end, near = f"ca{number}", f"198.18.{number % 256}.1"
+    if shutil.which("ip") is None:
+        yield "there is no program `ip` here"
+        return
+    try:
+        await asyncio.to_thread(_ip, "netns", "add", made.name)
+    except subprocess.CalledProcessError as error:
+        yield f"no network namespace can be made here: {error.stderr.strip()}"
+        return
+    try:
+        for command in (
+            ("link", "add", near_end, "type", "veth", "peer", "name", made.link, "netns", made.name),
+            ("addr", "add", f"{near}/30", "dev", near_end),
+            ("link", "set", near_end, "up"),
+            ("-n", made.name, "addr", "add", f"{made.host}/30", "dev", made.link),
+            ("-n", made.name, "link", "set", made.link, "up"),
+            ("-n", made.name, "link", "set", "lo", "up"),
+        ):
+            try:
+                await asyncio.to_thread(_ip, *command)
+            except subprocess.CalledProcessError as error:
+                yield f"no link to a network namespace can be made here: {error.stderr.strip()}"
+                return
+        yield made
+    finally:
+        # The link goes with it.
+        await asyncio.to_thread(_ip, "netns", "del", made.name)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
 
 _SHARD_FLAGS = ("-m", str(MODEL), "-c", "1024", "-np", "4", "-t", "1", "--cache-ram", "64")
 # A shard gives its sequences 30 s to end.

@@ -1,6 +1,11 @@
-"""What the documents say of the program is what the program says of itself."""
+"""Documents say of the program what it says of itself, and everything that they point at is there."""
 
+import dataclasses
 import re
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
 
 import comparisons
 import doc_tables
@@ -8,9 +13,20 @@ import pytest
 from doc_tables import ROOT
 
 from caravan_dialects.api.errors import TABLE, RequestError
+from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.shard.v1 import shard_pb2
+from caravan_proto.wire import SAVE, encode_command
+from caravan_router.config import RouterConfig
+from caravan_router.engine.reply_codec import saved_runs
 from caravan_router.http.routes import ROUTES
+from caravan_router.metrics.table import METRICS
 from caravan_scheduler.core.errors import EngineError
+from caravan_scheduler.events import SavedRun
+from caravan_serve.cli import ServeConfig
+from caravan_serve.commands import main
+from caravan_shard.config import ShardConfig
+from caravan_shard.protocol.commands import StoredRun
+from caravan_shard.service.codec import runs_responses
 
 DOCUMENTS = {str(path.relative_to(ROOT)): path.read_text() for path in doc_tables.documents()}
 
@@ -87,3 +103,190 @@ def test_decisions_are_numbered_without_gaps() -> None:
 def test_the_front_page_stays_short() -> None:
     most_words = 720
     assert len(DOCUMENTS["README.md"].split()) < most_words
+
+
+PAGES = doc_tables.documents()
+_LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+_BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+_SPAN = re.compile(r"`([^`]+)`")
+_FILE = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(conf|json|md|proto|py|sh|toml|txt))")
+# A document names a file from the root, or within one of these packages.
+_PACKAGES = (
+    ROOT,
+    ROOT / "router",
+    ROOT / "router/caravan_dialects",
+    ROOT / "router/caravan_router",
+    ROOT / "router/caravan_scheduler",
+    ROOT / "router/caravan_serve",
+    ROOT / "router/caravan_studio",
+    ROOT / "shard/caravan_shard",
+    ROOT / "models/caravan_models",
+    ROOT / "proto/caravan_proto",
+)
+# Folders that exist on a machine, not in the repository.
+_LOCAL = (".cache/", ".venv/")
+# Command lines of programs that are not ours, or that get flags of these, with the lines that continue them.
+_OTHERS = re.compile(
+    r"^(\w+=\w+ )?(buildah|docker|helm|kubectl|lm_eval|make images|mmdebstrap|systemctl) (.*\\\n)*.*$", re.MULTILINE
+)
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _code(text: str) -> list[str]:
+    """The code blocks and code spans of a document."""
+    blocks = _BLOCK.findall(text)
+    return [*blocks, *_SPAN.findall(_BLOCK.sub("", text))]
+
+
+def _own_code(page: Path) -> list[str]:
+    """The code blocks and code spans of a document, without the command lines of programs that are not ours."""
+    return [_OTHERS.sub("", code) for code in _code(page.read_text())]
+
+
+def _spans(page: Path) -> list[str]:
+    return [" ".join(span.split()) for span in _SPAN.findall(_BLOCK.sub("", page.read_text()))]
+
+
+def _slug(heading: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of all headings of a document; a second heading of the same words is numbered."""
+    headings = re.findall(r"^#+ (.*)$", _BLOCK.sub("", page.read_text()), re.MULTILINE)
+    anchors: list[str] = []
+    for slug in map(_slug, headings):
+        anchors.append(f"{slug}-{anchors.count(slug)}" if slug in anchors else slug)
+    return set(anchors)
+
+
+def _flags() -> set[str]:
+    configs: tuple[type[Any], ...] = (ServeConfig, RouterConfig, ShardConfig)
+    flags = {f"--{field.name.replace('_', '-')}" for config in configs for field in dataclasses.fields(config)}
+    # Aliases, and the flags of other commands, are named where they are added to a parser.
+    for folder in ("proto", "models", "router", "shard", "tests/bench", "tests/gpu/kit", "tests/soak"):
+        for file in (ROOT / folder).rglob("*.py"):
+            flags.update(re.findall(r'"(--[a-z-]+)"', file.read_text()))
+    return flags
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in _LINK.findall(_BLOCK.sub("", page.read_text())):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in _anchors(file), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_a_list_of_contents_names_every_section(page: Path) -> None:
+    head, _, rest = page.read_text().partition("\n## ")
+    listed = re.findall(r"\]\(#([^)]+)\)", head) if "\n- [" in head else []
+    if listed:
+        slugs = {_slug(heading) for heading in re.findall(r"^## (.*)$", f"## {rest}", re.MULTILINE)}
+        assert slugs <= set(listed), slugs - set(listed)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    for span in _spans(page):
+        if "/" in span and _FILE.fullmatch(span) and not span.startswith(_LOCAL):
+            assert any((folder / span).exists() for folder in _PACKAGES), span
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_target_of_make_exists(page: Path) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for code in _code(page.read_text()):
+        assert set(re.findall(r"\bmake ([a-z][a-z-]*)", code)) <= set(targets), code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_subcommand_exists(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["caravan", "--help"])
+    assert main() == 0
+    commands = re.findall(r"^  ([a-z-]+) ", capsys.readouterr().out, re.MULTILINE)
+    assert "serve" in commands
+    for code in _own_code(page):
+        # `from caravan import` is Python.
+        assert set(re.findall(r"(?<![\w./-])(?<!from )caravan ([a-z]+(?:-[a-z]+)*)", code)) <= set(commands), code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_flag_exists(page: Path) -> None:
+    flags = _flags()
+    for code in _own_code(page):
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", code)) <= flags | {"--help"}, code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_every_metric_exists(page: Path) -> None:
+    packages = {folder.name for folder in _PACKAGES}
+    recorded = re.findall(r"record: (\w+)", (ROOT / "deploy/helm/caravan/templates/autoscaling.yaml").read_text())
+    metrics = {metric.name for metric in METRICS} | set(recorded)
+    for span in _spans(page):
+        if re.fullmatch(r"(tgi|caravan)_[a-z_]+", span):
+            assert span in metrics | packages | {"caravan_testing"}, span
+
+
+_ROW = re.compile(r"^\| ([^|]+) \| `([^`|]+)` \| ([^|]+) \|$", re.MULTILINE)
+_TEXT = (ROOT / "docs/glossary.md").read_text()
+TERMS = [(match[1], match[2]) for match in _ROW.finditer(_TEXT)]
+_GLOSSARY_PACKAGES = (
+    "caravan",
+    "proto/caravan_proto",
+    "models/caravan_models",
+    "router/caravan_dialects",
+    "router/caravan_router",
+    "router/caravan_scheduler",
+    "router/caravan_serve",
+    "router/caravan_studio",
+    "shard/caravan_shard",
+)
+
+
+@pytest.fixture(scope="module")
+def words() -> set[str]:
+    """All words of the product's code and docstrings."""
+    files = [file for package in _GLOSSARY_PACKAGES for file in (ROOT / package).rglob("*.py")]
+    return {word for file in files for word in re.findall(r"\w+", file.read_text())}
+
+
+def test_every_row_is_read() -> None:
+    head_rows = 2
+    assert len(TERMS) == len(re.findall(r"^\|", _TEXT, re.MULTILINE)) - head_rows
+    assert len(TERMS) > 40
+
+
+def test_terms_are_sorted_and_explained_once() -> None:
+    terms = [term for term, _ in TERMS]
+    assert terms == sorted(set(terms))
+
+
+def test_the_code_uses_every_term(words: set[str]) -> None:
+    missing = [f"{term}: `{name}`" for term, name in TERMS if name not in words]
+    assert not missing
+
+
+NOTE = RunNote(before=bytes(16), tokens=array("i", [5, 0, 262_143]), tenant="Zoë", adapter="pirate")
+
+
+def test_a_note_comes_back_as_it_was() -> None:
+    cuts = ((16, b"k" * 16), (19, b"l" * 16))
+    entry = SaveEntry(sequence_id=1, start=16, cuts=cuts[1:], release=False, note=NOTE)
+    sent = encode_command(Save(entries=(entry,)), epoch=1)
+    [received] = SAVE.decode(shard_pb2.SaveRequest.FromString(sent.SerializeToString())).entries
+    positions, keys = zip(*received.cuts, strict=True)
+    run = StoredRun(start=received.start, cuts=positions, keys=keys, size=7, note=received.kept_note)
+    [message] = runs_responses([(run, True)])
+    [listed] = saved_runs(shard_pb2.ListRunsResponse.FromString(message.SerializeToString()))
+    assert listed == SavedRun(start=16, cuts=cuts[1:], size_bytes=7, on_disk=True, note=NOTE)

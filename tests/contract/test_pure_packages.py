@@ -16,8 +16,7 @@ for name in ("aiohttp", "google", "grpc", "llama_cpp", "numpy", "prometheus_clie
     sys.modules[name] = None
 package = importlib.import_module(sys.argv[1])
 for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-    if not module.name.endswith("_process"):
-        importlib.import_module(module.name)
+    importlib.import_module(module.name)
 print(json.dumps(sorted({name.partition(".")[0] for name, module in sys.modules.items() if module is not None})))
 """
 

@@ -25,6 +25,7 @@ MOST_LINES = 600
 
 REASONS = {
     "Conversation": "the calls of a conversation in the library; its methods are what users look up",
+    "LlamaCppBackend": "what the protocol `Backend` says that a model has, and llama.cpp's parts of it",
     "ModelMetrics": "one method for each thing that the HTTP layer and the engine observe",
     "SchedulerState": "what all requests of a router share, each part with a method or two",
     "Sequence": "a record with an owner for each field, which `test_owners` checks",

@@ -1,4 +1,4 @@
-"""Prometheus scrapes a router and two shards with the demo model, and answers every query that the chart asks."""
+"""Alerts, checked and played by Prometheus' own tool."""
 
 import contextlib
 import json
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy.tools import tool_path, try_tool
+from deploy.tools import ROOT, run_tool, tool_path, try_tool
 
 from caravan_router.metrics.table import VLLM_ALIASES
 from caravan_testing.monitoring_files import RULES, dashboard_expressions, keda_queries
-from caravan_testing.ports import kept_ports
+from caravan_testing.programs import kept_ports
 from caravan_testing.serve_process import MODEL, Served, serve
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
@@ -39,6 +39,16 @@ scrape_configs:
     static_configs: [{{targets: ["{target}"], labels: {{namespace: test}}}}]
 """
 JOB = "caravan"
+
+
+def test_rules_are_well_formed() -> None:
+    run_tool("promtool", "check", "rules", RULES)
+
+
+def test_alerts_fire_when_they_should() -> None:
+    run_tool("promtool", "test", "rules", ROOT / "tests/deploy/rules_test.yaml")
+
+
 # Requests of each client, and requests that fail: the first under load, the last after it.
 _LEAST_REQUESTS, FAILURES = 3, 2
 

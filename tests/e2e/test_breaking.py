@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from caravan_testing.child_processes import command_line
+from caravan_testing.programs import command_line
 from caravan_testing.serve_process import Served, serve, start
 from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.waiting import DEADLINE_S, eventually, wait_until

@@ -164,6 +164,13 @@ def test_openai_chats_calls_tools_and_keeps_to_a_schema(served: Served) -> None:
         assert final.choices[0].message.tool_calls is not None
         (call,) = final.choices[0].message.tool_calls
         assert set(json.loads(call.function.arguments)) == {"city"}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "18 degrees, sunny"}
+        said = {"role": "assistant", "tool_calls": [call.model_dump(exclude={"function": {"parsed_arguments"}})]}
+        turns: Any = [*common["messages"], said, result]
+        answered = client.chat.completions.create(**common | {"messages": turns}, tools=[WEATHER], max_tokens=8)
+        assert answered.usage.completion_tokens > 0
+        several = client.chat.completions.create(**common | {"temperature": 1}, max_tokens=8, n=3, seed=7)
+        assert [choice.index for choice in several.choices] == [0, 1, 2]
         schema: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
         kept = client.chat.completions.create(**common, max_tokens=80, response_format=schema)
         assert set(json.loads(kept.choices[0].message.content)) == {"city"}

@@ -7,10 +7,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from caravan_serve.bench.words import seeded, words
-from caravan_testing.requantised import requantise
+from caravan_serve.bench.workloads import seeded, words
 from caravan_testing.serve_process import serve
-from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, fetched
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, fetched, requantise
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
 

@@ -11,10 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from caravan_testing.models_file import write_models
-from caravan_testing.serve_process import Served, serve, start
+from caravan_testing.projectors import write_spelling_projector
+from caravan_testing.serve_process import Served, serve, start, write_models
 from caravan_testing.shard_models import WORDS_MODEL, fetched
-from caravan_testing.spelling_projector import write_spelling_projector
 from caravan_testing.waiting import DEADLINE_S, eventually, in_time
 
 pytestmark = pytest.mark.e2e

@@ -14,15 +14,14 @@ import pytest
 from openai import OpenAI
 
 from caravan import LLM, AsyncLLM, Executor, ModelError, SamplingParams
-from caravan_scheduler.core.library import LibraryError
-from caravan_serve.library.hub import pulled, reference_of
+from caravan_scheduler.core.catalogue import CatalogueError
+from caravan_serve.catalogue.stock import pulled, reference_of
 from caravan_testing.programs import address_of, program
+from caravan_testing.projectors import write_spelling_projector
 from caravan_testing.serve_process import MODEL, serve
 from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.shard_tiny_llama import write_tiny_llama
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.spelling_projector import write_spelling_projector
-from caravan_testing.stand_in_hub import TOKEN, StandInHub, stand_in_hub
+from caravan_testing.stand_in_hub import TOKEN, StandInHub, small_gguf, stand_in_hub
 from caravan_testing.waiting import eventually
 
 pytestmark = pytest.mark.e2e
@@ -140,7 +139,7 @@ def test_without_a_hub_another_name_ends_with_one_line() -> None:
 @pytest.mark.usefixtures("no_hub")
 async def test_the_demo_model_is_not_pulled_in_place_of_another() -> None:
     fetched(MODEL)
-    with pytest.raises(LibraryError, match="smollm2:135m cannot be pulled: the hub does not answer"):
+    with pytest.raises(CatalogueError, match="smollm2:135m cannot be pulled: the hub does not answer"):
         _ = [told async for told in pulled(reference_of(KNOWN))]
 
 

@@ -12,8 +12,7 @@ from aiohttp import ClientSession
 
 from caravan_proto.messages.results import FinishReason
 from caravan_testing.http_server import Service, serving
-from caravan_testing.nginx import configuration
-from caravan_testing.ports import kept_ports
+from caravan_testing.programs import configuration, kept_ports
 from caravan_testing.scripted_engine import MODEL, Pause, ScriptedEngine, word
 from caravan_testing.serve_process import ROOT
 from caravan_testing.waiting import eventually, in_time

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from caravan_testing.http_server import keys, serving
-from caravan_testing.models_file import write_models
-from caravan_testing.page_engine import CALL, THOUGHT, PageEngine
-from caravan_testing.page_recording import write_recording
-from caravan_testing.serve_process import ROOT, generate, serve
+from caravan_testing.page_engine import CALL, THOUGHT, PageEngine, write_recording
+from caravan_testing.serve_process import ROOT, generate, serve, write_models
 
 pytestmark = [
     pytest.mark.clients,

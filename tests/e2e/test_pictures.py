@@ -19,9 +19,9 @@ from PIL import Image
 
 from caravan_studio.recording.lines import RecordingFile
 from caravan_studio.replay.player import Player, play
+from caravan_testing.projectors import write_spelling_projector
 from caravan_testing.recorded import differences
 from caravan_testing.serve_process import MODEL, ROOT, Served, serve
-from caravan_testing.spelling_projector import write_spelling_projector
 from caravan_testing.waiting import eventually
 
 pytestmark = pytest.mark.e2e

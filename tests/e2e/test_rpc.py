@@ -1,17 +1,22 @@
-"""A shard whose layers are on two rpc-servers of llama.cpp, as `caravan serve --rpc` starts it."""
+"""Layers on rpc-servers of llama.cpp, as `caravan serve --rpc` starts them, and what --fit chooses for them."""
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from caravan_testing.rpc_process import RpcServer
 from caravan_testing.serve_process import generate, serve
+from caravan_testing.shard_models import DEMO_MODEL, fetched
+from caravan_testing.shard_tiny_moe import LAYER_EXPERT_BYTES, LAYERS, write_tiny_moe
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.rpc
@@ -81,3 +86,131 @@ def test_a_request_outlives_an_rpc_server(servers: list[RpcServer], monkeypatch:
         assert details["generated_tokens"] == LONG_TOKENS or details["finish_reason"] == "eos_token"
         served.wait("healthy")
     assert any("exit=SIGABRT" in line for line in served.log)
+
+
+MIB = 1 << 20
+FIT_FLAGS = ("-np", "2", "-t", "1", "-fa", "on")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RpcServer]:
+    started = RpcServer()
+    yield started
+    started.kill()
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_moe(tmp_path_factory.mktemp("models") / "moe.gguf")
+
+
+def estimate(model: Path, server: RpcServer, *flags: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "caravan_shard", "-m", str(model), "--rpc", server.address, "--estimate"]
+    done = subprocess.run([*command, *FIT_FLAGS, *flags], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def card(free: dict[str, Any], mib: int) -> tuple[str, str]:
+    """Return the flags that leave ``mib`` MiB of the device to the shard."""
+    return "--fit-target", str((free["free"]["devices"]["RPC0"] >> 20) - mib)
+
+
+def test_all_of_it_lies_on_a_device_with_room_for_it(server: RpcServer) -> None:
+    found = estimate(fetched(DEMO_MODEL), server)
+    assert found["chosen"]["gpu_layers"] == found["chosen"]["of_layers"] == 31
+    # The context that it was trained with.
+    assert found["chosen"]["cells"] == 8192
+    parts = found["parts"]
+    assert parts["RPC0"]["cells"] == 8192 * 30 * 3 * 64 * 2 * 2
+    assert "cells" not in parts["host"]
+    assert found["fits"]
+
+
+def test_cells_then_layers_are_given_up_as_the_card_gets_smaller(server: RpcServer) -> None:
+    model = fetched(DEMO_MODEL)
+    whole = estimate(model, server)
+    given_up = []
+    for size in (400, 260, 150, 100):
+        found = estimate(model, server, *card(whole, size))
+        assert found["devices"]["RPC0"] <= size * MIB
+        chosen = found["chosen"]
+        given_up.append((chosen["gpu_layers"], chosen["cells"]))
+        assert chosen["gpu_layers"] == 31 or chosen["cells"] == 4096
+    assert given_up == sorted(given_up, reverse=True)
+    assert given_up[0] == (31, 8192)
+    assert given_up[-1][0] < 10
+    none = estimate(model, server, *card(whole, 5))
+    assert none["chosen"]["gpu_layers"] == 0
+    assert none["devices"] == {}
+    assert estimate(model, server, "--fit", "off", *card(whole, 5))["chosen"]["gpu_layers"] == 31
+
+
+def test_experts_are_given_up_before_layers(server: RpcServer, moe: Path) -> None:
+    whole = estimate(moe, server, "-c", "512")
+    assert whole["chosen"]["experts_on_host"] == 0
+    all_experts = LAYERS * LAYER_EXPERT_BYTES
+    assert whole["parts"]["RPC0"]["weights"] > all_experts
+    least = -(-whole["devices"]["RPC0"] // MIB)
+    half = estimate(moe, server, "-c", "512", *card(whole, least - (all_experts // 2 >> 20)))
+    assert half["chosen"]["gpu_layers"] == LAYERS + 1
+    assert half["chosen"]["experts_on_host"] == LAYERS // 2
+    # What lies on the host is what the flag would leave there.
+    by_flag = estimate(moe, server, "-c", "512", "--n-cpu-moe", str(LAYERS // 2))
+    assert by_flag["devices"] == half["devices"]
+    assert by_flag["chosen"]["experts_on_host"] == LAYERS // 2
+    none = estimate(moe, server, "-c", "512", "--cpu-moe")
+    assert none["parts"]["RPC0"]["weights"] == whole["parts"]["RPC0"]["weights"] - all_experts
+    named = estimate(moe, server, "-c", "512", "-ot", r"\.ffn_(up|down|gate)_exps=CPU")
+    assert named["devices"] == none["devices"]
+
+
+_FULL = """
+import sys
+from dataclasses import replace
+from caravan_shard.backends.llama.devices import first_devices
+from caravan_shard.backends.llama.devices.plan import checked, plan_load
+from caravan_shard.config import ShardConfig
+
+config = ShardConfig(model=sys.argv[1], rpc=sys.argv[2], gpu_layers=int(sys.argv[3]), ctx_size=512, flash_attn="on")
+devices = [replace(device, free_bytes=16 << 20) for device in first_devices(config.rpc_servers)]
+checked(plan_load(config, devices))
+"""
+
+
+@pytest.mark.parametrize(("layers", "fits"), [(-1, False), (0, True)])
+def test_layers_that_do_not_fit_are_refused_with_what_to_pass(
+    layers: int, fits: bool, server: RpcServer, moe: Path
+) -> None:
+    """On a card of 16 MiB. In a process of its own, since llama.cpp keeps the device."""
+    command = [sys.executable, "-c", _FULL, str(moe), server.address, str(layers)]
+    if layers == 0:
+        command[-2:] = ["", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode == 0) == fits, done.stderr
+    if not fits:
+        says = r"moe\.gguf needs \d+ MiB of RPC0's memory \(.*\), and 16 MiB are free: pass fewer -ngl, .*--allow-"
+        assert re.search(says, done.stderr), done.stderr
+
+
+def test_a_device_takes_what_was_estimated_and_answers_the_same(moe: Path) -> None:
+    server = RpcServer()
+    try:
+        found = estimate(moe, server, "-c", "16384", "--n-cpu-moe", "2")
+        before = resident(server)
+        with serve(*FIT_FLAGS, "--rpc", server.address, "-c", "16384", "--n-cpu-moe", "2", models=(moe,)) as served:
+            split = generate(served.url, "abc", 16)["generated_text"]
+            taken = resident(server) - before
+        with serve(*FIT_FLAGS, "--device", "none", "-c", "16384", models=(moe,)) as served:
+            assert generate(served.url, "abc", 16)["generated_text"] == split
+    finally:
+        server.kill()
+    # Short prompts do not use all of the compute buffers.
+    parts = found["parts"]["RPC0"]
+    assert 0.95 * (parts["weights"] + parts["cells"]) < taken < 1.05 * sum(parts.values()) + 16 * MIB, (taken, parts)
+
+
+def resident(server: RpcServer) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) << 10

@@ -1,14 +1,11 @@
-"""Random conversations on real models: each answer is the one that is computed from the start, whatever happened.
-
-``PYTHONPATH=tests python -m bench.same_after`` makes a table of more of them.
-"""
+"""Random conversations on real models: each answer is the one that is computed from the start, whatever happened."""
 
 from pathlib import Path
 
 import pytest
 
 from caravan_testing.history_runs import Counts, had
-from caravan_testing.memory_families import FAMILIES
+from caravan_testing.shard_models import FAMILIES, fetched
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -26,14 +23,14 @@ def check(counts: Counts) -> None:
 @pytest.mark.timeout(600)
 def test_hybrid_conversations_with_drafts(tmp_path: Path) -> None:
     """The positions of this hybrid model have several dimensions, and llama.cpp takes wrong drafts back."""
-    check(had(FAMILIES["qwen35"](), tmp_path, answers=32, flags=("--speculate", "4")))
+    check(had(fetched(FAMILIES["qwen35"]), tmp_path, answers=32, flags=("--speculate", "4")))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_many_answers(family: str, tmp_path: Path) -> None:
-    counts = had(FAMILIES[family](), tmp_path, answers=80)
+    counts = had(fetched(FAMILIES[family]), tmp_path, answers=80)
     check(counts)
     assert counts.answers["restart"] > 0
     assert counts.metrics["caravan_preemptions"] > 0

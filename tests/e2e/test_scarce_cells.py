@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import pytest
 from aiohttp import ClientSession
 
-from caravan_testing.oracle import Oracle, check_same
-from caravan_testing.repeated_lists import repeated_list
+from caravan_testing.oracle import Oracle, check_same, repeated_list
 from caravan_testing.serve_process import Served, serve
 from caravan_testing.waiting import eventually
 

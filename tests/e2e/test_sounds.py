@@ -9,9 +9,9 @@ import gguf
 import pytest
 from openai import BadRequestError, OpenAI
 
-from caravan_testing.random_projectors import spelled_sound, write_sound_projector
+from caravan_testing.hostile_pictures import float_wav
+from caravan_testing.projectors import spelled_sound, write_sound_projector
 from caravan_testing.serve_process import MODEL, serve
-from caravan_testing.sounds import float_wav
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from stops.outcome import summary
 from stops.stops import stop_many
+from stops.tally import summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1200)]
 

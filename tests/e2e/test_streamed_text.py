@@ -13,9 +13,9 @@ import pytest
 from aiohttp import ClientSession
 
 from caravan_testing.http_server import events
+from caravan_testing.raw_http import splitting
 from caravan_testing.serve_process import Served, serve
 from caravan_testing.shard_models import WORDS_MODEL, fetched
-from caravan_testing.splitting_proxy import splitting
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 

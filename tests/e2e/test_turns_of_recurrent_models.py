@@ -1,12 +1,12 @@
 """Conversations with models that have recurrent layers: a turn computes what is new, and the text stays the same.
 
-Whether a state is loaded or a short prompt computed depends on what both have cost, so the bounds here leave room;
+`test_same_after_anything.py` has random conversations with restarts, drains and preemption. Whether a state is loaded
+or a short prompt computed depends on what both have cost, so the bounds here leave room;
 `tests/unit/scheduler/test_checkpoints.py` has the exact places, with given costs.
 """
 
 import asyncio
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from aiohttp import ClientSession
 
 from caravan_testing.serve_process import serve
 from caravan_testing.shard_models import HYBRID_MODEL, RECURRENT_MODEL, fetched
-from caravan_testing.waiting import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -106,27 +105,14 @@ async def change(answers: Answers) -> None:
     assert await answers.check([SYSTEM, question(78)]) < answers.prompt_tokens
 
 
-def models(commit: str) -> pytest.MarkDecorator:
-    """Have a test of both models, of which `make test` takes the one named ``commit``."""
-    slow = pytest.mark.slow
-    kinds = [name if name == commit else pytest.param(name, marks=slow) for name in ("hybrid", "recurrent")]
-    return pytest.mark.parametrize("model", kinds, indirect=True)
-
-
-@pytest.fixture
-def model(request: pytest.FixtureRequest) -> Path:
-    return fetched(HYBRID_MODEL if request.param == "hybrid" else RECURRENT_MODEL)
-
-
-@models("hybrid")
 @pytest.mark.parametrize(
-    "flags",
+    ("model", "flags"),
     [
-        ("--exact",),
-        pytest.param(("--kv-layout", "unified"), marks=pytest.mark.slow),
-        pytest.param(("--kv-layout", "split"), marks=pytest.mark.slow),
+        (HYBRID_MODEL, ("--exact",)),
+        pytest.param(RECURRENT_MODEL, ("--exact",), marks=pytest.mark.slow),
+        pytest.param(HYBRID_MODEL, ("--kv-layout", "unified"), marks=pytest.mark.slow),
+        pytest.param(RECURRENT_MODEL, ("--kv-layout", "split"), marks=pytest.mark.slow),
     ],
-    ids=" ".join,
 )
 def test_a_turn_computes_what_is_new(model: Path, flags: tuple[str, ...]) -> None:
     async def run(url: str) -> None:
@@ -135,78 +121,5 @@ def test_a_turn_computes_what_is_new(model: Path, flags: tuple[str, ...]) -> Non
             await converse(answers)
             await change(answers)
 
-    with serve("-np", "4", "-c", "16384", "-t", "1", *flags, models=(model,)) as served:
-        asyncio.run(run(served.url))
-
-
-@models("recurrent")
-def test_a_conversation_goes_on_after_a_restart(model: Path, tmp_path: Path) -> None:
-    async def run(url: str, first: int, last: int) -> None:
-        async with ClientSession(url) as session:
-            answers = Answers(session)
-            for count in range(first, last + 1):
-                computed = await answers.check(turns(count))
-                assert count == 1 or computed < answers.prompt_tokens
-
-    flags = ("-np", "4", "-c", "16384", "-t", "1", "--exact", "--cache-dir", str(tmp_path))
-    with serve(*flags, models=(model,)) as served:
-        asyncio.run(run(served.url, 1, 4))
-    with serve(*flags, models=(model,)) as served:
-        asyncio.run(run(served.url, 5, 6))
-
-
-@models("recurrent")
-def test_preempted_conversations_keep_their_texts(model: Path) -> None:
-    """Twelve conversations in three turns each, in cells for two of them, and those that come later are urgent."""
-
-    async def run(url: str) -> None:
-        async with ClientSession(url) as session:
-
-            async def running() -> int:
-                return sum(one["sequences"] for one in (await (await session.get("/admin/shards")).json())["shards"])
-
-            async def have(first: int) -> list[list[str]]:
-                if first >= 4:
-                    await eventually(running, "those that can wait run")
-                answers = Answers(session)
-                return [await answers.ask(turns(count, first), priority=first // 4) for count in range(1, 4)]
-
-            firsts = range(12)
-            had = await asyncio.gather(*map(have, firsts))
-            answers = Answers(session)
-            for first, texts in zip(firsts, had, strict=True):
-                for count, text in enumerate(texts, 1):
-                    assert text == await answers.ask(turns(count, first), cache_salt=f"{first} {count}")
-            page = await (await session.get("/metrics")).text()
-            counts = re.findall(r"^caravan_preemptions{.*} (\d+)", page, re.MULTILINE)
-            assert sum(map(int, counts)) > 0
-
-    with serve("-np", "2", "-c", "3072", "-t", "1", "--exact", models=(model,)) as served:
-        asyncio.run(run(served.url))
-
-
-@models("hybrid")
-def test_conversations_go_on_when_their_shard_drains(model: Path) -> None:
-    async def run(url: str) -> None:
-        async with ClientSession(url) as session:
-            answers = Answers(session)
-            await until(session, ["serving"] * 2)
-            for count in range(1, 4):
-                await answers.check(turns(count))
-            held = (await (await session.get("/admin/prefixes")).json())["shards"]
-            holder = max(held, key=lambda one: int(one["cells"]) + int(one["memory_bytes"]))["shard"]
-            async with session.post(f"/admin/shards/{holder.replace('/', '%2F')}/drain") as response:
-                assert response.status == 200, await response.text()
-            await until(session, ["serving"])
-            assert await answers.check(turns(4)) < answers.prompt_tokens
-
-    async def until(session: ClientSession, states: list[str]) -> None:
-        async def look() -> list[str]:
-            return [one["state"] for one in (await (await session.get("/admin/shards")).json())["shards"]]
-
-        await eventually(
-            look, f"shards are {states}", lambda found: [one for one in found if one == "serving"] == states
-        )
-
-    with serve("--shards", "2", "-np", "4", "-c", "16384", "-t", "1", "--exact", models=(model,)) as served:
+    with serve("-np", "4", "-c", "16384", "-t", "1", *flags, models=(fetched(model),)) as served:
         asyncio.run(run(served.url))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from caravan_shard.backends.llama.devices import Device, find_devices, first_devices
+from caravan_shard.backends.llama.devices.devices import Device, find_devices, first_devices
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_moe import write_tiny_moe
 
@@ -86,7 +86,7 @@ def test_what_is_fitted_loads_and_leaves_its_margin(
     program = (
         "import json, sys\n"
         "from caravan_shard.config import ShardConfig\n"
-        "from caravan_shard.backends.llama.devices import find_devices\n"
+        "from caravan_shard.backends.llama.devices.devices import find_devices\n"
         "from caravan_shard.service.loading import backend_loader\n"
         "backend = backend_loader(ShardConfig(**json.loads(sys.argv[1])))()\n"
         "print({device.name: device.free_bytes for device in find_devices()}[sys.argv[2]])\n"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from caravan_shard.backends.llama.devices import find_devices, first_devices
+from caravan_shard.backends.llama.devices.devices import find_devices, first_devices
 from caravan_testing.serve_process import Served, serve
 from caravan_testing.shard_models import DEMO_MODEL, TIE_LOGITS, ModelDriver, fetched
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from caravan_shard.backends.llama.backend import LlamaCppBackend
-from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW
+from caravan_shard.backends.llama.kernels.row_by_row import ROW_BY_ROW
 from caravan_shard.engine.engine import Engine
 
 

@@ -11,7 +11,7 @@ import pytest
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_shard.backends.llama.device_candidates import PATIENCE, DeviceCandidates
+from caravan_shard.backends.llama.sampling.candidates import PATIENCE, DeviceCandidates
 from caravan_shard.sampling.joint_draw import LEFT
 from caravan_shard.sampling.top_candidates import StepCandidates, TopCandidates, draw_from
 from caravan_testing.shard_builders import first_chunk, with_parameters

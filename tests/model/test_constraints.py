@@ -19,8 +19,8 @@ from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.engine import Engine
 from caravan_shard.sequences.runs import RunStore
-from caravan_testing.constrained_runs import Grammars, Job, Output, run_jobs
 from caravan_testing.random_schemas import random_schema
+from caravan_testing.shard_builders import Grammars, Job, Output, run_jobs
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, fetched
 
 pytestmark = pytest.mark.model

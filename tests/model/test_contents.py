@@ -10,8 +10,8 @@ import pytest
 from gguf import GGUFReader
 
 from caravan import Executor, StateError
-from caravan_models.fingerprint import fingerprint
-from caravan_models.local_file import parts_of
+from caravan_models.cached_model import parts_of
+from caravan_models.contents import fingerprint
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_models import know_contents

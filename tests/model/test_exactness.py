@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from caravan_proto.messages.limits import KvLayout
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.backends.llama.numerics import NumericsProbe
-from caravan_testing.requantised import requantise
-from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
+from caravan_testing.media_prompts import MediaPrompt, run_prompt
+from caravan_testing.projectors import WORDS, SpellingModel
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched, requantise
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -94,4 +96,16 @@ def test_company_and_chunks_change_no_bit(model: Path, weights: str, exact: bool
         # Chunks of one size are computed together.
         for place, logits in enumerate(generate(driver, prompt, [], others, first=length)):
             assert np.array_equal(logits, alone[place]) or not is_same, (length, place)
+    driver.engine.close()
+
+
+def test_exact_logits_behind_pictures_are_those_behind_words_in_any_chunks(tmp_path: Path) -> None:
+    model = SpellingModel(tmp_path)
+    driver = model.driver(KvLayout.SPLIT, exact=True, flash_attn="auto")
+    expected = run_prompt(driver, MediaPrompt(WORDS))
+    logits = driver.backend.logits(1).copy()
+    for cuts in ([], [5], [4, 20, 21], [1, 2, 3, 9, 10, 11]):
+        driver.engine.release_all()
+        assert run_prompt(driver, model.prompt(driver), cuts=cuts) == expected
+        np.testing.assert_array_equal(driver.backend.logits(1), logits)
     driver.engine.close()

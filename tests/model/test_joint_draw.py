@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.llama.filter import LlamaFilter
-from caravan_shard.backends.llama.joint_draw import LlamaJointDraw
-from caravan_shard.sampling.allowed import Allowed
-from caravan_shard.sampling.biases import make_biases
-from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.backends.llama.kernels.joint_draw import LlamaJointDraw
+from caravan_shard.backends.llama.sampling.filter import LlamaFilter
+from caravan_shard.sampling.choice import Allowed, Choice, choose_token
 from caravan_shard.sampling.draw import uniform
 from caravan_shard.sampling.joint_draw import LEFT, Row, joint_filters
-from caravan_shard.sampling.penalties import make_penalties
+from caravan_shard.sampling.penalties import make_biases, make_penalties
 from caravan_shard.sampling.sampler import Sampler
-from caravan_testing.draw_library import compile_joint_draw
-from caravan_testing.logits import kinds_of_logits
+from caravan_testing.logits import compile_joint_draw, kinds_of_logits
 
 pytestmark = pytest.mark.model
 

@@ -6,16 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.llama.joint_logprobs import LlamaJointLogprobs
-from caravan_shard.sampling.joint_logprobs import LogprobRow, row_logprobs
-from caravan_shard.sampling.logprobs import token_logprobs
-from caravan_testing.draw_library import compile_joint_logprobs
-from caravan_testing.logits import kinds_of_logits
+from caravan_shard.backends.llama.kernels.joint_logprobs import LlamaJointLogprobs
+from caravan_shard.sampling.logprobs import LogprobRow, row_logprobs, token_logprobs
+from caravan_testing.logits import compile_joint_logprobs, kinds_of_logits
 
 pytestmark = pytest.mark.model
 
 SIZES = (49_152, 262_144, 50_257, 600_001, 300, 65, 8, 1)
-# What `deploy/setup/logprob_rows.c` promises, and what blocks of 128 floats may round in numpy beside that.
+# What `shard/kernels/src/logprob_rows.c` promises, and what blocks of 128 floats may round in numpy beside that.
 EXACT, NUMPY = 2.0**-19, 2.0**-19 + 2.0**-17
 
 

@@ -15,8 +15,8 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.config import ShardConfig
 from caravan_shard.protocol.results import StepResult
-from caravan_shard.sampling.dry import SEQUENCE_BREAKERS, DryPenalty
 from caravan_shard.sampling.filters import filter_candidates
+from caravan_shard.sampling.penalties import SEQUENCE_BREAKERS, DryPenalty
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, fetched
 
@@ -215,7 +215,7 @@ def test_a_batch_that_llama_cpp_refuses_changes_nothing(driver: EngineDriver) ->
     ids=str,
 )
 def test_llama_cpp_filters_like_the_reference(parameters: SamplingParams) -> None:
-    from caravan_shard.backends.llama.filter import LlamaFilter
+    from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 
     size = 3_000
     llama_filter = LlamaFilter(size)

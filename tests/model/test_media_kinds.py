@@ -10,9 +10,8 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_shard.protocol.results import Refusal
-from caravan_testing.media_kinds import KINDS, TEXTS, Kind, MadeKind
+from caravan_testing.media_kinds import KINDS, TEXTS, Kind, MadeKind, MtmdReference
 from caravan_testing.media_prompts import MediaPrompt, media_prompt, run_prompt
-from caravan_testing.mtmd_reference import MtmdReference
 from caravan_testing.shard_builders import load_entry, save_entry
 from caravan_testing.shard_models import ModelDriver
 

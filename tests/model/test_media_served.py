@@ -10,9 +10,9 @@ from caravan import LLM, SamplingParams
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.streams import RequestStream
 from caravan_scheduler.core.generation import GenerationSpec
+from caravan_testing.projectors import Speller, write_spelling_projector
 from caravan_testing.shard_tiny_llama import write_tiny_llama
 from caravan_testing.shown_prompts import spelling_shower
-from caravan_testing.spelling_projector import Speller, write_spelling_projector
 
 # Tokens of the tiny model that stand for a byte each.
 _BYTES = range(3, 259)

@@ -14,12 +14,12 @@ from caravan_proto.messages.media import MediaKind, MediaShape, TextPart
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
 from caravan_proto.wire import CHUNK, ENCODED_MEDIA, INFO, MEDIA_SHAPE, TOKENIZED_PARTS, encode_parts
 from caravan_shard.config import ShardConfig
-from caravan_shard.media.encoder import EncodingError
+from caravan_shard.media import EncodingError
 from caravan_shard.service.server import ShardServer
 from caravan_testing.media_prompts import MediaPrompt
+from caravan_testing.projectors import CELLS, PATCH, SIDE, Speller, write_spelling_projector
 from caravan_testing.shard_harness import RunningShard, prompt_chunk
 from caravan_testing.shard_tiny_llama import write_tiny_llama
-from caravan_testing.spelling_projector import CELLS, PATCH, SIDE, Speller, write_spelling_projector
 
 # grpc.aio works only on the event loop on which it was first used.
 pytestmark = pytest.mark.asyncio(loop_scope="session")

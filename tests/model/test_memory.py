@@ -11,13 +11,12 @@ from typing import Any, cast
 import llama_cpp
 import pytest
 
-from caravan_models.cli import show
+from caravan_models.cli import show_model
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama import plan as planning
-from caravan_shard.backends.llama.breakdown import memory_breakdown
-from caravan_shard.backends.llama.devices import first_devices
-from caravan_shard.backends.llama.measure import measure
-from caravan_shard.backends.llama.plan import LoadPlan, checked, plan_load
+from caravan_shard.backends.llama.devices import plan as planning
+from caravan_shard.backends.llama.devices.devices import first_devices
+from caravan_shard.backends.llama.devices.measure import measure, memory_breakdown
+from caravan_shard.backends.llama.devices.plan import LoadPlan, checked, plan_load
 from caravan_shard.cli import main
 from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, FreeMemory
@@ -202,14 +201,14 @@ def test_the_report_is_for_people(tiny: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_show_says_where_a_shard_would_put_a_model(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show.main([str(tiny), "--fit", "-c", "1024", "--device", "none"]) == 0
+    assert show_model([str(tiny), "--fit", "-c", "1024", "--device", "none"]) == 0
     facts, report = capsys.readouterr().out.split("\n\n", maxsplit=1)
     assert "architecture  llama" in facts
     assert report.startswith("tiny.gguf\n0 of 3 layers on GPUs\n1024 KV cells")
-    assert show.main([str(tiny), "--fit", "--device", "GPU7"]) != 0
+    assert show_model([str(tiny), "--fit", "--device", "GPU7"]) != 0
     assert "device 'GPU7' is not there" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        show.main([str(tiny), "-c", "1024"])
+        show_model([str(tiny), "-c", "1024"])
 
 
 def test_a_file_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,13 +246,13 @@ def test_a_shortage_that_is_allowed_is_a_warning(
 
 
 def test_more_cells_than_could_be_looked_at_are_refused_at_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caravan_shard.backends.llama.measure.available_memory", lambda: 1 << 30)
+    monkeypatch.setattr("caravan_shard.backends.llama.devices.measure.available_memory", lambda: 1 << 30)
     with pytest.raises(StartupError, match=r"need 128\.0 GiB for their tables alone, and 1\.0 GiB .* a smaller -c"):
         plan(tiny, device="none", ctx_size=2**30, parallel=1)
 
 
 def test_a_build_that_does_not_tell_is_trusted(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caravan_shard.backends.llama.breakdown._FUNCTION", "no_such_function")
+    monkeypatch.setattr("caravan_shard.backends.llama.devices.measure._FUNCTION", "no_such_function")
     unknown = plan(tiny, device="none")
     assert unknown.measured.need is None
     assert unknown.problem is None

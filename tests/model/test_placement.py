@@ -143,7 +143,7 @@ def test_a_buffer_that_is_not_there_is_refused_by_its_name(tiny: Path) -> None:
 _LOADED = """
 import json, resource, sys
 from pathlib import Path
-from caravan_shard.backends.llama.model import open_model
+from caravan_shard.backends.llama.model.loading import open_model
 from caravan_shard.config import ShardConfig
 from caravan_proto.host_memory import locked_memory
 
@@ -186,7 +186,7 @@ def test_weights_are_locked_if_the_host_allows_it(moe: Path) -> None:
 
 
 def test_weights_that_cannot_be_locked_are_a_warning(moe: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from caravan_shard.backends.llama import model as opening
+    from caravan_shard.backends.llama.model import loading as opening
 
     with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as patch:
         # Also for root, whom no limit stops.

@@ -11,10 +11,10 @@ import pytest
 from caravan_proto.messages.media import MediaKind, MediaShape
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.backend import LlamaCppBackend
-from caravan_shard.backends.llama.measure import measure
+from caravan_shard.backends.llama.devices.measure import measure
 from caravan_shard.config import ShardConfig
-from caravan_shard.media.encoder import SliceSize
-from caravan_testing.random_projectors import (
+from caravan_shard.media import SliceSize
+from caravan_testing.projectors import (
     write_gemma_projector,
     write_grid_projector,
     write_marked_projector,
@@ -139,8 +139,7 @@ def test_a_projector_counts_as_needed_memory(llama: Path) -> None:
 def test_a_build_without_the_library_serves_text(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp.mtmd_cpp", None)
     monkeypatch.delattr(llama_cpp, "mtmd_cpp", raising=False)
-    for name in ("projector", "media_encoder"):
-        monkeypatch.delitem(sys.modules, f"caravan_shard.backends.llama.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "caravan_shard.backends.llama.media.projector", raising=False)
     assert _cells(llama) is None
     write_varying_projector(llama.parent / "mmproj.gguf", EMBEDDING)
     assert _cells(llama, mmproj_auto=False) is None

@@ -12,7 +12,7 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Load, PrefixCopy
 from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_shard.backends.base import CellSlice
-from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
+from caravan_shard.backends.llama.memory.recurrent import RecurrentMemory
 from caravan_shard.protocol.results import Refusal
 from caravan_testing.shard_builders import (
     first_chunk,

@@ -11,11 +11,10 @@ import pytest
 
 from caravan_proto.messages.sampling import SAMPLERS, SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.llama.filter import LlamaFilter
+from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.sampling.feedback import Feedback
-from caravan_shard.sampling.order import apply_in_order
+from caravan_shard.sampling.order import apply_in_order, temperature_of
 from caravan_shard.sampling.penalties import make_penalties
-from caravan_shard.sampling.temperature import temperature_of
 from caravan_shard.sampling.token_candidates import find_candidates
 
 pytestmark = pytest.mark.model

@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_dialects.chat.template_environment import compiled
-from caravan_dialects.chat.template_errors import TemplateError
 from caravan_dialects.chat.tool_derivation import ToolFormats
 from caravan_dialects.chat.tool_format import ToolFormat
 from caravan_dialects.chat.tool_parser import Part, TextPart, ToolParser
-from caravan_testing.tool_families import FAMILIES, Call, Family
+from caravan_testing.tool_families import FAMILIES, Call, Family, render_here
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -35,15 +33,8 @@ WORD = re.compile(r"qz[a-z]\d")
 PIECES = ["", ",", '"', "'", "{", "}", "[", "]", "<", ">", "\n", "\t", "\\", "\\u12", "null", ": ", "=", "x", "</", "1"]
 
 
-async def _render(source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
-    try:
-        return compiled(source).render(variables)
-    except Exception as error:
-        raise TemplateError(str(error)) from error
-
-
 async def _formats() -> list[tuple[Family, ToolFormat]]:
-    formats = ToolFormats(_render)
+    formats = ToolFormats(render_here)
     return [(family, await formats.of(family.template)) for family in FAMILIES]
 
 

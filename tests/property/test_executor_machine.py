@@ -21,8 +21,7 @@ from caravan import Conversation, Executor, State
 from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.backends.toy.cache import EMPTY_STATE, next_state
-from caravan_shard.backends.toy.model import VOCABULARY_SIZE, ToyVocabulary, toy_logits
+from caravan_shard.backends.toy.model import EMPTY_STATE, VOCABULARY_SIZE, ToyVocabulary, next_state, toy_logits
 from caravan_testing.examples import examples
 
 pytestmark = pytest.mark.examples

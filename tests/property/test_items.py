@@ -17,7 +17,7 @@ from caravan_dialects.api.openai.responses.item_messages import (
 from caravan_dialects.api.openai.responses.items import read_items
 from caravan_dialects.api.openai.responses.other_items import PLAIN
 from caravan_dialects.api.openai.responses.tools import offered_tools
-from caravan_dialects.conversations.kept_media import referenced, with_files, without_files
+from caravan_dialects.conversations.packing import referenced, with_files, without_files
 
 KINDS = (
     "additional_tools", "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction",

@@ -34,6 +34,8 @@ from caravan_shard.sequences.runs import RunStore
 from caravan_testing.examples import examples
 from caravan_testing.shard_builders import (
     EngineDriver,
+    ToyDraftModel,
+    check_draft_cells,
     first_chunk,
     header,
     next_chunk,
@@ -42,7 +44,6 @@ from caravan_testing.shard_builders import (
     with_parameters,
 )
 from caravan_testing.shard_promises import ADAPTERS, CHOOSING, GREEDY, Choosing, Promise, SavedRun, common_length
-from caravan_testing.toy_draft import ToyDraftModel, check_draft_cells
 from caravan_testing.toy_oracle import expected_logprobs
 from caravan_testing.waiting import wait_until
 

@@ -2,38 +2,27 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
 from random import Random
 from typing import Any
 
 import jsonschema
 import pytest
 
-from caravan_dialects.chat.schema_problem import UnsupportedToolError
-from caravan_dialects.chat.template_environment import compiled
-from caravan_dialects.chat.template_errors import TemplateError
+from caravan_dialects.chat.schema_references import UnsupportedToolError
 from caravan_dialects.chat.tool_derivation import ToolFormats
 from caravan_dialects.chat.tool_format import Style, ToolFormat
 from caravan_dialects.chat.tool_grammar import tool_constraint
-from caravan_dialects.chat.tool_parser import Part, TextPart, ToolParser
-from caravan_testing.byte_grammar import FIRST_CONTROL, accepts, drawn
+from caravan_dialects.chat.tool_parser import ToolParser
 from caravan_testing.random_schemas import random_schema
 from caravan_testing.scripted_engine import ScriptedEngine
-from caravan_testing.tool_families import FAMILIES, Family
+from caravan_testing.tool_families import FAMILIES, FIRST_CONTROL, Family, accepts, drawn, joined, render_here
 
 Schema = dict[str, Any]
 
 NOT_JSON = (Style.TAGS, Style.PYTHON, Style.BRACES)
 
 
-async def _render(source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
-    try:
-        return compiled(source).render(variables)
-    except Exception as error:
-        raise TemplateError(str(error)) from error
-
-
-FORMATS = ToolFormats(_render)
+FORMATS = ToolFormats(render_here)
 
 
 def of(schema: Any, *, required: bool = True, **more: Any) -> Schema:
@@ -154,18 +143,6 @@ async def format_of(family: Family) -> ToolFormat | None:
     """Return the format of a family whose arguments are no JSON."""
     tool_format = await FORMATS.of(family.template)
     return tool_format if tool_format.style in NOT_JSON else None
-
-
-def joined(parts: list[Part]) -> tuple[str, list[tuple[str, str]]]:
-    text, calls = "", list[tuple[str, str]]()
-    for part in parts:
-        if isinstance(part, TextPart):
-            text += part.text
-        elif part.name is not None:
-            calls.append((part.name, part.arguments))
-        else:
-            calls[-1] = (calls[-1][0], calls[-1][1] + part.arguments)
-    return text, calls
 
 
 def check(tool_format: ToolFormat, grammar: str, schema: Schema, seed: int) -> None:

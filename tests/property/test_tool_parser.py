@@ -5,8 +5,18 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from caravan_dialects.chat.known_tool_formats import GENERIC, HERMES, LFM_2, LLAMA_3, MISTRAL, QWEN_3_CODER
-from caravan_dialects.chat.tool_format import HOLE, Style, Tags, ToolFormat
+from caravan_dialects.chat.tool_format import (
+    GENERIC,
+    HERMES,
+    HOLE,
+    LFM_2,
+    LLAMA_3,
+    MISTRAL,
+    QWEN_3_CODER,
+    Style,
+    Tags,
+    ToolFormat,
+)
 from caravan_dialects.chat.tool_parser import CallPart, Part, TextPart, ToolParser
 
 FORMATS = (HERMES, MISTRAL, LLAMA_3, GENERIC)

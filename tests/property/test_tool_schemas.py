@@ -11,17 +11,16 @@ from caravan_dialects.api.generation.constraints import ConstraintReader
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.chat.closed_schema import closed_schema, json_layout
 from caravan_dialects.chat.grammar_terms import json_term
-from caravan_dialects.chat.known_tool_formats import GENERIC
 from caravan_dialects.chat.plain_schema import plain_schema
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError
+from caravan_dialects.chat.tool_format import GENERIC
 from caravan_dialects.chat.tool_grammar import tool_constraint
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
-from caravan_shard.constraints.grammar_text import grammar_text
-from caravan_testing.byte_grammar import accepts, compiles, drawn
+from caravan_shard.constraints.grammar import grammar_text
 from caravan_testing.examples import examples
-from caravan_testing.random_keywords import random_keywords
-from caravan_testing.random_parameters import Schema, random_parameters
+from caravan_testing.random_schemas import Schema, random_keywords, random_parameters
 from caravan_testing.scripted_engine import ScriptedEngine
+from caravan_testing.tool_families import accepts, compiles, drawn
 
 pytestmark = pytest.mark.examples
 

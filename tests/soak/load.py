@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout
 
-from caravan_testing.repeated_lists import WORDS
+from caravan_testing.oracle import WORDS
 
 _LEAVING_SHARE = 1 / 3
 _LONGEST_STAY_S = 4.0

@@ -3,16 +3,73 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import grpc.aio
 import numpy as np
 
+from caravan_proto.channel import client_options
 from caravan_proto.messages.media import MediaKind, MediaShape, PromptPart, TextPart
-from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
 from caravan_proto.wire import MEDIA_SHAPE, encode_parts
+from caravan_shard.backends.toy.backend import ToyBackend
+from caravan_shard.config import ShardConfig
+from caravan_shard.service.server import ShardServer
+from caravan_testing.projectors import write_varying_projector
 from caravan_testing.shard_harness import RunningShard, prompt_chunk
-from stops.models import StoppedModel
-from stops.tally import PAUSE_S, Tally
+from caravan_testing.shard_models import DEMO_MODEL, fetched
+from caravan_testing.shard_tiny_bert import TinyBert
+from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
+from stops.tally import PAUSE_S, Stopped, Tally, faults_in
+
+_SIZES = (70, 3_000, 30_000)
+_SLOW_EVERY = 20
+_FLAGS = ("-np", "4", "-c", "2048", "-t", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedModel:
+    """A model and the flags of its shard. One that ``generates`` also embeds and sees, the others embed only.
+
+    ``longest``: tokens of a text to embed. ``slow``: it takes 20 s for the largest text to tokenize.
+    """
+
+    name: str
+    file: Path
+    flags: Sequence[str]
+    generates: bool
+    longest: int
+    slow: bool = False
+
+    def sizes(self, number: int) -> Sequence[int]:
+        """Return the bytes of the texts to tokenize in the stop of this ``number``.
+
+        A slow model gets the largest one in a few stops only, whose shards end while it is still tokenized.
+        """
+        return (*_SIZES, 100_000 if self.slow and number % _SLOW_EVERY else 500_000)
+
+
+def write_models(folder: Path) -> list[StoppedModel]:
+    """Return the demo model, whose tokenizer is a regular expression and a byte-pair encoding, and two small ones."""
+    demo, tiny = fetched(DEMO_MODEL), write_tiny_llama(folder / "tiny.gguf", Shape(context=2048))
+    for name, size in (("demo", 576), ("tiny", 64)):
+        write_varying_projector(folder / f"mmproj-{name}.gguf", size)
+
+    def flags(name: str) -> tuple[str, ...]:
+        return (*_FLAGS, "--embeddings", "--mmproj", str(folder / f"mmproj-{name}.gguf"))
+
+    encoder = TinyBert().write(folder / "encoder.gguf")
+    return [
+        StoppedModel("demo", demo, flags("demo"), generates=True, longest=256),
+        StoppedModel("tiny", tiny, flags("tiny"), generates=True, longest=256, slow=True),
+        StoppedModel("encoder", encoder, ("-t", "1"), generates=False, longest=100),
+    ]
+
 
 _WORDS = ("river", "the", "of", "Paris", "bread's", "42", "naïve", "  ", "\n", "東京", "x=y;", "Ünder", "🙂", "don't")
 _SEQUENCES = 2
@@ -143,3 +200,65 @@ _COMMANDS = {"Prefill", "Decode", "Save", "Load"}
 async def _all_of(shard: RunningShard, sequence_id: int) -> None:
     async for _ in shard.decode([sequence_id], _STEPS):
         pass
+
+
+# Running sequences have so long to end. The callers never give their lease back, so that calls run until the end.
+DRAIN_S = 0.3
+_START_S = 120.0
+# A process that has not ended by then hangs, however busy the host is.
+HANGS_S = 150.0
+# So many stops do not wait until calls of all kinds have been answered.
+_EARLY_SHARE = 0.1
+_LONGEST_PAUSE_S = 0.6
+
+
+async def stop_directly(way: str, model: StoppedModel, folder: Path, seed: int) -> Stopped:
+    """Start a shard of ``model``, call it, and stop it by ``sigterm`` or ``drain`` in the midst of calls."""
+    stopped, chance, tally = Stopped(way, model.name), random.Random(seed), Tally()
+    address, log = f"unix:{folder / f'{seed}.sock'}", folder / f"{seed}.log"
+    command = (sys.executable, "-m", "caravan_shard", "--address", address, "--model", str(model.file), *model.flags)
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command, "--drain-timeout-s", str(DRAIN_S), stdout=output, stderr=output
+        )
+    try:
+        async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
+            async with asyncio.timeout(_START_S):
+                await channel.channel_ready()
+            stub = shard_pb2_grpc.ShardServiceStub(channel)
+            server = ShardServer(ShardConfig(backend="fake", address=address))
+            shard = RunningShard(server, ToyBackend(), address, channel, stub)
+            await shard.take()
+            callers = Callers(shard, model, seed, leased=True)
+            calling = asyncio.create_task(callers.run(tally))
+            async with asyncio.timeout(_START_S):
+                await tally.until_answered(callers.kinds if chance.random() > _EARLY_SHARE else set())
+            await asyncio.sleep(chance.uniform(0, _LONGEST_PAUSE_S))
+            tally.has_begun_to_end, began = True, time.monotonic()
+            if way == "sigterm":
+                process.send_signal(signal.SIGTERM)
+            else:
+                await shard.stub.Drain(shard_pb2.DrainRequest(epoch=shard.epoch))
+            async with asyncio.timeout(HANGS_S):
+                code = await process.wait()
+                stopped.seconds = time.monotonic() - began
+                await calling
+    except TimeoutError:
+        stopped.problems.append("it hangs")
+        code = None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    stopped.exit_name = _exit_name(code)
+    stopped.ends = tally.ends
+    stopped.problems += [*tally.problems, *faults_in(await asyncio.to_thread(log.read_text))]
+    if code != 0:
+        stopped.problems.append(f"exit status {stopped.exit_name}")
+    return stopped
+
+
+def _exit_name(code: int | None) -> str:
+    if code is None:
+        return "none"
+    return signal.Signals(-code).name if code < 0 else str(code)

@@ -18,11 +18,8 @@ from caravan_shard.service.server import ShardServer
 from caravan_testing.serve_process import Served
 from caravan_testing.shard_harness import RunningShard
 from caravan_testing.waiting import eventually
-from stops.callers import Callers
-from stops.direct import HANGS_S
-from stops.models import StoppedModel
-from stops.outcome import Stopped, faults_in
-from stops.tally import Tally
+from stops.callers import HANGS_S, Callers, StoppedModel
+from stops.tally import Stopped, Tally, faults_in
 
 _TEXTS = (70, 3_000, 30_000, 60_000)
 # So many stops do not wait until calls of all kinds have been answered.

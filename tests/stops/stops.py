@@ -14,10 +14,9 @@ from pathlib import Path
 import aiohttp
 
 from caravan_testing.serve_process import Served, start
-from stops.direct import stop_directly
-from stops.models import StoppedModel, write_models
-from stops.outcome import Stopped, summary
+from stops.callers import StoppedModel, stop_directly, write_models
 from stops.served import ServedStops
+from stops.tally import Stopped, summary
 
 # In turn. Half of the stops are of processes that this program has started itself.
 _WAYS = ("sigterm", "drain", "admin", "unload")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from caravan_proto.messages.limits import Limits
 from caravan_proto.messages.media import MediaFacts
@@ -73,6 +74,14 @@ class ModelFile:
         return self.sha256 or self.fingerprint
 
 
+class Kernels(Enum):
+    """Which of Caravan's kernels a shard has: all, those for sampling and log probabilities, or none."""
+
+    OWN = "own"
+    SAMPLING = "sampling"
+    STOCK = "stock"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
     """How a shard computes logits. It follows from the model, the build, the processor and the flags alone.
@@ -80,7 +89,8 @@ class Numerics:
     ``fingerprint``: shards of an equal one compute the same bits. ``exact``: --exact is given and was checked.
     ``flash_attention``: by the name of a layout, whether it may have it. ``same_in_company``: the logits after a token
     do not depend on the tokens of other sequences in its step. ``same_in_chunks``: nor on how many of its
-    tokens are computed with it, so that drafts change no text. Both None if that could not be compared.
+    tokens are computed with it, so that drafts change no text. Both None if that could not be compared. ``kernels``:
+    None if that is unknown, or the backend is not llama.cpp.
     """
 
     fingerprint: str
@@ -88,6 +98,7 @@ class Numerics:
     flash_attention: Mapping[str, bool] = field(default_factory=dict)
     same_in_company: bool | None = None
     same_in_chunks: bool | None = None
+    kernels: Kernels | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ class SamplingParams:
     2. Penalties, on the last ``repeat_last_n`` tokens of prompt and output (0: none; None: all). As in llama.cpp the
        window counts prompt and output. As in vLLM ``repetition_penalty`` applies to all tokens in it, while
        ``frequency_penalty`` and ``presence_penalty`` count those of the output alone.
-    3. DRY, on the last ``dry_penalty_last_n`` tokens (0: none; None: all): see `caravan_shard.sampling.dry`.
+    3. DRY, on the last ``dry_penalty_last_n`` tokens (0: none; None: all): see `caravan_shard.sampling.penalties`.
     4. The tokens that a constraint or ``min_tokens`` rule out are removed.
     5. A ``temperature`` of 0 chooses the most likely token. Otherwise the logits are divided by it, so that the filters
        see the distribution that is drawn from, as in TGI and vLLM.
@@ -63,7 +63,7 @@ class SamplingParams:
 
     ``samplers`` has the names of all `SAMPLERS`, each once, in another order for 2, 3 and 5 to 7; empty for this one.
     With a ``dynatemp_range``, which makes the temperature depend on the candidates that are left (see
-    `caravan_shard.sampling.temperature`), with ``mirostat`` and with an ``adaptive_target``, the order is
+    `caravan_shard.sampling.order`), with ``mirostat`` and with an ``adaptive_target``, the order is
     llama-server's unless one is given: the temperature is last.
 
     ``logprobs``: each token has its log probability, and the ``top_n_tokens`` likeliest beside it; with

@@ -1,6 +1,7 @@
 """Errors a client sees, and what each becomes on the wire."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
@@ -54,9 +55,13 @@ _CLIENT, _RATE, _SERVER = ErrorFamily.CLIENT, ErrorFamily.RATE, ErrorFamily.SERV
 
 
 class RequestError(Exception):
-    """The request cannot be served. ``kind`` says what it becomes on the wire."""
+    """The request cannot be served. ``kind`` says what it becomes on the wire, ``sentence`` what all clients read."""
 
     kind: ClassVar[ErrorKind]
+    sentence: ClassVar[str] = ""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or self.sentence)
 
 
 class MalformedRequestError(RequestError):
@@ -82,9 +87,7 @@ class BrokenBodyError(RequestError):
     """The body cannot be decompressed, or ends early."""
 
     kind = ErrorKind(400, "validation", _CLIENT)
-
-    def __init__(self) -> None:
-        super().__init__("The request body could not be decompressed or ended early")
+    sentence = "The request body could not be decompressed or ended early"
 
 
 class MalformedFormError(RequestError):
@@ -213,40 +216,32 @@ class MissingKeyError(RequestError):
     """The route needs an API key and none was sent."""
 
     kind = ErrorKind(401, "invalid_api_key", _CLIENT)
-
-    def __init__(self) -> None:
-        super().__init__("An API key is needed here: send it as `Authorization: Bearer KEY`")
+    sentence = "An API key is needed here: send it as `Authorization: Bearer KEY`"
 
 
 class InvalidKeyError(RequestError):
     """The API key is unknown."""
 
     kind = ErrorKind(401, "invalid_api_key", _CLIENT)
-
-    def __init__(self) -> None:
-        super().__init__("Incorrect API key provided")
+    sentence = "Incorrect API key provided"
 
 
 class ForbiddenError(RequestError):
     """The route is for operators, and the API key is not an operator's."""
 
     kind = ErrorKind(403, "forbidden", _CLIENT)
-
-    def __init__(self) -> None:
-        super().__init__("This route needs the API key of an operator: one with `operator = true` in the file of keys")
+    sentence = "This route needs the API key of an operator: one with `operator = true` in the file of keys"
 
 
 class NotLocalError(RequestError):
     """The route is for operators, there are no API keys, and the request comes from another host."""
 
     kind = ErrorKind(403, "forbidden", _CLIENT)
-
-    def __init__(self) -> None:
-        super().__init__(
-            "This router has no API keys. Therefore this route answers programs and this router's page on the router's "
-            "host only, and neither proxies nor other pages. For others, start the router with --api-keys-file and "
-            "send the key of an operator"
-        )
+    sentence = (
+        "This router has no API keys. Therefore this route answers programs and this router's page on the router's "
+        "host only, and neither proxies nor other pages. For others, start the router with --api-keys-file and "
+        "send the key of an operator"
+    )
 
 
 class ForeignPageError(RequestError):
@@ -285,18 +280,14 @@ class OverloadedError(RequestError):
     """The model has too many generations running."""
 
     kind = ErrorKind(429, "overloaded", _RATE, Failure.OVERLOADED, RETRY_AFTER_S)
-
-    def __init__(self) -> None:
-        super().__init__("Model is overloaded")
+    sentence = "Model is overloaded"
 
 
 class TooManyViewersError(RequestError):
     """Too many clients watch the timeline."""
 
     kind = ErrorKind(429, "overloaded", _RATE, Failure.OVERLOADED, RETRY_AFTER_S)
-
-    def __init__(self) -> None:
-        super().__init__("Too many clients watch the timeline")
+    sentence = "Too many clients watch the timeline"
 
 
 class NotFoundError(RequestError):
@@ -341,9 +332,7 @@ class AbortedError(RequestError):
 
     # Many clients retry a 409.
     kind = ErrorKind(410, "aborted", _CLIENT, Failure.ABORTED)
-
-    def __init__(self) -> None:
-        super().__init__("The request was aborted by `DELETE /v1/requests/{id}`")
+    sentence = "The request was aborted by `DELETE /v1/requests/{id}`"
 
 
 class UnknownRequestError(RequestError):
@@ -378,71 +367,55 @@ class NoCompactionError(RequestError):
     """OpenAI's route that compacts a conversation does not exist here."""
 
     kind = ErrorKind(404, "not_found", _CLIENT)
-
-    def __init__(self) -> None:
-        super().__init__(
-            "/v1/responses/compact is not supported: let the client summarize the conversation, or send "
-            '`"truncation": "auto"`, which leaves out the oldest turns that do not fit'
-        )
+    sentence = (
+        "/v1/responses/compact is not supported: let the client summarize the conversation, or send "
+        '`"truncation": "auto"`, which leaves out the oldest turns that do not fit'
+    )
 
 
 class ConversationBusyError(RequestError):
     """A response or a change of the conversation is in progress."""
 
     kind = ErrorKind(409, "conversation_busy", _CLIENT, None, RETRY_AFTER_S)
-
-    def __init__(self) -> None:
-        super().__init__(
-            "This conversation is being answered or changed. Wait until that has ended, or fork the conversation"
-        )
+    sentence = "This conversation is being answered or changed. Wait until that has ended, or fork the conversation"
 
 
 class HeadMovedError(RequestError):
     """The conversation has changed since the expected `head`."""
 
     kind = ErrorKind(409, "head_moved", _CLIENT)
-
-    def __init__(self) -> None:
-        super().__init__(
-            "The head of the conversation has moved. Read the conversation, and repeat the change if it still fits"
-        )
+    sentence = "The head of the conversation has moved. Read the conversation, and repeat the change if it still fits"
 
 
 class NotStoredError(RequestError):
     """A response was generated and could not be added to its conversation."""
 
     kind = ErrorKind(503, "not_stored", _SERVER, None, RETRY_AFTER_S)
-
-    def __init__(self) -> None:
-        super().__init__("The response was generated but could not be stored, so it is not in the conversation")
+    sentence = "The response was generated but could not be stored, so it is not in the conversation"
 
 
 class NoSlotError(RequestError):
     """`/slots`: all slots are in use."""
 
     kind = ErrorKind(503, "overloaded", _SERVER, None, RETRY_AFTER_S)
-
-    def __init__(self) -> None:
-        super().__init__("As many generations are in progress as may be")
+    sentence = "As many generations are in progress as may be"
 
 
-class NoLibraryError(RequestError):
+class NoCatalogueError(RequestError):
     """The server loads and unloads no models."""
 
     kind = ErrorKind(404, "not_found", _CLIENT)
-
-    def __init__(self) -> None:
-        super().__init__("This server's models are loaded at its start: it has no library, see docs/models.md")
+    sentence = "This server's models are loaded at its start: it has no catalogue, see docs/models.md"
 
 
-class LibraryRefusalError(RequestError):
-    """The model library cannot do what an operator requested."""
+class CatalogueRefusalError(RequestError):
+    """The model catalogue cannot do what an operator requested."""
 
     kind = ErrorKind(400, "library", _CLIENT)
 
 
-class LibraryFailedError(RequestError):
-    """The disk of the model library or the hub fails."""
+class CatalogueFailedError(RequestError):
+    """The disk of the model catalogue or the hub fails."""
 
     kind = ErrorKind(503, "library", _SERVER)
 
@@ -479,9 +452,7 @@ class UnhealthyError(RequestError):
     """`/health`: no shard is up and makes progress. `/readyz`: none has been up yet."""
 
     kind = ErrorKind(503, "healthcheck", _SERVER)
-
-    def __init__(self) -> None:
-        super().__init__("unhealthy")
+    sentence = "unhealthy"
 
 
 _STORE = "Responses and conversations cannot be read or written, for example because the disk is full"
@@ -574,3 +545,20 @@ def headers_of(error: Exception) -> dict[str, str]:
 def ends_connection(error: Exception) -> bool:
     """Return whether the rest of the connection's bytes cannot be read as a request, or are those of this one."""
     return isinstance(error, MalformedRequestError | BrokenBodyError | BodyTimeoutError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One API family: TGI's, OpenAI's, Ollama's, Anthropic's, Google's.
+
+    ``status`` returns the HTTP status of an error, ``body`` its JSON body of type ``envelope``; its second argument is
+    the id of the request, "" if it has none. ``id_header``: header in which clients look for that id, beside the one
+    that every reply has. ``key_parameter``: the parameter of a URL in which clients may send their key.
+    """
+
+    name: str
+    envelope: type
+    status: Callable[[ErrorKind], int]
+    body: Callable[[Exception, str], bytes]
+    id_header: str | None = None
+    key_parameter: str | None = None

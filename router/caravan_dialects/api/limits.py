@@ -1,10 +1,14 @@
-"""Limits on what clients may ask for."""
+"""Limits on what clients may ask for: those that the operator sets, and what results from them and the model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from caravan_proto.limits import MAX_CONSTRAINT_BYTES
+from caravan_scheduler.core.engine import ModelFacts
+
+# A text with more bytes per token is refused without tokenizing it. Only unusual texts have more, such as many spaces.
+BYTES_PER_TOKEN = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +67,26 @@ class Limits:
     """Time after which a client that reads nothing of its reply is cut off."""
     keep_alive_s: float = 15.0
     """Silence after which a stream sends a comment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The smaller of the operator's and the model's limit, for each limit."""
+
+    max_total_tokens: int
+    max_input_tokens: int
+    max_top_n_tokens: int
+    max_prompt_bytes: int
+    max_request_new_tokens: int
+
+
+def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
+    """Combine the limits of the operator and the model. ``max_input_tokens`` leaves room for at least one new token."""
+    total = min(limits.max_total_tokens or model.max_sequence_tokens, model.max_sequence_tokens)
+    return Bounds(
+        max_total_tokens=total,
+        max_input_tokens=min(limits.max_input_tokens or total - 1, total - 1),
+        max_top_n_tokens=min(limits.max_top_n_tokens, model.max_top_n_tokens),
+        max_prompt_bytes=min(limits.max_prompt_bytes or BYTES_PER_TOKEN * total, model.max_tokenize_bytes),
+        max_request_new_tokens=limits.max_request_new_tokens or limits.max_best_of * total,
+    )

@@ -1,6 +1,9 @@
 """The text of calls as it arrives, for readers written as generators: they yield where they need more of it."""
 
 from collections.abc import Generator, Sequence
+from typing import Any
+
+import msgspec
 
 Reading = Generator[None, None, None]
 SPACE = " \n\r\t"
@@ -81,3 +84,8 @@ def overlap(text: str, marker: str, start: int = 0) -> int:
         if text.endswith(marker[:length]):
             return length
     return 0
+
+
+def json_text(value: Any) -> str:
+    """Return ``value`` as JSON."""
+    return msgspec.json.encode(value).decode()

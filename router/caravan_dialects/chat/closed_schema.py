@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caravan_dialects.chat.plain_schema import DEFINITIONS, plain_schema
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError
 
 Json = dict[str, Any]
 

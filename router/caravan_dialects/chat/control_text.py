@@ -3,14 +3,20 @@
 Where a client's text contains the text of a control token, a mark is put after its first character before the template
 is rendered. The prompt is then split at the marks and its parts are tokenized separately, so that the tokenizer never
 sees such a text as a whole. All other text is tokenized as usual.
+
+Marks also stand in messages for pictures and sounds. A template sees a mark as text, wherever it shows that text. What
+a model has around a picture is added when the prompt is tokenized, and not by the template.
 """
 
+import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from caravan_dialects.chat.template_messages import TemplateError
 from caravan_scheduler.core.engine import TextEngine
+from caravan_scheduler.core.media import Media, MediaPrompt
 
 # In every known vocabulary, control tokens are in angle or square brackets: texts without brackets need no check.
 _BRACKETS = ("<", "[")
@@ -78,3 +84,28 @@ async def marks_for(engine: TextEngine, texts: Sequence[str]) -> Marks:
         if special and len(piece) > 1
     }
     return Marks(draw_mark(), tuple(sorted(found, key=len, reverse=True)))
+
+
+def with_media(texts: Sequence[str], media: Mapping[str, Media]) -> MediaPrompt:
+    """Return ``texts`` with the ``media`` in the places of their marks. The first part is a text, which may be empty.
+
+    Raises TemplateError if a mark is missing.
+    """
+    known = _pattern(media)
+    pieces = [piece for text in texts for piece in known.split(text)]
+    shown = set(pieces)
+    if missing := sum(mark not in shown for mark in media):
+        raise TemplateError(f"it does not show {missing} of the {len(media)} images and audio files of the messages")
+    first, *rest = pieces
+    return (first, *(media.get(piece, piece) for piece in rest if piece))
+
+
+def without_marks(text: str, marks: Iterable[str]) -> str:
+    """Return ``text`` without ``marks``."""
+    for mark in marks:
+        text = text.replace(mark, "")
+    return text
+
+
+def _pattern(marks: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(f"({'|'.join(map(re.escape, marks))})")

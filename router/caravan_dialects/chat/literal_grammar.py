@@ -7,12 +7,11 @@ import msgspec
 
 from caravan_dialects.chat.argument_types import Schema
 from caravan_dialects.chat.call_text import CallText
-from caravan_dialects.chat.grammar_terms import quoted, times
+from caravan_dialects.chat.grammar_terms import key_term, quoted, text_term, times, without
 from caravan_dialects.chat.literal_reader import LiteralReader
 from caravan_dialects.chat.schema_alternatives import further_of, is_plain, kinds_of, members_of, only
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError
 from caravan_dialects.chat.tag_grammar import check_counts
-from caravan_dialects.chat.text_terms import key_term, text_term, without
 from caravan_dialects.chat.value_grammar import Values
 
 _CONSTANTS = {"python": {True: "True", False: "False", None: "None"}, "": {True: "true", False: "false", None: "null"}}

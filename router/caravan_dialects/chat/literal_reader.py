@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 
 import msgspec
 
-from caravan_dialects.chat.call_text import CallText, overlap
+from caravan_dialects.chat.call_text import CallText, json_text, overlap
 
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
@@ -55,7 +55,7 @@ class LiteralReader:
                 if number >= len(names):
                     return False
                 key = names[number]
-            self._before = f"{', ' if number else ''}{_json(key)}: "
+            self._before = f"{', ' if number else ''}{json_text(key)}: "
             if not (yield from self._value(MAX_DEPTH)):
                 self._text.at = start if self._before else self._text.at
                 return False
@@ -131,7 +131,7 @@ class LiteralReader:
                 key = yield from self._key(":")
                 if key is None:
                     return False
-                self._before += _json(key) + ": "
+                self._before += json_text(key) + ": "
             if not (yield from self._value(depth - 1)):
                 self._text.at = start if self._before else self._text.at
                 return False
@@ -145,12 +145,12 @@ class LiteralReader:
         self._emit('"')
         while (end := text.text.find(quote, text.at)) < 0:
             safe = len(text.text) - overlap(text.text, quote, text.at)
-            self._emit(_json(text.text[text.at : safe])[1:-1])
+            self._emit(json_text(text.text[text.at : safe])[1:-1])
             text.at = safe
             if text.ended:
                 return False
             yield
-        self._emit(_json(text.text[text.at : end])[1:-1] + '"')
+        self._emit(json_text(text.text[text.at : end])[1:-1] + '"')
         text.at = end + len(quote)
         return True
 
@@ -164,7 +164,7 @@ class LiteralReader:
             elif character == quote and (yield from self._closes()):
                 self._emit('"')
                 return True
-            self._emit(_json(character)[1:-1])
+            self._emit(json_text(character)[1:-1])
         return False
 
     def _closes(self) -> Generator[None, None, bool]:
@@ -217,10 +217,6 @@ class LiteralReader:
                 return len(self._text.text)
             yield
         return at
-
-
-def _json(text: str) -> str:
-    return msgspec.json.encode(text).decode()
 
 
 def _is_number(word: str) -> bool:

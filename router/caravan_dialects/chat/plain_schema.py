@@ -6,20 +6,34 @@ enforced is refused with its place.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from caravan_dialects.chat.argument_types import ALL
-from caravan_dialects.chat.disjoint_schemas import Comparison
-from caravan_dialects.chat.endless_schema import without_endless
-from caravan_dialects.chat.schema_numbers import bounds, check_constant, check_multiple
+from caravan_dialects.chat.argument_types import ALL, Schema, resolved
 from caravan_dialects.chat.schema_objects import with_allowed_names, with_listed_names
-from caravan_dialects.chat.schema_problem import Path, UnsupportedSchemaError
-from caravan_dialects.chat.schema_references import References, Resource, Target, entered
-from caravan_dialects.chat.schema_strings import check_pattern, string_rules
+from caravan_dialects.chat.schema_references import Path, References, Resource, Target, UnsupportedSchemaError, entered
+from caravan_dialects.chat.schema_values import bounds, check_constant, check_multiple, check_pattern, string_rules
 
+_MAX_DEPTH = 4
+# Schemas of clients may be made to take for ever.
+_MOST_STEPS = 20_000
+_KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "boolean"),
+    ((int, float), "number"),
+    (str, "string"),
+    (list, "array"),
+    (Mapping, "object"),
+    (object, "null"),
+)
+# Of JSON's types; each whole number is a number.
+_ALL = frozenset(kind for _, kind in _KINDS)
 Json = dict[str, Any]
-
+_PREFIX = "#/$defs/"
+_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs")
+_ONE = ("items", "additionalProperties")
+_MOST_ROUNDS = 16
+_NESTING = frozenset({"object", "array"})
 DEFINITIONS = "$defs"
 # A grammar of as many parts would be too large.
 _MOST_SCHEMAS = 1 << 14
@@ -53,6 +67,153 @@ _CONSTRAINING = frozenset(
 _MOST_REFERENCES = 16
 # Keywords behind which a part of an object or a list may have been evaluated.
 _APPLICATORS = _LISTS | {*_REFERENCES, "if"}
+
+
+class Comparison:
+    """Compares schemas whose references are to definitions of ``root``, in no more than so many steps in all."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._left = _MOST_STEPS
+
+    def are_disjoint(self, options: Sequence[Any]) -> bool:
+        """Whether no value matches two of ``options``, as far as types and the constants of properties tell."""
+        pairs = ((first, second) for index, first in enumerate(options) for second in options[:index])
+        return all(self._disjoint(first, second, _MAX_DEPTH) for first, second in pairs)
+
+    def _disjoint(self, first: Any, second: Any, depth: int) -> bool:
+        self._left -= 1
+        if self._left < 0:
+            return False
+        if first is False or second is False:
+            return True
+        if not (isinstance(first, Mapping) and isinstance(second, Mapping)):
+            return False
+        first, second = resolved(first, self._root), resolved(second, self._root)
+        kinds = self._kinds(first, depth), self._kinds(second, depth)
+        if not kinds[0] & kinds[1]:
+            return True
+        constants = _constants(first), _constants(second)
+        if constants[0] is not None and constants[1] is not None:
+            self._left -= len(constants[0]) * len(constants[1])
+            return self._left >= 0 and not any(_equal(one, other) for one in constants[0] for other in constants[1])
+        if not depth or not (kinds[0] == kinds[1] == {"object"}):
+            return False
+        properties = _named(first), _named(second)
+        required = {*first.get("required", ()), *second.get("required", ())}
+        shared = properties[0].keys() & properties[1].keys() & required
+        return any(self._disjoint(properties[0][name], properties[1][name], depth - 1) for name in sorted(shared))
+
+    def _kinds(self, schema: Any, depth: int) -> frozenset[str]:
+        """Return the types of the values that may match ``schema``, and maybe more."""
+        self._left -= 1
+        if not isinstance(schema, Mapping) or self._left < 0:
+            return _ALL
+        schema = resolved(schema, self._root)
+        if "type" in schema:
+            kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+            return frozenset("number" if kind == "integer" else kind for kind in kinds)
+        values = _constants(schema)
+        if values is not None:
+            return frozenset(map(_kind_of, values))
+        options = schema.get("anyOf", ()) if depth else ()
+        return frozenset[str]().union(*(self._kinds(option, depth - 1) for option in options)) if options else _ALL
+
+
+def _kind_of(value: Any) -> str:
+    return next(kind for known, kind in _KINDS if isinstance(value, known))
+
+
+def _constants(schema: Schema) -> Sequence[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    # In JSON, true is no number.
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def _named(schema: Schema) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
+
+
+def without_endless(root: Json) -> Json | bool:
+    """Return ``root``, which `plain_schema` made, with false in place of references to what never ends.
+
+    A grammar would have a dead end there.
+    """
+    definitions = root.get("$defs", {})
+    ending = set[str]()
+    # What refers comes before what it refers to, mostly, so that few rounds do.
+    for _ in range(_MOST_ROUNDS):
+        known = len(ending)
+        for name in reversed(definitions):
+            if name not in ending and _ends(definitions[name], ending):
+                ending.add(name)
+        if len(ending) == known:
+            endless = frozenset(f"{_PREFIX}{name}" for name in definitions.keys() - ending)
+            return _replaced(root, endless) if endless else root
+    return root
+
+
+def _ends(schema: Json | bool, ending: set[str]) -> bool:
+    """Whether a finite value matches ``schema``, if one matches each of ``ending``. It looks at nesting only."""
+    if isinstance(schema, bool):
+        return schema
+    if "$ref" in schema and schema["$ref"].removeprefix(_PREFIX) not in ending:
+        return False
+    for key in ("anyOf", "oneOf"):
+        if key in schema and not any(_ends(option, ending) for option in schema[key]):
+            return False
+    if not all(_ends(part, ending) for part in schema.get("allOf", ())):
+        return False
+    kinds = schema.get("type", ())
+    kinds = {kinds} if isinstance(kinds, str) else {*kinds}
+    if not kinds or kinds - _NESTING:
+        return True
+    return ("object" in kinds and _object_ends(schema, ending)) or ("array" in kinds and _array_ends(schema, ending))
+
+
+def _object_ends(schema: Json, ending: set[str]) -> bool:
+    properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    others, required = schema.get("additionalProperties", True), schema.get("required", ())
+    if schema.get("minProperties", 0) > len(required):
+        known = (*properties.values(), *patterns.values(), others)
+        if not any(_ends(each, ending) for each in known):
+            return False
+    # A pattern may have the name.
+    unnamed = True if patterns else others
+    return all(_ends(properties.get(name, unnamed), ending) for name in required)
+
+
+def _array_ends(schema: Json, ending: set[str]) -> bool:
+    least, first = schema.get("minItems", 0), schema.get("prefixItems", [])
+    more = least <= len(first) or _ends(schema.get("items", True), ending)
+    return more and all(_ends(part, ending) for part in first[:least])
+
+
+def _replaced(schema: Json | bool, endless: frozenset[str]) -> Json | bool:
+    if isinstance(schema, bool):
+        return schema
+    if schema.get("$ref") in endless:
+        return False
+    found: Json = {}
+    for key, value in schema.items():
+        if key in _LISTED:
+            found[key] = [_replaced(inner, endless) for inner in value]
+        elif key in _NAMED:
+            found[key] = {
+                name: _replaced(inner, endless)
+                for name, inner in value.items()
+                if key != "$defs" or f"{_PREFIX}{name}" not in endless
+            }
+        else:
+            found[key] = _replaced(value, endless) if key in _ONE else value
+    return {key: value for key, value in found.items() if key != "$defs" or value}
 
 
 def plain_schema(schema: Mapping[str, Any]) -> Json:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from caravan_dialects.chat.argument_types import Schema, json_types, may_match, parts_of, target_of, types_of
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError
 
 # Each alternative is a rule of a grammar.
 _MAX_ALTERNATIVES = 64

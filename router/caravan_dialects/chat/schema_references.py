@@ -1,4 +1,4 @@
-"""Finds what the references of a schema mean, within the schema: nothing is fetched."""
+"""What the references of a schema mean within it, since nothing is fetched, and the error that names a place in it."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from caravan_dialects.chat.schema_problem import Path
+Path = tuple[str | int, ...]
 
+_MOST_LETTERS = 200
 # Keywords whose value is a schema, a list of schemas, and schemas by name.
 _ONE = (
     "additionalItems",
@@ -29,6 +30,30 @@ _NAMED = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternPr
 _INDEX = re.compile("0|[1-9][0-9]{0,8}")
 _ANCHORS = ("$anchor", "$dynamicAnchor")
 _IDS = ("$id", "id")
+
+
+class UnsupportedSchemaError(Exception):
+    """The schema cannot be enforced. ``path``: the place within the schema; empty for the whole."""
+
+    def __init__(self, reason: str, path: Sequence[str | int] = ()) -> None:
+        self.reason = reason
+        self.path = path_text(path)
+        super().__init__(f"`{self.path}`: {reason}" if path else reason)
+
+
+class UnsupportedToolError(Exception):
+    """The schema of a function's parameters cannot be enforced. ``name``: of the function."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        super().__init__(reason)
+
+
+def path_text(path: Sequence[str | int]) -> str:
+    """Return ``path`` as it is written in errors, such as ``properties.size.enum[2]``."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    text = "".join(steps).removeprefix(".")
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,17 @@ import msgspec
 
 from caravan_dialects.chat.argument_types import ALL, Schema, property_schema, types_of
 from caravan_dialects.chat.call_text import CallText
-from caravan_dialects.chat.grammar_terms import quoted, times
-from caravan_dialects.chat.nested_arguments import ITEM
+from caravan_dialects.chat.grammar_terms import (
+    begun_unlike,
+    key_term,
+    not_begun,
+    plain_term,
+    quoted,
+    text_term,
+    times,
+    unlike,
+    without,
+)
 from caravan_dialects.chat.schema_alternatives import (
     further_of,
     is_plain,
@@ -17,9 +26,8 @@ from caravan_dialects.chat.schema_alternatives import (
     members_of,
     only,
 )
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
-from caravan_dialects.chat.tag_reader import TagReader
-from caravan_dialects.chat.text_terms import begun_unlike, key_term, not_begun, plain_term, text_term, unlike, without
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError
+from caravan_dialects.chat.tag_reader import ITEM, TagReader
 from caravan_dialects.chat.tool_format import KEY, Tags
 from caravan_dialects.chat.value_grammar import Values
 

@@ -1,16 +1,69 @@
-"""Reads arguments that stand between tags, and writes them as JSON while they arrive."""
+"""Reads arguments that stand between tags, and writes them as JSON while they arrive.
 
-from collections.abc import Callable, Generator, Sequence
+MiniMax M3 writes lists and objects as tags within tags, where the tag is the key:
 
-import msgspec
+<tree><deep><item>1</item><item>2</item></deep></tree>   is   {"tree": {"deep": [1, 2]}}
+"""
 
-from caravan_dialects.chat.argument_types import ALL, Schema, json_of, property_schema, types_of
-from caravan_dialects.chat.call_text import SPACE, CallText, overlap
-from caravan_dialects.chat.nested_arguments import nested_json
+from collections.abc import Callable, Generator, Mapping, Sequence
+
+from caravan_dialects.chat.argument_types import ALL, Schema, json_of, property_schema, resolved, types_of
+from caravan_dialects.chat.call_text import SPACE, CallText, json_text, overlap
 from caravan_dialects.chat.tool_format import KEY, Tags, units
 
+# Stands for the key of what is in a list.
+ITEM = "item"
+_MAX_DEPTH = 32
 _TEXT_ONLY = frozenset({"string"})
 _MAX_KEY = 256
+
+
+def nested_json(text: str, tags: Tags, schema: Schema, root: Schema | None, depth: int = _MAX_DEPTH) -> str | None:
+    """Return the JSON of ``text``, a value of ``schema`` within ``root``; None if it is not made of tags."""
+    children = _children(text.strip(), tags) if depth else None
+    if not children:
+        return None
+    schema = resolved(schema, root)
+    listed = all(key == ITEM for key, _ in children) and "array" in types_of(schema, root)
+    parts = []
+    for key, inner in children:
+        child = _items(schema) if listed else property_schema(schema, key, root)
+        value = nested_json(inner, tags, child, root, depth - 1)
+        if value is None:
+            value = json_of(inner, types_of(child, root))
+        parts.append(value if listed else f"{json_text(key)}: {value}")
+    return f"[{', '.join(parts)}]" if listed else f"{{{', '.join(parts)}}}"
+
+
+def _items(schema: Schema) -> Schema:
+    items = schema.get("items")
+    return items if isinstance(items, Mapping) else {}
+
+
+def _children(text: str, tags: Tags) -> list[tuple[str, str]] | None:
+    """Return the keys and the texts of all tags in ``text``; None if there is anything else between them."""
+    found = []
+    while text:
+        if not text.startswith(tags.key_opening):
+            return None
+        key, closed, rest = text[len(tags.key_opening) :].partition(tags.key_closing)
+        end = _end(rest, tags.key_opening + key + tags.key_closing, tags.value_closing.replace(KEY, key))
+        if not closed or end is None:
+            return None
+        found.append((key, rest[: end[0]]))
+        text = rest[end[1] :].strip()
+    return found
+
+
+def _end(text: str, opening: str, closing: str) -> tuple[int, int] | None:
+    """Return where the tag that was opened before ``text`` is closed, and where its closing ends."""
+    at, level = 0, 1
+    while (end := text.find(closing, at)) >= 0:
+        level += text.count(opening, at, end) - 1
+        at = end + len(closing)
+        if not level:
+            return end, at
+    return None
 
 
 class TagReader:
@@ -57,7 +110,7 @@ class TagReader:
                 # What was not read is text.
                 text.at = start
                 return False
-            before = f"{'' if first else ', '}{_json(key)}: "
+            before = f"{'' if first else ', '}{json_text(key)}: "
             first = False
             if not (yield from self._value(key, kinds, before, start)):
                 return False
@@ -102,7 +155,7 @@ class TagReader:
             if streams:
                 # The white space before the closing, too, is held back.
                 held = max(overlap(text.text, closing, text.at), overlap(text.text, bare, text.at))
-                self._emit(_json(text.text[text.at : len(text.text) - held])[1:-1])
+                self._emit(json_text(text.text[text.at : len(text.text) - held])[1:-1])
                 text.drop(len(text.text) - held)
                 text.at = 0
             if text.ended:
@@ -110,7 +163,7 @@ class TagReader:
                 return False
             yield
         value = text.text[text.at : end].removesuffix(space)
-        self._emit(_json(value)[1:-1] + '"' if streams else before + self._json_of(key, value, kinds))
+        self._emit(json_text(value)[1:-1] + '"' if streams else before + self._json_of(key, value, kinds))
         text.at = end + len(bare)
         return True
 
@@ -129,7 +182,3 @@ def _kinds_of(tags: Tags, word: str, kinds: frozenset[str]) -> frozenset[str]:
     if not named:
         return kinds
     return named if "string" in named else (kinds & (ALL - _TEXT_ONLY)) or ALL - _TEXT_ONLY
-
-
-def _json(text: str) -> str:
-    return msgspec.json.encode(text).decode()

@@ -5,12 +5,15 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.chat.call_form import CallForms
-from caravan_dialects.chat.content_form import ContentForms
-from caravan_dialects.chat.template_errors import TemplateError, TemplateOutputError, TemplateStoppedError
-from caravan_dialects.chat.template_messages import RenderReply, RenderRequest
+from caravan_dialects.chat.template_messages import (
+    RenderReply,
+    RenderRequest,
+    TemplateError,
+    TemplateOutputError,
+    TemplateStoppedError,
+)
+from caravan_dialects.chat.template_probes import CallForms, ContentForms, make_room
 from caravan_dialects.chat.tool_derivation import ToolFormats
-from caravan_dialects.chat.tool_probes import make_room
 from caravan_dialects.guarded_process import GuardedProcesses, ProcessEndedError, Worker
 from caravan_scheduler.core.errors import HelperError
 

@@ -8,7 +8,7 @@ import msgspec
 from caravan_dialects.chat.closed_schema import json_layout, parameters_schema, without_definitions
 from caravan_dialects.chat.grammar_terms import Terms, json_term, literal_regex, quoted, terms_for
 from caravan_dialects.chat.literal_grammar import LiteralGrammar
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError, UnsupportedToolError
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError, UnsupportedToolError
 from caravan_dialects.chat.tag_grammar import TagGrammar
 from caravan_dialects.chat.tool_format import HOLE, NAME, Style, ToolFormat, is_tag
 from caravan_dialects.chat.value_grammar import Values

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
+from caravan_dialects.chat.call_text import json_text
 
 Json = dict[str, Any]
 
@@ -42,7 +42,7 @@ def with_tools_as_text(messages: Sequence[Json], tools: Sequence[Json], tool_pro
     """
     if not tools:
         return _calls_as_text(messages)
-    listed = "\n".join(_to_json(tool["function"]) for tool in tools)
+    listed = "\n".join(json_text(tool["function"]) for tool in tools)
     return with_instruction(_calls_as_text(messages), f"You may call these functions:\n{listed}\n{tool_prompt}")
 
 
@@ -73,12 +73,8 @@ def _calls_as_text(messages: Sequence[Json]) -> list[Json]:
             else:
                 result.append({"role": "user", "content": text})
         else:
-            calls = [_to_json(call["function"]) for call in message.get("tool_calls", ())]
+            calls = [json_text(call["function"]) for call in message.get("tool_calls", ())]
             text = "\n".join(part for part in (message["content"], *calls) if part)
             result.append({key: message[key] for key in _KEPT if key in message} | {"content": text})
         answers = message["role"] == "tool"
     return result
-
-
-def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""Rules of a grammar for values, and the JSON among them."""
+"""Rules of a grammar for values, the JSON among them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from caravan_dialects.chat.argument_types import Schema, resolved, target_of, ty
 from caravan_dialects.chat.closed_schema import json_layout
 from caravan_dialects.chat.grammar_terms import Terms, json_term
 from caravan_dialects.chat.schema_alternatives import alternatives
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError
 
 # More than a shard takes.
 _MAX_RULES = 4000

@@ -1,7 +1,9 @@
 """Keeps nodes and heads in SQLite. Calls block, and all of them come from one thread."""
 
 import logging
+import os
 import sqlite3
+import sys
 from collections.abc import Container, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -11,13 +13,15 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.conversations.kept_media import referenced, with_files, without_files
-from caravan_dialects.conversations.kept_tokens import packed, unpacked
 from caravan_dialects.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
-from caravan_dialects.conversations.reserve import Reserve
+from caravan_dialects.conversations.packing import packed, referenced, unpacked, with_files, without_files
 from caravan_dialects.conversations.tables import ADD_FILE, ADD_NODE, CHAIN, NAME_FILE, READ_FILE, VERSIONS
 from caravan_scheduler.core.tokens import common_length
 
+# Deleting writes as much as it erases, until SQLite has moved that into its file.
+RESERVED_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
 # Bytes that a row takes beside its contents, roughly.
 _ROW_BYTES = 400
 # Expired entries are looked for, and an entry that is used again is written, once in this many seconds.
@@ -25,14 +29,61 @@ _SWEEP_S = 1.0
 _TOUCH_S = 30.0
 # Another router may write to the file for a moment, when it takes over from this one.
 _BUSY_S = 10.0
-# Pages of SQLite's log until they are moved into the file.
-_LOG_PAGES, _PAGE_BYTES = 128, 4096
-
 _ITEMS = msgspec.json.Decoder(tuple[Json, ...])
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _encode = msgspec.json.encode
 
-log = logging.getLogger(__name__)
+
+class Reserve:
+    """A file beside that of the store, whose bytes are given up for a moment. Without a file, it does nothing."""
+
+    def __init__(self, file: Path | None) -> None:
+        """``file``: that of the store."""
+        self._path = None if file is None else file.with_name(f"{file.name}-reserve")
+        self._log = None if file is None else file.with_name(f"{file.name}-wal")
+        self._is_whole = False
+        self.fill()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Give the room up for the block."""
+        if self._path is not None:
+            self._is_whole = False
+            os.truncate(self._path, 0)
+        try:
+            yield
+        finally:
+            self.fill()
+
+    def free_bytes(self) -> int:
+        """Return how much room the disk has now."""
+        if self._path is None:
+            return sys.maxsize
+        disk = os.statvfs(self._path)
+        return disk.f_bavail * disk.f_frsize
+
+    def log_bytes(self) -> int:
+        """Return how long SQLite's log is."""
+        return self._log.stat().st_size if self._log is not None and self._log.exists() else 0
+
+    def fill(self) -> None:
+        """Take the room, if it is there and was not taken yet."""
+        if self._path is None or self._is_whole:
+            return
+        try:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, RESERVED_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.info("no room could be reserved for deleting conversations on a full disk: %s", error)
+        else:
+            self._is_whole = True
+
+
+# Pages of SQLite's log until they are moved into the file.
+_LOG_PAGES, _PAGE_BYTES = 128, 4096
 
 
 class StateFileError(Exception):
@@ -96,26 +147,13 @@ class Database:
 
     def node(self, owner: str, node_id: str, now: float) -> Chain | None:
         """Return the chain that ends with a response; None if the owner has no response of this id."""
-        self._sweep(now)
-        row = self._connection.execute(
-            "SELECT used, count FROM nodes WHERE id = ? AND owner = ? AND named", (node_id, owner)
-        ).fetchone()
-        if row is None:
-            return None
-        self._touch("nodes", node_id, row[0], now)
-        return self._chain(owner, Position(node=node_id, items=row[1]))
+        row = self._used("nodes", "count", node_id, owner, now)
+        return None if row is None else self._chain(owner, Position(node=node_id, items=row[0]))
 
     def response(self, owner: str, node_id: str, now: float) -> bytes | None:
         """Return the JSON of a response, and read nothing else of its chain; None if the owner has none of this id."""
-        self._sweep(now)
-        row = self._connection.execute(
-            "SELECT used, response FROM nodes WHERE id = ? AND owner = ? AND named", (node_id, owner)
-        ).fetchone()
-        if row is None:
-            return None
-        used, response = row
-        self._touch("nodes", node_id, used, now)
-        return bytes(response)
+        row = self._used("nodes", "response", node_id, owner, now)
+        return None if row is None else bytes(row[0])
 
     def conversation(self, owner: str, head_id: str, now: float) -> tuple[Head, Chain] | None:
         """Return a head and its chain; None if the owner has no head of this id."""
@@ -124,16 +162,26 @@ class Database:
 
     def head(self, owner: str, head_id: str, now: float) -> Head | None:
         """Return a head, and read nothing of its chain; None if the owner has no head of this id."""
-        self._sweep(now)
-        row = self._connection.execute(
-            "SELECT used, node, items, metadata, created FROM heads WHERE id = ? AND owner = ?", (head_id, owner)
-        ).fetchone()
+        row = self._used("heads", "node, items, metadata, created", head_id, owner, now)
         if row is None:
             return None
-        used, node, items, metadata, created = row
-        self._touch("heads", head_id, used, now)
+        node, items, metadata, created = row
         position = Position(node=node or "", items=items)
         return Head(id=head_id, created=created, position=position, metadata=_METADATA.decode(metadata))
+
+    def _used(self, table: str, columns: str, entry: str, owner: str, now: float) -> Sequence[Any] | None:
+        """Return ``columns`` of an entry, and note its use; None if the owner has none of this id."""
+        self._sweep(now)
+        condition = "id = ? AND owner = ?" if table == "heads" else "id = ? AND owner = ? AND named"
+        query = f"SELECT used, {columns} FROM {table} WHERE {condition}"  # noqa: S608
+        row = self._connection.execute(query, (entry, owner)).fetchone()
+        if row is None:
+            return None
+        if now - row[0] >= min(_TOUCH_S, self._bounds.life_s / 2):
+            with _tolerating():
+                self._connection.execute(f"UPDATE {table} SET used = ? WHERE id = ?", (now, entry))  # noqa: S608
+        found: Sequence[Any] = row[1:]
+        return found
 
     def commit(self, owner: str, transaction: Transaction, now: float) -> bool:
         """Write all of ``transaction``, or nothing: then return False, because the head or the parent is not there."""
@@ -274,12 +322,6 @@ class Database:
             "SELECT count FROM nodes WHERE id = ? AND owner = ?", (position.node, owner)
         ).fetchone()
         return row is not None and 0 < position.items <= row[0]
-
-    def _touch(self, table: str, entry: str, used: float, now: float) -> None:
-        if now - used < min(_TOUCH_S, self._bounds.life_s / 2):
-            return
-        with _tolerating():
-            self._connection.execute(f"UPDATE {table} SET used = ? WHERE id = ?", (now, entry))  # noqa: S608
 
     def _sweep(self, now: float) -> None:
         """Remove what has expired."""

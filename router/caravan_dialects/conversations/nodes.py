@@ -4,6 +4,7 @@ A node adds items, such as messages and calls of tools, to those of its parent. 
 position. Forking makes a second head and rewinding moves one, so that neither copies items.
 """
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,3 +102,8 @@ class Transaction:
     node: Node | None = None
     head: Head | None = None
     expected: Position | None = None
+
+
+def new_id(prefix: str) -> str:
+    """Return an id such as ``resp_9f86d081884c7d659a2feaa0c55ad015``."""
+    return f"{prefix}_{secrets.token_hex(16)}"

@@ -10,13 +10,17 @@ concurrent_requests = 8
 operator = false
 """
 
+import argparse
 import re
+import secrets
+import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
+from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey, digest_of
 from caravan_scheduler.core.generation import Tenant
 
 # The name is also the tenant's and appears in the log.
@@ -110,3 +114,22 @@ def _check_distinct(field: str, values: list[str]) -> None:
     for index, value in enumerate(values):
         if (first := values.index(value)) != index:
             raise KeyFileError(f"keys[{index}].{field} is that of keys[{first}] already. Given: {value}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the key to stderr and its entry to stdout, so that ``caravan key alice >> keys.toml`` stores no secret."""
+    parser = argparse.ArgumentParser(prog="caravan key", description=__doc__, allow_abbrev=False)
+    parser.add_argument("name", help="name of the key's owner, for the log and as tenant of its requests")
+    parser.add_argument("--operator", action="store_true", help="allow the routes under /admin")
+    arguments = parser.parse_args(argv)
+    name: str = arguments.name
+    try:
+        check_name("NAME", name)
+    except KeyFileError as error:
+        parser.error(str(error))
+    secret = secrets.token_urlsafe(32)
+    sys.stderr.write(f"The key, shown only now: {secret}\n")
+    sys.stderr.flush()
+    operator = "operator = true\n" if arguments.operator else ""
+    sys.stdout.write(f'\n[[keys]]\nname = "{name}"\nsha256 = "{digest_of(secret).hex()}"\n{operator}')
+    return 0

@@ -30,10 +30,9 @@ from caravan_proto.wire import (
     encode_command,
     encode_parts,
 )
-from caravan_router.engine import info_codec, reply_codec
-from caravan_router.engine.media_parts import content_of, shape_of
-from caravan_router.engine.shard_calls import Reply, ShardRpcError, TextCount
-from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine import reply_codec
+from caravan_router.engine.media import content_of, shape_of
+from caravan_router.engine.shard_calls import Reply, ShardInfo, ShardRpcError, TextCount
 from caravan_scheduler.actions import Fetch
 from caravan_scheduler.core.media import Media
 from caravan_scheduler.events import SavedRun
@@ -173,7 +172,7 @@ class ShardClient:
         call = self._stub.ListRuns(shard_pb2.ListRunsRequest())
         runs: list[SavedRun] = []
         while isinstance(message := await _checked(call.read(), _CONTROL_TIMEOUT_S), shard_pb2.ListRunsResponse):
-            runs += info_codec.saved_runs(message)
+            runs += reply_codec.saved_runs(message)
         return tuple(runs)
 
     async def watch(self, interval_s: float, silence_s: float, epoch: int = 0) -> AsyncGenerator[ShardStatus, None]:

@@ -8,29 +8,28 @@ import logging
 import operator
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.demand import Demand
 from caravan_router.engine.discovery import AddressBook, ShardSource
-from caravan_router.engine.fleet_prefixes import FleetPrefixes
 from caravan_router.engine.link import ShardLink
 from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.link_pool import LinkPool
+from caravan_router.engine.model_prefixes import ModelPrefixes
 from caravan_router.engine.observer import EngineObserver
 from caravan_router.engine.replacement import find_engine, may_be_same, serving
-from caravan_router.engine.shard_info import ShardInfo
-from caravan_router.engine.shard_report import report_of
+from caravan_router.engine.shard_calls import ShardInfo
 from caravan_router.engine.viewers import Viewers
 from caravan_router.engine.wall import guarded, lasting
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.engine import ModelFacts, ModelNames
-from caravan_scheduler.core.shards import ShardReport, ShardState
+from caravan_scheduler.core.prefixes import PinRefusal, PrefixReport, ShardPrefixes
+from caravan_scheduler.core.shards import ShardReport, ShardRoom, ShardState
 
 _log = logging.getLogger(__name__)
-
 # The scheduler's deadlines are in seconds, so a coarse clock is enough when nothing else happens.
 _TICK_S = 0.5
 _SETTLE_POLL_S = 0.01
@@ -41,6 +40,79 @@ _REMEMBERED_S = 600.0
 _REPLACED_S = 5.0
 # Its shard may serve again.
 _PRESENT = (ShardState.SERVING, ShardState.STANDBY, ShardState.DRAINING)
+
+
+def report_of(link: ShardLink, batcher: Batcher | None) -> ShardReport:
+    """Return the state of the shard of ``link``; ``batcher``: the engine that commands it, if there is one."""
+    report = ShardReport(address=link.address, standing=link.standing, epoch=link.epoch)
+    if link.info is None:
+        return report
+    leased = None if batcher is None else batcher.scheduler.shards.get(link.address)
+    limits = link.info.limits if leased is None else leased.capacity.limits
+    return replace(
+        report,
+        shard_id=link.info.shard_id,
+        version=link.info.version,
+        model=link.info.facts.name,
+        model_fingerprint=link.info.facts.sha256,
+        room=ShardRoom(
+            max_sequences=limits.max_sequences,
+            max_batch_tokens=limits.max_batch_tokens,
+            cells=limits.layout.cells,
+            cells_per_sequence=limits.layout.cells_per_sequence,
+            unified=limits.layout.shares_cells,
+            draft_tokens=limits.draft_tokens,
+        ),
+        numerics=link.info.numerics,
+        sequences=0 if leased is None else len(leased.stays.residents),
+        used_cells=0 if leased is None else leased.cells.live,
+    )
+
+
+class FleetPrefixes:
+    """Asks the engine that has a prefix. ``batchers``: those of the known models, which come and go."""
+
+    def __init__(self, batchers: Collection[Batcher]) -> None:
+        self._batchers = batchers
+
+    def cached_prefixes(self) -> list[ShardPrefixes]:
+        """Return what each leased shard keeps of ended sequences."""
+        return [prefixes for batcher in self._batchers for prefixes in batcher.prefixes.cached_prefixes()]
+
+    async def flush_prefixes(self, shards: Collection[str]) -> list[ShardPrefixes]:
+        """Evict all that ``shards`` keep of ended sequences, and return it. Shards that are not leased are left out."""
+        models = [batcher.prefixes for batcher in self._batchers]
+        flushed = await asyncio.gather(*(prefixes.flush_prefixes(shards) for prefixes in models))
+        return [prefixes for of_model in flushed for prefixes in of_model]
+
+    def find_prefix(self, prefix_id: str) -> PrefixReport | None:
+        """Return the prefix of this id; None if no shard has it and it is not pinned."""
+        found = self._home_of(prefix_id)
+        return None if found is None else found[0].find_prefix(found[1])
+
+    async def drop_prefix(self, prefix_id: str) -> PrefixReport | None:
+        """Evict the prefix of this id from all shards, and pin it no longer. Return it as it was, if it was."""
+        found = self._home_of(prefix_id)
+        return None if found is None else await found[0].drop_prefix(found[1])
+
+    def pins(self) -> list[PrefixReport]:
+        """Return the pinned prefixes of all models, the first pinned of each first."""
+        return [report for batcher in self._batchers for report in batcher.prefixes.pins()]
+
+    async def pin_prefix(self, prefix_id: str) -> PrefixReport | PinRefusal | None:
+        """Let a prefix stay that a shard has. Return it, or why not; None if no shard has it and it is not pinned."""
+        found = self._home_of(prefix_id)
+        return None if found is None else await found[0].pin_prefix(found[1])
+
+    def unpin_prefix(self, prefix_id: str) -> PrefixReport | None:
+        """Let a prefix make way for others again, and return it; None if it is not pinned."""
+        found = self._home_of(prefix_id)
+        return None if found is None else found[0].unpin_prefix(found[1])
+
+    def _home_of(self, prefix_id: str) -> tuple[ModelPrefixes, bytes] | None:
+        """Return the prefixes of the model that has such ids, and the key of the prefix there; None if none has."""
+        keys = ((batcher.prefixes, batcher.prefixes.key_of(prefix_id)) for batcher in self._batchers)
+        return next(((prefixes, key) for prefixes, key in keys if key is not None), None)
 
 
 @dataclass(slots=True)

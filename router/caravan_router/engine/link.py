@@ -10,27 +10,17 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from caravan_proto.channel import is_tcp
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Command
+from caravan_proto.messages.model import ShardClaim
 from caravan_router.engine.client import ShardClient
-from caravan_router.engine.command_runner import CommandRunner, EventSink, Session
-from caravan_router.engine.link_config import LinkConfig
-from caravan_router.engine.link_owner import (
-    DrainedError,
-    InsecureError,
-    LinkOwner,
-    RefusedError,
-    SessionError,
-)
-from caravan_router.engine.pace import StepPace
-from caravan_router.engine.security import find_tls_problem
-from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
-from caravan_router.engine.shard_info import ShardInfo
-from caravan_router.engine.shard_turns import ShardTurns
+from caravan_router.engine.command_runner import CommandRunner, EventSink, Session, StepPace
+from caravan_router.engine.link_config import LinkConfig, find_tls_problem
+from caravan_router.engine.shard_calls import ShardCalls, ShardInfo, ShardRpcError
 from caravan_router.engine.wall import log_bug
 from caravan_scheduler.actions import Encode, Fetch
 from caravan_scheduler.core.shards import ShardStanding, ShardState
@@ -41,17 +31,15 @@ from caravan_scheduler.events import (
     ShardLost,
 )
 
+# A router that lent a shard has asked for it again after so many seconds, and the borrower has heard of it.
+_FIRST_ASKED_S = 3.0
 _log = logging.getLogger(__name__)
-
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
-
 # Part of a lease's time after which it is renewed.
 _RENEWED_AFTER = 1 / 15
-
 # A router that ends waits so long for a shard to take its lease back.
 _LAST_CALL_S = 1.0
-
 # A router asks this often for a shard that another one holds, in seconds: while its requests wait, and else.
 _URGENT_S = 0.1
 _STANDBY_S = 1.0
@@ -59,8 +47,105 @@ _STANDBY_S = 1.0
 # asks for it: one whose requests wait, and any other.
 _TURN_PAUSE_S = 0.4
 _YIELDED_S = 5.0
-
 _GONE = "its address is gone"
+
+
+class ShardTurns:
+    """Of one shard, as its link knows.
+
+    A router that lets its only shard go for requests that wait at another one lends it. It has it back for good when
+    those have ended: what begins meanwhile is for the lender.
+    """
+
+    def __init__(self) -> None:
+        # The claim of another router that wants the shard; None if there is none.
+        self.wanted_by: ShardClaim | None = None
+        # The shard drains because another router takes it over, which has requests that wait for it.
+        # The seconds after that before it is asked for again; 0 if it is not to be taken over.
+        self.yields_for_s = 0.0
+        # The URL of the router that lent it, while it is borrowed; "" if it is not, or that one cannot be reached.
+        self.lender = ""
+        self.lent = False
+        # The URL of the router that has just got back what it had lent, until the shard says who holds it.
+        self.returned_to = ""
+        self._taken_s = time.monotonic()
+
+    @property
+    def is_wanted_urgently(self) -> bool:
+        """Whether requests of another router wait for the shard."""
+        return self.wanted_by is not None and self.wanted_by.urgent
+
+    @property
+    def is_borrowed(self) -> bool:
+        """Whether the shard goes back once what has begun here has ended.
+
+        The lender asks for it all the time; if it does not, it is gone.
+        """
+        if not self.lender:
+            return False
+        return self.wanted_by is not None or time.monotonic() - self._taken_s < _FIRST_ASKED_S
+
+    def take(self, holder_url: str, *, for_turn: bool) -> None:
+        """Note that the shard is this router's now. ``for_turn``: requests waited for it that ``holder_url`` held."""
+        # What was lent is not borrowed from the borrower.
+        self.lender = holder_url if for_turn and not self.lent else ""
+        self.lent = False
+        self._taken_s = time.monotonic()
+
+    def yield_for(self, seconds: float, *, lend: bool) -> None:
+        """Note that the shard goes to another router; ``lend``: it is this router's only one."""
+        self.yields_for_s = seconds
+        # One that is borrowed is not lent, but given back.
+        self.lent = lend and not self.lender
+
+    def leave(self) -> None:
+        """Note that the shard is no longer this router's."""
+        self.returned_to = self.lender if self.yields_for_s else ""
+        self.wanted_by, self.yields_for_s, self.lender = None, 0.0, ""
+
+
+class SessionError(Exception):
+    """Why a session with the shard ended or could not start, apart from a failed call."""
+
+
+class RefusedError(SessionError):
+    """The shard may not serve beside the others."""
+
+
+class InsecureError(SessionError):
+    """Router and shard do not agree on TLS, or one refuses the other's certificate."""
+
+
+class DrainedError(SessionError):
+    """The shard drained as planned, and has ended or is another router's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOwner:
+    """``accept`` judges a shard before it joins: it returns the engine of its model, or a reason to refuse it.
+
+    ``is_other`` says whether what is known now of the shard's files tells it from the other shards of its engine.
+    ``claim`` returns what to ask a shard with the model of that fingerprint with; None if this router needs no more of
+    them. ``on_wanted`` is called when `ShardTurns.wanted_by` has changed.
+    """
+
+    accept: "Callable[[ShardLink, ShardInfo], EventSink | str]"
+    is_other: "Callable[[ShardLink, ShardInfo], bool]" = lambda _link, _info: False
+    claim: Callable[[str], ShardClaim | None] = lambda _fingerprint: ShardClaim(0)
+    on_wanted: Callable[[], None] = lambda: None
+
+    def engine_of(self, link: "ShardLink", info: ShardInfo) -> EventSink:
+        """Return the engine of the shard's model. Raises RefusedError."""
+        accepted = self.accept(link, info)
+        if isinstance(accepted, str):
+            raise RefusedError(accepted)
+        return accepted
+
+    def check_same(self, link: "ShardLink", info: ShardInfo) -> None:
+        """Tell the engine of a leased shard what is in its files now. Raise SessionError if it is another's shard."""
+        if self.is_other(link, info):
+            raise SessionError("the file of its model has the name of another one, and other weights")
+        self.engine_of(link, info)
 
 
 class ShardLink:

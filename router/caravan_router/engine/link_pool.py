@@ -11,10 +11,9 @@ from typing import Protocol
 from caravan_proto.messages.model import ShardClaim
 from caravan_router.engine.command_runner import EventSink
 from caravan_router.engine.discovery import Discovery, ShardSource
-from caravan_router.engine.link import ShardLink
+from caravan_router.engine.link import LinkOwner, ShardLink
 from caravan_router.engine.link_config import LinkConfig
-from caravan_router.engine.link_owner import LinkOwner
-from caravan_router.engine.shard_info import ShardInfo
+from caravan_router.engine.shard_calls import ShardInfo
 from caravan_router.engine.wall import lasting, log_bug
 from caravan_scheduler.core.shards import ShardState
 

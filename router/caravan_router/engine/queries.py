@@ -12,12 +12,10 @@ from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.link import ShardLink
-from caravan_router.engine.media_parts import parts_of
-from caravan_router.engine.media_shelf import MediaShelf
+from caravan_router.engine.media import MediaShelf, parts_of
 from caravan_router.engine.replicas import Replicas
 from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
-from caravan_router.engine.text_gate import TextGate
-from caravan_router.engine.text_lanes import TextLanes
+from caravan_router.engine.text_gate import TextGate, TextLanes
 from caravan_scheduler.core.engine import ANY_SENDER, TextSender
 from caravan_scheduler.core.errors import EngineError, GenerationError, HelperError, NoShardError, TextTooLongError
 from caravan_scheduler.core.groups import Most, grouped

@@ -1,7 +1,8 @@
-"""Decodes the replies of a shard to commands."""
+"""Decodes the replies of a shard: those to commands, and its saved runs."""
 
 from caravan_proto.messages.results import DraftCount, DraftSource, FinishReason, StepOutcome
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_proto.wire import decode_note
 from caravan_router.engine.step_columns import (
     alternatives_of,
     drafts_of,
@@ -9,7 +10,7 @@ from caravan_router.engine.step_columns import (
     prompt_logprobs_of,
     tokens_of,
 )
-from caravan_scheduler.events import Stepped
+from caravan_scheduler.events import SavedRun, Stepped
 
 _FINISH = {
     types_pb2.FINISH_REASON_UNSPECIFIED: None,
@@ -71,3 +72,24 @@ def evaluated(message: shard_pb2.EvaluateResponse, *, shard: str, command_id: in
         evaluations=tuple(zip(columns.sequence_ids, alternatives_of(columns), strict=True)),
         missing_media=tuple(message.missing_media_ids),
     )
+
+
+def saved_runs(message: shard_pb2.ListRunsResponse) -> list[SavedRun]:
+    """Decode a part of the reply to ListRuns."""
+    cuts = list(zip(message.cuts, message.keys, strict=True))
+    runs: list[SavedRun] = []
+    at = 0
+    for start, size, on_disk, count, note in zip(
+        message.starts, message.bytes, message.on_disk, message.cut_counts, message.notes, strict=True
+    ):
+        runs.append(
+            SavedRun(
+                start=start,
+                cuts=tuple(cuts[at : at + count]),
+                size_bytes=size,
+                on_disk=on_disk,
+                note=decode_note(note),
+            )
+        )
+        at += count
+    return runs

@@ -15,18 +15,15 @@ from caravan_dialects.api.anthropic.schema import (
 )
 from caravan_dialects.api.anthropic.translation import chat_request_of
 from caravan_dialects.api.generation.parts import MediaParts
-from caravan_dialects.api.generation.rendered import RenderedTokens, rendered_tokens
+from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_tokens
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.context import context_of
-from caravan_router.http.generation.counting import counting_refusals, reading_texts
-from caravan_router.http.generation.models import asked_model
+from caravan_router.http.generation.models import asked_model, context_of, counting_refusals, reading_texts
+from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.ignored import IGNORED
-from caravan_router.http.server.json_reply import json_reply
 from caravan_router.http.server.middleware import REQUEST_ID
-from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter
+from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.typed_body import Tolerance
 
 _VERSION = (Parameter(name="anthropic-version", place="header", description="Accepted and without effect"),)
 

@@ -9,19 +9,18 @@ from aiohttp import web
 from caravan_dialects.api.generation.in_progress import RequestsInProgress
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.responses.running import RunningResponses
-from caravan_dialects.auth.permits import PermitPools
+from caravan_dialects.auth.client import PermitPools
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
-from caravan_router.http.generation.in_progress import IN_PROGRESS
-from caravan_router.http.openai.responses.running import RUNNING
-from caravan_router.http.ops.routes import read_documents
-from caravan_router.http.page.files import page
-from caravan_router.http.page.routes import SHOWN
+from caravan_router.http.generation.answer import IN_PROGRESS
+from caravan_router.http.openai.responses import RUNNING
+from caravan_router.http.ops import read_documents
+from caravan_router.http.page import SHOWN, page
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.authentication import Authentication
-from caravan_router.http.server.body_room import BoundingBodies
+from caravan_router.http.server.body import BoundingBodies
 from caravan_router.http.server.connection import mark_serving
 from caravan_router.http.server.dialect import DIALECTS
 from caravan_router.http.server.handing_over import HandingOver
@@ -36,8 +35,8 @@ from caravan_router.http.server.middleware import (
 )
 from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras
 from caravan_router.metrics.recorder import Metrics
+from caravan_scheduler.core.catalogue import Catalogue
 from caravan_scheduler.core.engine import Fleet
-from caravan_scheduler.core.library import Library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,7 @@ def build_app(
     info: InfoExtras = DEFAULT_INFO,
     access: Access = OPEN_TO_ALL,
     store: Store | None = None,
-    library: Library | None = None,
+    catalogue: Catalogue | None = None,
 ) -> web.Application:
     """Return the application, to be served by `listener.listening`. It closes ``store``, by default one in memory."""
     cors = Cors(access.cors_allow_origin)
@@ -94,7 +93,7 @@ def build_app(
         decoder=MediaDecoder(),
         store=Store(StoreSettings()) if store is None else store,
         keyring=access.keyring,
-        library=library,
+        catalogue=catalogue,
     )
     app.on_cleanup.append(_close_parts)
     app.on_cleanup.append(lambda _app: neighbours.close())

@@ -4,23 +4,21 @@ import msgspec
 from aiohttp import web
 
 from caravan_dialects.api.body import decode
-from caravan_dialects.api.cloud.reply import AskedVertex
-from caravan_dialects.api.cloud.schema import RequestKeys, VertexRequest, VertexResponse
+from caravan_dialects.api.cloud import AskedVertex, RequestKeys, VertexRequest, VertexResponse
 from caravan_dialects.api.errors import BodyMismatchError
 from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest
 from caravan_dialects.api.openai.completions.schema import Completion, CompletionRequest
 from caravan_dialects.api.tgi.errors import TGI
 from caravan_dialects.api.tgi.schema import CompatGenerateRequest, GenerateResponse, StreamEvent
 from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.counting import counting_refusals
-from caravan_router.http.openai.chat import chat_completions
-from caravan_router.http.openai.completions import completions
+from caravan_router.http.generation.models import counting_refusals
+from caravan_router.http.openai.generation import chat_completions, completions
 from caravan_router.http.server.body import read_json
 from caravan_router.http.server.ignored import note_ignored
 from caravan_router.http.server.route import EVENTS, JSON, Handler
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
-from caravan_router.http.tgi.routes import GENERATE_ERRORS, generate_compat
+from caravan_router.http.tgi import GENERATE_ERRORS, generate_compat
 
 # In TGI's order: the first field that is present decides.
 _HANDLERS: tuple[tuple[str, Handler], ...] = (

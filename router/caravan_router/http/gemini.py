@@ -7,36 +7,32 @@ from functools import partial
 
 from aiohttp import web
 
-from caravan_dialects.api.gemini.embeddings import embeddings_of, texts_of
+from caravan_dialects.api.gemini.contents import embeddings_of, texts_of
 from caravan_dialects.api.gemini.errors import GEMINI
-from caravan_dialects.api.gemini.replies import (
-    BatchEmbedContentsResponse,
-    ContentEmbedding,
-    CountTokensResponse,
-    EmbedContentResponse,
-    GenerateContentResponse,
-)
 from caravan_dialects.api.gemini.reply import AskedContent, AskedList
 from caravan_dialects.api.gemini.schema import (
     BatchEmbedContentsRequest,
+    BatchEmbedContentsResponse,
+    ContentEmbedding,
     CountTokensBody,
+    CountTokensResponse,
     EmbedContentRequest,
+    EmbedContentResponse,
     GenerateContentRequest,
+    GenerateContentResponse,
 )
 from caravan_dialects.api.gemini.translation import counted_request, prompt_request_of
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.context import context_of
-from caravan_router.http.generation.counting import counting_refusals, reading_texts
+from caravan_router.http.generation.models import context_of, counting_refusals, reading_texts
 from caravan_router.http.openai.vectors import vectors_of
+from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.ignored import IGNORED
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Parameter
+from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
-from caravan_router.http.server.typed_body import Tolerance
 
 _KEY = Parameter(name="key", place="query", description="An API key, for clients that do not send `x-goog-api-key`")
 _MODEL = Parameter(name="model", place="path", description="Name of a model or of one of its adapters")

@@ -1,9 +1,10 @@
 """llama-server's ``/completion``, ``/infill``, ``/props`` and ``/slots``."""
 
+import msgspec
 from aiohttp import web
 
-from caravan_dialects.api.errors import NoSlotError
-from caravan_dialects.api.generation.bounds import bounds_of
+from caravan_dialects.api.errors import NoSlotError, UnknownModelError
+from caravan_dialects.api.limits import bounds_of
 from caravan_dialects.api.llama_server.errors import LLAMA_SERVER
 from caravan_dialects.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
 from caravan_dialects.api.llama_server.reply import AskedLlamaServer
@@ -12,20 +13,28 @@ from caravan_dialects.api.llama_server.schema import (
     LlamaCompletion,
     LlamaCompletionRequest,
     Modalities,
+    ModelCommand,
+    ModelEvent,
+    ModelEventData,
     Props,
     ServedContext,
     Slot,
+    Success,
 )
 from caravan_dialects.api.openai.choices import number_of_choices
+from caravan_dialects.api.openai.errors import OPENAI
 from caravan_router.http.generation.answer import answer
-from caravan_router.http.generation.counting import counting_refusals
-from caravan_router.http.generation.models import asked_model, served_model
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import GENERATION_ERRORS, Parameter
+from caravan_router.http.generation.models import asked_model, catalogue_of, counting_refusals, served_model
+from caravan_router.http.openai.models import download_told
+from caravan_router.http.server.event_stream import EventStream, until_the_end
+from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_scheduler.core.catalogue import CatalogueError, StateChange
 
 ROUTES = Routes(LLAMA_SERVER, any_type=True)
+
+
 _Whole = LlamaCompletion | list[LlamaCompletion]
 
 
@@ -106,3 +115,56 @@ async def slots(request: web.Request) -> web.Response:
     if busy >= total and "fail_on_no_slot" in request.query:
         raise NoSlotError
     return json_reply([Slot(number, context, number < busy) for number in range(total)])
+
+
+CATALOGUE_ROUTES = Routes(OPENAI, any_type=True, operator=True)
+
+
+@CATALOGUE_ROUTES.route(
+    "POST",
+    "/models/load",
+    "Load a model as soon as there is room; `GET /models` reports its state",
+    reply=Success,
+    errors=(*BODY_ERRORS, 404),
+)
+async def load(request: web.Request, body: ModelCommand) -> web.Response:
+    """Raises NoCatalogueError, UnknownModelError."""
+    try:
+        catalogue_of(request.app[STATE]).load(body.model)
+    except CatalogueError:
+        raise UnknownModelError(body.model) from None
+    return json_reply(Success(success=True))
+
+
+@CATALOGUE_ROUTES.route(
+    "POST",
+    "/models/unload",
+    "Unload a model once its running requests have ended; the next request loads it again",
+    reply=Success,
+    errors=(*BODY_ERRORS, 404),
+)
+async def unload(request: web.Request, body: ModelCommand) -> web.Response:
+    """Raises NoCatalogueError, UnknownModelError."""
+    try:
+        catalogue_of(request.app[STATE]).unload(body.model)
+    except CatalogueError:
+        raise UnknownModelError(body.model) from None
+    return json_reply(Success(success=True))
+
+
+@CATALOGUE_ROUTES.route(
+    "GET", "/models/sse", "Stream every change of a model's state", events=ModelEvent, errors=(404,)
+)
+async def model_changes(request: web.Request) -> web.StreamResponse:
+    """Raises NoCatalogueError."""
+    told = catalogue_of(request.app[STATE]).changes()
+    async with EventStream(request, {}, request.app[STATE].limits) as events, until_the_end(request, told) as changes:
+        async for change in changes:
+            await events.send(msgspec.json.encode(_event(change)))
+    return events.response
+
+
+def _event(change: StateChange) -> ModelEvent:
+    status = "removed" if change.state is None else change.state.value
+    data = ModelEventData(status, download_told(change.download))
+    return ModelEvent(model=change.name, event="status_change", data=data)

@@ -9,16 +9,15 @@ from aiohttp import web
 
 from caravan_dialects.api.anthropic.errors import ANTHROPIC
 from caravan_dialects.api.anthropic.models import AnthropicModel, AnthropicModelList, page_of, shown_model, shown_models
-from caravan_dialects.api.dialect import Dialect
+from caravan_dialects.api.errors import Dialect
 from caravan_dialects.api.gemini import models as gemini
 from caravan_dialects.api.gemini.errors import GEMINI
-from caravan_dialects.api.gemini.replies import GeminiModel, GeminiModelList
+from caravan_dialects.api.gemini.schema import GeminiModel, GeminiModelList
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.schema import Model, ModelList
 from caravan_router.http.generation.models import listed_models
 from caravan_router.http.openai.models import SUMMARY, found, listed
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import JSON, Parameter
+from caravan_router.http.server.route import JSON, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
 from caravan_scheduler.core.engine import ModelFacts

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.api.generation.models import MODEL_HEADER
+from caravan_dialects.api.generation.context import MODEL_HEADER
 from caravan_dialects.api.generation.serving import PRIORITY_HEADER, SPECULATE_HEADER, TIMEOUT_HEADER
 from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_proto.messages.sampling import RANGES

@@ -1,16 +1,21 @@
 """Whether and where traces are sent."""
 
+import asyncio
 import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-_log = logging.getLogger(__name__)
+from caravan_scheduler.core.trace import Tracing
 
+_log = logging.getLogger(__name__)
 EXTRA = "otlp"
 _MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc", "opentelemetry.exporter.otlp.proto.http")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+
 _GRPC, _HTTP = "grpc", "http/protobuf"
 
 
@@ -58,3 +63,19 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+
+
+@asynccontextmanager
+async def tracing(settings: TraceSettings | None) -> AsyncIterator[Tracing | None]:
+    """Send traces while the block runs; None without settings. The end takes at most a few seconds."""
+    if settings is None:
+        yield None
+        return
+    from caravan_router.tracing.export import SpanSender
+    from caravan_router.tracing.spans import OpenTelemetry
+
+    sender = await asyncio.to_thread(SpanSender, settings)
+    try:
+        yield OpenTelemetry(sender.provider)
+    finally:
+        await asyncio.to_thread(sender.close)

@@ -7,7 +7,43 @@ from random import Random
 from typing import assert_never
 
 from caravan_serve.bench.request import BenchRequest
-from caravan_serve.bench.words import seeded, words
+
+# Everyday words, each of which is one token in nearly every BPE vocabulary.
+_TEXT = """
+    able about above across action after again air all almost along already also always among animal answer apple area
+    army around art autumn away back bad bank base beach bear beautiful bed before begin behind bell below best better
+    between big bird black blue board boat body book both bottom box bread break bridge bright bring brother brown build
+    burn business busy call camp capital care carry catch cause center chance change check child choose church circle
+    city class clean clear climb clock close cloud coast cold color common complete cook cool copy corner cost cotton
+    count country course cover cross crowd dance danger dark daughter day deep desert develop direct distance doctor
+    door double down draw dream dress drive drop dry during early earth east easy edge electric else empty energy engine
+    enough enter even evening every example eye face fact fall family famous farm fast father feel field fight figure
+    fill find fine finger fire first fish floor flower follow food foot force forest form forward found fresh friend
+    front fruit full game garden gate gentle glass gold good grand grass great green ground group grow guess half hand
+    happy hard head hear heart heat heavy help high hill history hold home horse hospital hour house hundred ice idea
+    inside island join journey just keep kind king kitchen knife know lake land language large last late laugh law lead
+    learn leave left letter level light line listen little long machine market master matter measure meet middle mile
+    milk mind minute money month moon morning mother mountain mouth move music name nation nature near night noise
+    north note number ocean offer office often open orange order other paint paper parent part party pass past path
+    pay people person picture piece place plain plan plant play point poor power press problem public pull question
+    quick quiet rain reach ready reason record red rest rich ride right ring river road rock room round rule run safe
+    sail salt same sand school science sea season second seed sell send sentence seven shape ship short silver simple
+    sing sister size skin sleep slow small smile snow soft soil song south space speak spring square stand star start
+    station step stone store story street strong student sugar summer sun surface table talk teacher test thing think
+    time touch town track trade train travel tree true turn under valley village visit voice walk wall warm watch water
+    weather week west wheel white wide wild wind window winter wish wood word work world write yard year yellow young
+"""
+ALL_WORDS = tuple(_TEXT.split())
+
+
+def seeded(name: str) -> Random:
+    """Return a random generator that depends only on ``name``."""
+    return Random(name)  # noqa: S311 - must be repeatable, is not secret
+
+
+def words(rng: Random, count: int) -> str:
+    """Return ``count`` random words without punctuation."""
+    return " ".join(rng.choices(ALL_WORDS, k=count))
 
 
 class Workload(StrEnum):
@@ -36,7 +72,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class LoadPhase:
     """Requests that are reported together. ``concurrency`` replaces the run's own, if it is set."""
 
     name: str
@@ -70,35 +106,43 @@ _DEFAULTS = {
     Workload.STALL: _Defaults(1500, 16, None),
     Workload.OVERLOAD: _Defaults(600, 64, 32),
 }
+
+
 _TAIL_WORDS = 30
+
+
 _BETWEEN = _Defaults(100, 8, None)
+
+
 _STALL_STREAMS = 4
+
+
 # Enough to outlive the prefill of the long prompt, even if decoding continues at full speed beside it.
 _STALL_STREAM_TOKENS = 512
 
 
-def phases(workload: Workload, shape: Shape) -> tuple[Phase, ...]:
+def phases(workload: Workload, shape: Shape) -> tuple[LoadPhase, ...]:
     """Return the phases of any workload but ``stall``."""
     size = _sized(workload, shape)
     requests = shape.concurrency if size.requests is None else size.requests
     rng = _rng(workload, shape)
     match workload:
         case Workload.PLAIN | Workload.DECODE | Workload.OVERLOAD:
-            return (Phase(workload, _distinct(rng, size, requests)),)
+            return (LoadPhase(workload, _distinct(rng, size, requests)),)
         case Workload.N:
             sampled = tuple(
                 BenchRequest(prompt=words(rng, size.words), max_tokens=size.tokens, n=shape.n) for _ in range(requests)
             )
-            return (Phase(workload, sampled),)
+            return (LoadPhase(workload, sampled),)
         case Workload.SHARED_PREFIX:
             prefixes = [words(rng, size.words)] * requests
-            return tuple(Phase(name, _continued(rng, prefixes, size)) for name in ("cold", "warm"))
+            return tuple(LoadPhase(name, _continued(rng, prefixes, size)) for name in ("cold", "warm"))
         case Workload.RETURNING_PREFIX:
             # One request at a time, so that the time to the first token holds no waiting for other requests.
             prefixes = [words(rng, size.words) for _ in range(requests)]
-            cold = Phase("cold", _continued(rng, prefixes, size), 1)
-            between = Phase("between", _distinct(rng, _BETWEEN, shape.between))
-            return (cold, between, Phase("warm", _continued(rng, prefixes, size), 1))
+            cold = LoadPhase("cold", _continued(rng, prefixes, size), 1)
+            between = LoadPhase("between", _distinct(rng, _BETWEEN, shape.between))
+            return (cold, between, LoadPhase("warm", _continued(rng, prefixes, size), 1))
         case Workload.STALL:
             raise AssertionError("the workload `stall` has no phases: call `stall_plan`")
         case _:

@@ -1,24 +1,92 @@
 """The protocol of a model with a KV cache, and the types it uses."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from caravan_models.contents import Contents, SeenFiles
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
 from caravan_shard.arrays import Flags, Floats, Ids, State
-from caravan_shard.backends.file_contents import FileContents
-from caravan_shard.backends.model_users import ModelUsers
-from caravan_shard.media.encoder import MediaEncoder, MediaRows
-from caravan_shard.media.spans import CellSpan
+from caravan_shard.media import CellSpan, MediaEncoder, MediaRows
 from caravan_shard.sampling.joint_draw import JointDraw
-from caravan_shard.sampling.joint_logprobs import JointLogprobs
+from caravan_shard.sampling.logprobs import JointLogprobs
 from caravan_shard.sampling.token_candidates import CandidateFilter
 from caravan_shard.sampling.top_candidates import StepCandidates
+
+
+class ModelUsers:
+    """Threads that use a model: its vocabulary, its media encoder. Any thread may call it.
+
+    A call that nobody waits for any more still has a thread that reads the model, so threads are counted, not calls.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._are_refused = False
+
+    @property
+    def are_refused(self) -> bool:
+        """Whether nobody may begin to use the model any more."""
+        return self._are_refused
+
+    @contextmanager
+    def using(self) -> Iterator[bool]:
+        """Yield whether the model may be used. If so, it stays until the block ends."""
+        with self._changed:
+            may_use = not self._are_refused
+            self._inside += may_use
+        try:
+            yield may_use
+        finally:
+            if may_use:
+                with self._changed:
+                    self._inside -= 1
+                    self._changed.notify_all()
+
+    def refuse(self) -> None:
+        """Let nobody begin to use the model from now on."""
+        with self._changed:
+            self._are_refused = True
+
+    def end(self) -> None:
+        """Refuse users and wait until those inside have left, without a limit. Whoever frees the model calls it first.
+
+        One text, one medium or one reading of the vocabulary is what each of them does.
+        """
+        with self._changed:
+            self._are_refused = True
+            while self._inside:
+                self._changed.wait()
+
+
+class FileContents:
+    """What is in the files that a backend was loaded from, once somebody has read them.
+
+    ``files``: as they were before they were loaded; None if there are none to be read. ``sha256``: see `ModelFile`.
+    ``state_fingerprint``: the hexadecimal name of everything that decides what states mean: states of an equal one can
+    be restored. Both are empty as long as it is not known: nothing that was saved before may be used then.
+    """
+
+    def __init__(self, files: SeenFiles | None, state_fingerprint_of: Callable[[Contents], str]) -> None:
+        """``state_fingerprint_of`` returns the fingerprint for these contents; any thread may call it."""
+        self.files = files
+        self.state_fingerprint_of = state_fingerprint_of
+        self.sha256 = self.state_fingerprint = ""
+        if files is not None and (known := files.known()) is not None:
+            self.know(known)
+
+    def know(self, contents: Contents) -> None:
+        """Note what is in the files."""
+        self.sha256 = contents.model
+        self.state_fingerprint = self.state_fingerprint_of(contents)
 
 
 class StartupError(Exception):
@@ -169,29 +237,11 @@ class Vocabulary(Protocol):
 
 
 class DraftModel(Protocol):
-    """A second model with a KV cache, which guesses the next tokens of the main model's sequences.
+    """A model with a KV cache. Only the thread that made it may call it.
 
-    Its sequence ids are those of the main model, and the methods are those of `Backend`. Tokens of the main model that
-    are below ``facts.vocabulary_size`` are the same here. A sequence can be cut back to any length.
+    A second one guesses the next tokens of the main model's sequences. Its sequence ids are those of the main model,
+    whose tokens below ``facts.vocabulary_size`` are the same here, and a sequence can be cut back to any length.
     """
-
-    @property
-    def facts(self) -> ModelFile: ...
-
-    @property
-    def capacity(self) -> Capacity: ...
-
-    def decode(self, batch: TokenBatch) -> DecodeOutcome: ...
-
-    def logits(self, rows: int) -> Floats: ...
-
-    def trim(self, sequence_id: int, length: int) -> bool: ...
-
-    def copy(self, source_id: int, destination_id: int, length: int) -> None: ...
-
-
-class Backend(Protocol):
-    """A model with a KV cache. Only the thread that made it may call it."""
 
     @property
     def facts(self) -> ModelFile: ...
@@ -200,6 +250,32 @@ class Backend(Protocol):
     def capacity(self) -> Capacity:
         """What fits. Only `set_layout` changes it."""
         ...
+
+    def decode(self, batch: TokenBatch) -> DecodeOutcome:
+        """Run one forward pass; return when its logits are there."""
+        ...
+
+    def logits(self, rows: int) -> Floats:
+        """Return [rows, vocabulary]: a row per output of the last forward pass, in batch order.
+
+        The array is valid until the next forward pass. The last one is run again if it gave candidates only.
+        """
+        ...
+
+    def trim(self, sequence_id: int, length: int) -> bool:
+        """Keep the first ``length`` tokens of the sequence; False if nothing could be done.
+
+        A length of 0 forgets the sequence and always works.
+        """
+        ...
+
+    def copy(self, source_id: int, destination_id: int, length: int) -> None:
+        """Let ``destination_id``, which holds nothing, start with the first ``length`` tokens of ``source_id``."""
+        ...
+
+
+class Backend(DraftModel, Protocol):
+    """The model of a shard."""
 
     @property
     def contents(self) -> FileContents:
@@ -237,17 +313,6 @@ class Backend(Protocol):
         """The draft model, which is closed with the backend; None without one."""
         ...
 
-    def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """Run one forward pass; return when its logits are there."""
-        ...
-
-    def logits(self, rows: int) -> Floats:
-        """Return [rows, vocabulary]: a row per output of the last forward pass, in batch order.
-
-        The array is valid until the next forward pass. The last one is run again if it gave candidates only.
-        """
-        ...
-
     @property
     def gives_candidates(self) -> bool:
         """Whether it is of use to say in a batch how many candidates suffice."""
@@ -259,17 +324,6 @@ class Backend(Protocol):
 
     def length(self, sequence_id: int) -> int:
         """Return how many tokens of the sequence the cache holds."""
-        ...
-
-    def trim(self, sequence_id: int, length: int) -> bool:
-        """Keep the first ``length`` tokens of the sequence; False if nothing could be done.
-
-        A length of 0 forgets the sequence and always works.
-        """
-        ...
-
-    def copy(self, source_id: int, destination_id: int, length: int) -> None:
-        """Let ``destination_id``, which holds nothing, start with the first ``length`` tokens of ``source_id``."""
         ...
 
     def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:

@@ -6,12 +6,11 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, RowOutputs, Save, SetLayout
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import Capacity
-from caravan_shard.checks.chunk import ChunkCheck
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.media import FoundMedia, MediaCheck
 from caravan_shard.checks.preview import Preview
-from caravan_shard.checks.row import RowCheck
 from caravan_shard.checks.runs import LoadCheck, SaveCheck
+from caravan_shard.checks.step import DRAINING, ChunkCheck, RowCheck
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase
@@ -88,7 +87,7 @@ class CommandCheck:
         """Check a Load; ``draining`` refuses it."""
         yield self._preview.check_header(command.header)
         if draining:
-            yield Refusal(ShardError.DRAINING, "this shard is shutting down and takes no new sequence")
+            yield DRAINING
         yield self._preview.check_distinct([entry.sequence_id for entry in command.entries])
         check = LoadCheck(self._preview, self._runs, self._capacity.current, facts)
         for entry in command.entries:

@@ -7,8 +7,8 @@ from caravan_proto.messages.commands import Header, PrefixCopy
 from caravan_shard.backends.base import Capacity
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.media import check_border
+from caravan_shard.protocol.commands import PreparedParameters
 from caravan_shard.protocol.results import Refusal, bad_request
-from caravan_shard.protocol.sequence_parameters import PreparedParameters
 from caravan_shard.sequences.sequence import Phase
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 

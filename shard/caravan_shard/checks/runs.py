@@ -10,7 +10,9 @@ from caravan_proto.messages.model import ModelFile
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.media import MediaCheck, check_border
 from caravan_shard.checks.preview import Preview, check_keys
-from caravan_shard.media.spans import held_spans
+from caravan_shard.checks.step import check_adapter
+from caravan_shard.checks.tokens import check_ids
+from caravan_shard.media import held_spans
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.sequences.run_format import MAX_NOTE_BYTES
 from caravan_shard.sequences.runs import RunStore
@@ -74,8 +76,7 @@ class LoadCheck:
         """Check one entry."""
         if self._preview.find(entry.sequence_id) is not None:
             yield Refusal(ShardError.SEQUENCE_EXISTS, f"sequence {entry.sequence_id} is held already")
-        if entry.adapter and entry.adapter not in self._facts.adapters:
-            yield bad_request(f"there is no adapter {entry.adapter[:128]!r} here")
+        yield check_adapter(entry.adapter, self._facts)
         yield self._check_copy(entry)
         yield self._check_tokens(entry)
         yield self._check_media(entry.media, entry.token_ids)
@@ -98,8 +99,8 @@ class LoadCheck:
         tokens = entry.token_ids
         if not tokens:
             return bad_request("a sequence to load has no tokens")
-        if not 0 <= min(tokens) <= max(tokens) < self._facts.vocabulary_size:
-            return bad_request(f"token ids must be < {self._facts.vocabulary_size}. Given: {max(tokens)}")
+        if (refusal := check_ids("token ids", tokens, self._facts.vocabulary_size)) is not None:
+            return refusal
         if entry.end > self._limits.cells_per_sequence:
             return Refusal(
                 ShardError.SEQUENCE_TOO_LONG,

@@ -7,6 +7,7 @@ import numpy as np
 from caravan_proto.limits import MAX_BIAS, MAX_SCORE_TOKEN_IDS
 from caravan_proto.messages.sampling import DEFAULTS, RANGES, SAMPLERS, Range, SamplingParams
 from caravan_shard.checks.first_refusal import first_refusal
+from caravan_shard.checks.tokens import check_ids
 from caravan_shard.protocol.results import Refusal, bad_request
 
 MAX_TOP_N_TOKENS = 32
@@ -45,9 +46,7 @@ def check_score_ids(token_ids: Sequence[int], vocabulary_size: int) -> Refusal |
     """Check the tokens whose log probabilities are wanted."""
     if len(token_ids) > MAX_SCORE_TOKEN_IDS:
         return bad_request(f"there must be <= {MAX_SCORE_TOKEN_IDS} score_token_ids. Given: {len(token_ids)}")
-    if max(token_ids, default=0) >= vocabulary_size:
-        return bad_request(f"score_token_ids must be < {vocabulary_size}. Given: {max(token_ids)}")
-    return None
+    return check_ids("score_token_ids", token_ids, vocabulary_size)
 
 
 def _check_range(name: str, value: float | None, allowed: Range) -> Refusal | None:

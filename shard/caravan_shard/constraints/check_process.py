@@ -21,8 +21,7 @@ from typing import Any, BinaryIO
 from llguidance import LLTokenizer
 
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
-from caravan_shard.constraints.grammar import find_problem, make_matcher
-from caravan_shard.constraints.problem import Problem
+from caravan_shard.constraints.grammar import Problem, find_problem, make_matcher
 from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
 
 # Processor time for one constraint. The largest real schemas take some 0.1 s.

@@ -1,24 +1,210 @@
 """Gives decoding sequences drafts, which the same step verifies, where they are worth the time that they take."""
 
 from collections.abc import Sequence
-from math import expm1, log
+from itertools import accumulate
+from math import exp, expm1, log
 from typing import NamedTuple
 
 from caravan_proto.messages.limits import KvLayout, LayoutLimits
-from caravan_shard.engine.model_drafting import Draftable, ModelDrafting
 from caravan_shard.engine.step import Part
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
-from caravan_shard.speculation.draft import Draft, DraftKind
-from caravan_shard.speculation.lengths import best_count, best_lengths, gains
-from caravan_shard.speculation.model_drafter import ModelDrafter
-from caravan_shard.speculation.step_costs import StepCosts
+from caravan_shard.speculation.acceptance import Draft, DraftKind
+from caravan_shard.speculation.model_drafter import READ_AT_ONCE, DraftInput, ModelDrafter
+from caravan_shard.speculation.step_costs import StepCosts, best_count, best_lengths, gains
+
+# Where drafts do not pay, this share of the time is spent on drafts of this length, to find out whether they do by now.
+_EXPLORING = 0.005
+_EXPLORED_TOKENS = 2
+# Most time that is saved up for that, in seconds.
+_MOST_SAVED_S = 5.0
+# A sequence is expected to get as many tokens again as its output has, and at least this many.
+_LEAST_COMING = 16
+# Fewest tokens of a sequence that the model reads in a step.
+_LEAST_READ = 32
 
 # One step in this many has no draft tokens, or a few, whatever they are worth, so that the cost of both is known.
 _EXPLORES_EVERY = 32
 _MOST_EXPLORED = 4
 # A sequence whose drafts are hardly ever right is asked for one in one step of this many.
 _ASKED_EVERY = 8
+
+
+class Draftable(NamedTuple):
+    """A sequence of a step, and how many draft tokens it may have; not above 0 if none."""
+
+    sequence: ShardSequence
+    most: int
+
+
+class _Candidate(NamedTuple):
+    """A sequence that could get a draft of the model.
+
+    ``gains``: by how much a draft of each length, from 0 on, raises the logarithm of its expected tokens.
+    ``missing``: how many of its tokens the model must read.
+    """
+
+    place: int
+    sequence: ShardSequence
+    gains: Sequence[float]
+    missing: int
+
+    @property
+    def coming(self) -> int:
+        """Number of tokens that it is expected to get."""
+        parameters, length = self.sequence.parameters, len(self.sequence.tokens)
+        return min(parameters.max_length - length, max(_LEAST_COMING, length - parameters.prompt_length))
+
+    @property
+    def asked(self) -> DraftInput:
+        """The part of the sequence that the drafter needs."""
+        sequence = self.sequence
+        sampling = sequence.parameters.sampling
+        return DraftInput(sequence.sequence_id, sequence.tokens, sampling, sequence.penalties, sequence.biases)
+
+
+class ModelDrafting:
+    """Adds drafts of the model to a step where they raise the sum that `step_costs` describes, with the model's time.
+
+    A sequence that the model has not read yet is read first, if what it is expected to gain is worth that: a part in
+    each step, which takes no longer than the step, so that no other sequence waits long.
+    """
+
+    def __init__(self, drafter: ModelDrafter, steps: StepCosts, *, always: bool) -> None:
+        """``steps``: the seconds of steps of the main model. ``always``: draft whatever it costs."""
+        self._drafter = drafter
+        self._steps = steps
+        self._always = always
+        self._counted_from = drafter.seconds
+        self._saved_s = 0.0
+
+    def start_step(self) -> None:
+        """Begin to count the time of the model's steps."""
+        self._counted_from = self._drafter.seconds
+
+    def add(self, drafts: list[Draft | None], parts: Sequence[Draftable], *, equal: bool) -> None:
+        """Add drafts to ``drafts``, one for each of ``parts``, where there is none or a less promising one.
+
+        ``equal``: drafts are of no use unless all ``parts`` have one.
+        """
+        candidates = self._candidates(drafts, parts)
+        if not candidates:
+            return
+        length, value = self._best_length(candidates, len(parts))
+        if length == 0:
+            self._explore(min(candidates, key=lambda one: one.missing))
+            return
+        self._read(candidates, len(parts), value)
+        ready = [one for one in candidates if self._missing(one.sequence) <= READ_AT_ONCE]
+        length, _ = self._best_length(ready, len(parts))
+        is_useless = equal and sum(draft is None for draft in drafts) > sum(drafts[one.place] is None for one in ready)
+        if length and not is_useless:
+            self._propose(drafts, ready, length)
+
+    def forget_unused(self, parts: Sequence[Part]) -> None:
+        """Let the model hold no draft tokens but those that the step over ``parts`` verifies."""
+        for part in parts:
+            is_used = part.draft is not None and part.draft.kind is DraftKind.MODEL
+            length = len(part.sequence.tokens) + (len(part.tokens) - 1 if is_used else 0)
+            self._drafter.keep(part.sequence.sequence_id, length)
+
+    def end_step(self, seconds: float) -> float:
+        """Return how many of the ``seconds`` of the step were not the model's."""
+        others = seconds - (self._drafter.seconds - self._counted_from)
+        self._saved_s = min(_MOST_SAVED_S, self._saved_s + _EXPLORING * others)
+        return others
+
+    def _candidates(self, drafts: Sequence[Draft | None], parts: Sequence[Draftable]) -> list[_Candidate]:
+        found = []
+        ids = {part.sequence.sequence_id for part in parts}
+        for place, ((sequence, most), draft) in enumerate(zip(parts, drafts, strict=True)):
+            most = min(most, self._drafter.longest - len(sequence.tokens))
+            if sequence.drafter is None or most <= 0:
+                continue
+            acceptance = sequence.drafter.acceptance
+            survivals = acceptance.survivals(Draft(range(most), DraftKind.MODEL))
+            other = [] if draft is None else acceptance.survivals(draft)
+            if other and other[0] >= survivals[0]:
+                continue
+            sequence_id, tokens = sequence.sequence_id, sequence.tokens
+            if not self._drafter.can_read(sequence_id, tokens):
+                continue
+            if not self._drafter.has_room(sequence_id, len(tokens) + most, ids):
+                continue
+            base = log(1 + sum(other))
+            gains = [log(expected) - base for expected in accumulate(survivals, initial=1.0)]
+            found.append(_Candidate(place, sequence, gains, self._missing(sequence)))
+        return found
+
+    def _best_length(self, candidates: Sequence[_Candidate], sequences: int) -> tuple[int, float]:
+        """Return the best length of the drafts of ``candidates`` and its value; (0, 0.0) if none pays."""
+        if not candidates or self._always:
+            return max((len(one.gains) - 1 for one in candidates), default=0), 0.0
+        steps, drafting = self._steps, self._drafter.costs
+        base = log(steps.seconds(sequences))
+        first = drafting.seconds(sum(min(one.missing, READ_AT_ONCE) for one in candidates))
+        next_s = drafting.seconds(len(candidates))
+        best, best_value = 0, 0.0
+        for length in range(1, max(len(one.gains) for one in candidates)):
+            gains = [one.gains[min(length, len(one.gains) - 1)] for one in candidates]
+            seconds = steps.seconds(sequences + length * len(candidates)) + first + (length - 1) * next_s
+            value = sum(gains) - sequences * (log(seconds) - base)
+            if value > best_value:
+                best, best_value = length, value
+        return best, best_value
+
+    def _read(self, candidates: Sequence[_Candidate], sequences: int, value: float) -> None:
+        """Let the model read a part of a sequence that is worth it."""
+        unread = [one for one in candidates if one.missing > READ_AT_ONCE]
+        if self._always:
+            for one in unread:
+                self._drafter.read_up_to(one.sequence.sequence_id, one.sequence.tokens, READ_AT_ONCE)
+            return
+        step_s = self._steps.seconds(sequences)
+        saved_s = step_s * (1 - exp(-value / sequences)) / len(candidates)
+        for one in sorted(unread, key=lambda one: one.missing):
+            if saved_s * one.coming > self._reading_s(one.missing, step_s):
+                self._drafter.read(one.sequence.sequence_id, one.sequence.tokens, self._most_read(step_s))
+                return
+
+    def _missing(self, sequence: ShardSequence) -> int:
+        return self._drafter.missing(sequence.sequence_id, sequence.tokens)
+
+    def _reading_s(self, tokens: int, step_s: float) -> float:
+        """Return how long it takes to read ``tokens``."""
+        part = min(tokens, self._most_read(step_s))
+        return self._drafter.costs.seconds(part) * tokens / part
+
+    def _most_read(self, step_s: float) -> int:
+        """Return how many tokens are read in the time of a step."""
+        count = _LEAST_READ
+        while self._drafter.costs.seconds(2 * count) <= step_s and count < 1024:
+            count *= 2
+        return count
+
+    def _explore(self, one: _Candidate) -> None:
+        """Draft for a sequence without using the draft, if enough time was saved up for that."""
+        cost_s = self._drafter.costs.seconds(min(one.missing, _LEAST_READ)) + self._drafter.costs.seconds(1)
+        if self._saved_s < cost_s:
+            return
+        before = self._drafter.seconds
+        if one.missing > READ_AT_ONCE:
+            self._drafter.read(one.sequence.sequence_id, one.sequence.tokens, _LEAST_READ)
+        else:
+            drafts: list[Draft | None] = [None] * (one.place + 1)
+            self._propose(drafts, [one], min(_EXPLORED_TOKENS, len(one.gains) - 1))
+            self._drafter.keep(one.sequence.sequence_id, len(one.sequence.tokens))
+        self._saved_s -= self._drafter.seconds - before
+
+    def _propose(self, drafts: list[Draft | None], candidates: Sequence[_Candidate], length: int) -> None:
+        proposed = self._drafter.propose([one.asked for one in candidates], length)
+        for one, tokens in zip(candidates, proposed, strict=True):
+            matching, most = one.sequence.matching, len(one.gains) - 1
+            count = min(len(tokens), most) if matching is None else matching.count_matching(tokens[:most])
+            if count and one.sequence.drafter is not None:
+                draft = Draft(tokens[:count], DraftKind.MODEL)
+                drafts[one.place] = draft
+                one.sequence.drafter.acceptance.watch(draft)
 
 
 class DraftBudget(NamedTuple):

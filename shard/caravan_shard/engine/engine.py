@@ -10,20 +10,29 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from caravan_proto.errors import ShardError
-from caravan_proto.messages.commands import Chunk, Decode, Evaluate, FilterBatch, Load, Prefill, Row, Save, SetLayout
+from caravan_proto.messages.commands import (
+    Chunk,
+    Command,
+    Decode,
+    Evaluate,
+    FilterBatch,
+    Load,
+    Prefill,
+    Row,
+    Save,
+    SetLayout,
+)
 from caravan_proto.messages.limits import LayoutLimits
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_shard.backends.base import Backend, DecodeOutcome
 from caravan_shard.checks.command import CommandCheck
-from caravan_shard.constraints.finder import Finder
+from caravan_shard.checks.media import FoundMedia
+from caravan_shard.constraints.matching import Finder
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget, Drafting
-from caravan_shard.engine.evaluations import take_evaluations
-from caravan_shard.engine.media_parts import find_media, missing_media, parts_with_media
-from caravan_shard.engine.prompt_logprobs import take_prompt_logprobs
-from caravan_shard.engine.step import Part, assemble, candidates_of
-from caravan_shard.engine.token_rows import sample_candidates, sample_rows
-from caravan_shard.engine.verification import verify_drafts
-from caravan_shard.media.store import MediaStore
+from caravan_shard.engine.logprobs import take_evaluations, take_prompt_logprobs
+from caravan_shard.engine.step import Part, assemble, candidates_of, find_media, parts_with_media
+from caravan_shard.engine.token_rows import sample_candidates, sample_rows, verify_drafts
+from caravan_shard.media import MediaStore
 from caravan_shard.protocol.commands import Adopt, EmbedText, KnowContents
 from caravan_shard.protocol.results import (
     Adopted,
@@ -39,8 +48,7 @@ from caravan_shard.protocol.results import (
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sequences.pool import SequencePool
 from caravan_shard.sequences.runs import RunStore
-from caravan_shard.sequences.sequence import Phase
-from caravan_shard.sequences.trace_log import log_traced
+from caravan_shard.sequences.sequence import Phase, log_traced
 from caravan_shard.speculation.model_drafter import ModelDrafter
 
 _log = logging.getLogger(__name__)
@@ -111,37 +119,17 @@ class Engine:
         """Run one step over chunks and riders."""
         media = find_media(self.media, command.chunks)
         refusal = self._new_check().prefill(command, facts=self.backend.facts, media=media, draining=self.draining)
-        if refusal is not None:
-            return refusal
-        self._pool.apply(command.header)
-        if missing := missing_media(media):
-            return _without_media(missing, started_ns)
-        parts = [_chunk_part(self._pool, chunk) for chunk in command.chunks]
-        if media:
-            parts = parts_with_media(parts, command.chunks, media, self.backend.facts.media)
-        parts += _decode_parts(self._pool, command.ride)
-        return self._run_chunks(parts, command.chunks, started_ns)
+        return refusal or self._run_new(command, command.chunks, media, started_ns)
 
     def evaluate(self, command: Evaluate, started_ns: int) -> StepResult | Refusal:
         """Run one step over rows."""
         media = find_media(self.media, command.rows)
         refusal = self._new_check().evaluate(command, facts=self.backend.facts, media=media, draining=self.draining)
-        if refusal is not None:
-            return refusal
-        self._pool.apply(command.header)
-        if missing := missing_media(media):
-            return _without_media(missing, started_ns)
-        parts = [_row_part(self._pool, row) for row in command.rows]
-        if media:
-            parts = parts_with_media(parts, command.rows, media, self.backend.facts.media)
-        return self._run_chunks(parts, command.rows, started_ns)
+        return refusal or self._run_new(command, command.rows, media, started_ns)
 
     def begin_decode(self, command: Decode) -> Refusal | None:
         """Check the command and carry out its header; `decode_step` follows."""
-        refusal = self._new_check().decode(command)
-        if refusal is None:
-            self._pool.apply(command.header)
-        return refusal
+        return self._accept(command, self._new_check().decode(command))
 
     def decode_step(
         self, sequence_ids: Sequence[int], started_ns: int, budget: DraftBudget = NO_DRAFTS
@@ -160,19 +148,15 @@ class Engine:
 
     def filter_batch(self, command: FilterBatch) -> Holdings | Refusal:
         """Keep some sequences and release all others."""
-        refusal = self._new_check().filter_batch(command)
-        if refusal is not None:
+        if (refusal := self._accept(command, self._new_check().filter_batch(command))) is not None:
             return refusal
-        self._pool.apply(command.header)
         self._pool.release(self._pool.held.keys() - set(command.keep))
         return Holdings(free_cells=self.free_cells, sequence_ids=sorted(self._pool.held))
 
     def save(self, command: Save, started_ns: int) -> Saved | Refusal:
         """Save runs."""
-        refusal = self._new_check().save(command)
-        if refusal is not None:
+        if (refusal := self._accept(command, self._new_check().save(command))) is not None:
             return refusal
-        self._pool.apply(command.header)
         sizes = [self._pool.save(entry) for entry in command.entries]
         return Saved(
             saved=[size is not None for size in sizes],
@@ -182,10 +166,9 @@ class Engine:
 
     def load(self, command: Load, started_ns: int) -> Loaded | Refusal:
         """Make sequences of saved runs."""
-        refusal = self._new_check().load(command, facts=self.backend.facts, draining=self.draining)
-        if refusal is not None:
+        checked = self._new_check().load(command, facts=self.backend.facts, draining=self.draining)
+        if (refusal := self._accept(command, checked)) is not None:
             return refusal
-        self._pool.apply(command.header)
         bad_runs = [self._pool.load(entry) for entry in command.entries]
         return Loaded(
             loaded=[bad is None for bad in bad_runs],
@@ -195,10 +178,8 @@ class Engine:
 
     def set_layout(self, command: SetLayout, started_ns: int) -> LayoutSet | Refusal:
         """Give the cells another layout."""
-        refusal = self._new_check().set_layout(command)
-        if refusal is not None:
+        if (refusal := self._accept(command, self._new_check().set_layout(command))) is not None:
             return refusal
-        self._pool.apply(command.header)
         assert command.layout is not None
         lost = self._pool.set_layout(command.layout) if command.layout is not self._limits.layout else []
         return LayoutSet(layout=self._limits, lost=lost, seconds=_seconds_since(started_ns))
@@ -237,26 +218,34 @@ class Engine:
         self._finder.close()
         self.backend.close()
 
-    def _has_room(self, parts: list[Part]) -> bool:
-        """Whether the tokens of ``parts`` fit, also into what one sequence may have in the split layout."""
-        most = self.backend.capacity.current.cells_per_sequence
-        if any(part.start + len(part.tokens) > most for part in parts):
-            return False
-        return self._pool.has_room((part.sequence for part in parts), sum(len(part.tokens) for part in parts))
+    def _accept(self, command: Command, refusal: Refusal | None) -> Refusal | None:
+        """Carry out the header of a command, unless there is a ``refusal``, which is returned."""
+        if refusal is None:
+            self._pool.apply(command.header)
+        return refusal
 
     def _new_check(self) -> CommandCheck:
         return CommandCheck(self._pool.held, self.runs, self.backend.capacity)
 
-    def _run_chunks(
-        self, parts: list[Part], chunks: Sequence[Chunk] | Sequence[Row], started_ns: int
+    def _run_new(
+        self, command: Prefill | Evaluate, chunks: Sequence[Chunk] | Sequence[Row], media: FoundMedia, started_ns: int
     ) -> StepResult | Refusal:
-        """Make the copies of ``chunks``, then run a step over ``parts``."""
+        """Carry out the header of a checked command, make the copies of ``chunks``, then run a step over them."""
+        self._pool.apply(command.header)
+        if missing := tuple(media_id for media_id, slices in media.items() if slices is None):
+            timings = _timings(started_ns, 0, 0)
+            return StepResult(StepOutcome.MEDIA_MISSING, TokenRows(), timings, missing_media=missing)
+        parts = [_new_part(self._pool, chunk) for chunk in chunks]
+        if media:
+            parts = parts_with_media(parts, chunks, media, self.backend.facts.media)
+        if isinstance(command, Prefill):
+            parts += _decode_parts(self._pool, command.ride)
         if not parts:
             return StepResult(StepOutcome.OK, TokenRows(), _timings(started_ns, 0, 0))
         parts.sort(key=lambda part: part.sequence.sequence_id)
         # Taking over cuts a sequence back, and the first passes of a step with media extend one. Where that cannot be
         # undone, the backend's own NO_KV would come too late.
-        if any(chunk.takes_over or chunk.media for chunk in chunks) and not self._has_room(parts):
+        if any(chunk.takes_over or chunk.media for chunk in chunks) and not _has_room(self._pool, self._limits, parts):
             return StepResult(StepOutcome.NO_KV, TokenRows(), _timings(started_ns, 0, 0))
         self._pool.share(chunks)
         return self._run_step(parts, started_ns)
@@ -349,16 +338,24 @@ class Engine:
         return evaluations
 
 
-def _chunk_part(pool: SequencePool, chunk: Chunk) -> Part:
-    new = chunk.setup is not None
-    sequence = pool.make(chunk) if new else pool.held[chunk.sequence_id]
-    return Part(sequence=sequence, start=chunk.start, tokens=chunk.token_ids, samples=chunk.last, prompt=True, new=new)
+def _has_room(pool: SequencePool, limits: LayoutLimits, parts: Sequence[Part]) -> bool:
+    """Whether the tokens of ``parts`` fit, also into what one sequence may have in the split layout."""
+    if any(part.start + len(part.tokens) > limits.cells_per_sequence for part in parts):
+        return False
+    return pool.has_room((part.sequence for part in parts), sum(len(part.tokens) for part in parts))
 
 
-def _row_part(pool: SequencePool, row: Row) -> Part:
-    new = row.takes_over or row.sequence_id not in pool.held
-    sequence = pool.make_ended(row) if new else pool.held[row.sequence_id]
-    return Part(sequence=sequence, start=row.start, tokens=row.token_ids, samples=False, new=new, row=row)
+def _new_part(pool: SequencePool, chunk: Chunk | Row) -> Part:
+    """Return the part of a chunk or a row, which may begin a sequence."""
+    if isinstance(chunk, Chunk):
+        new = chunk.setup is not None
+        sequence = pool.make(chunk) if new else pool.held[chunk.sequence_id]
+        return Part(
+            sequence=sequence, start=chunk.start, tokens=chunk.token_ids, samples=chunk.last, prompt=True, new=new
+        )
+    new = chunk.takes_over or chunk.sequence_id not in pool.held
+    sequence = pool.make_ended(chunk) if new else pool.held[chunk.sequence_id]
+    return Part(sequence=sequence, start=chunk.start, tokens=chunk.token_ids, samples=False, new=new, row=chunk)
 
 
 def _decode_parts(pool: SequencePool, sequence_ids: Iterable[int]) -> list[Part]:
@@ -368,10 +365,6 @@ def _decode_parts(pool: SequencePool, sequence_ids: Iterable[int]) -> list[Part]
         if sequence.phase is Phase.RUNNING:
             parts.append(Part(sequence=sequence, start=sequence.computed, tokens=sequence.tokens[-1:], samples=True))
     return parts
-
-
-def _without_media(missing: tuple[bytes, ...], started_ns: int) -> StepResult:
-    return StepResult(StepOutcome.MEDIA_MISSING, TokenRows(), _timings(started_ns, 0, 0), missing_media=missing)
 
 
 def _seconds_since(started_ns: int) -> float:

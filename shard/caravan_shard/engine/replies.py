@@ -4,15 +4,29 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
+from typing import TypeVarTuple
 
-from caravan_shard.engine.loop_calls import call_on
 from caravan_shard.protocol.results import Result
+
+Ts = TypeVarTuple("Ts")
 
 # The most groups of results of a Decode that wait to be taken. Enough to hide scheduling hiccups, and few enough that a
 # router that has stopped reading does not get many steps computed that it may never want.
 RUN_AHEAD = 16
 # The most results of a group. A message takes as much processor time as a step of a tiny model.
 MOST_TOGETHER = 32
+
+
+def call_on(loop: asyncio.AbstractEventLoop, function: Callable[[*Ts], object], *args: *Ts) -> None:
+    """Let ``loop`` call ``function`` soon. If it is closed, nobody is left to hear of it, and nothing happens.
+
+    A program that closes a model waits for the end of a step for a limited time, then closes its loop.
+    """
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
 
 
 class Replies:
@@ -64,6 +78,11 @@ class Replies:
         """Worker: send what is held, and the end."""
         self.flush()
         call_on(self._loop, self._arrive, None)
+
+    def answer(self, result: Result) -> None:
+        """Worker: send the last result, behind what is held, and the end."""
+        self.put(result)
+        self.end()
 
     def cancel(self) -> None:
         """Loop: tell the worker that the caller has gone or wants no more."""

@@ -1,4 +1,4 @@
-"""The parts of a step, and the arrays that describe it to the backend."""
+"""The parts of a step, with the embeddings of their media, and the arrays that describe it to the backend."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -6,13 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caravan_proto.messages.commands import Row, RowOutputs
+from caravan_proto.messages.commands import Chunk, Row, RowOutputs
+from caravan_proto.messages.media import MediaFacts
 from caravan_shard.arrays import Flags, Ids
 from caravan_shard.backends.base import TokenBatch
-from caravan_shard.media.encoder import MediaRows
-from caravan_shard.media.spans import CellSpan
+from caravan_shard.checks.media import FoundMedia
+from caravan_shard.media import CellSpan, MediaRows, MediaStore, held_spans, with_media
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
-from caravan_shard.speculation.draft import Draft
+from caravan_shard.speculation.acceptance import Draft
+
+Chunks = Sequence[Chunk | Row]
 
 
 class Part(NamedTuple):
@@ -120,3 +123,33 @@ def candidates_of(parts: Sequence[Part]) -> Ids | None:
     if any(part.draft is not None or part.row is not None or part.media or part.leading_outputs for part in parts):
         return None
     return np.array([part.sequence.candidates for part in parts if part.samples], np.int32)
+
+
+def find_media(store: MediaStore, chunks: Chunks) -> FoundMedia:
+    """Return the embeddings that a step needs, as far as they are here. They stay valid when they are forgotten."""
+    return {span.media_id: store.find(span.media_id) for chunk in chunks for span in chunk.media}
+
+
+def parts_with_media(parts: Sequence[Part], chunks: Chunks, media: FoundMedia, facts: MediaFacts | None) -> list[Part]:
+    """Return the parts of a step with the embeddings of their spans, all of which are here.
+
+    The first parts are those of ``chunks``; others ride.
+    """
+    with_rows = [
+        part._replace(
+            tokens=with_media(chunk.token_ids, chunk.media),
+            media=_rows(chunk, media),
+            spans=held_spans(facts, chunk.media, chunk.start),
+        )
+        for part, chunk in zip(parts, chunks, strict=False)
+    ]
+    return [*with_rows, *parts[len(with_rows) :]]
+
+
+def _rows(chunk: Chunk | Row, media: FoundMedia) -> list[MediaRows]:
+    rows = []
+    for span in chunk.media:
+        slices = media[span.media_id]
+        assert slices is not None, "a medium is missing"
+        rows.append(MediaRows(span.offset, slices[span.slice_index], span.first, span.count))
+    return rows

@@ -1,23 +1,26 @@
-"""Samples a token for each sequence of a step, ends the sequences that are complete, and fills the reply's columns."""
+"""Samples a token for each sequence of a step, ends the sequences that are complete, and fills the reply's columns.
+
+Drafts are verified by it: it samples behind each draft token that equals the token sampled before it.
+"""
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from caravan_proto.messages.results import FinishReason
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import Backend, Vocabulary
-from caravan_shard.protocol.results import TokenRows
+from caravan_shard.backends.base import Backend
+from caravan_shard.engine.step import Part
+from caravan_shard.protocol.results import DraftRows, TokenRows
 from caravan_shard.sampling.choice import Choice
-from caravan_shard.sampling.finite import has_peak, rows_without_numbers
 from caravan_shard.sampling.joint_draw import LEFT
-from caravan_shard.sampling.joint_logprobs import LogprobRow
-from caravan_shard.sampling.logprobs import TokenLogprobs
+from caravan_shard.sampling.logprobs import NO_LOGPROBS, LogprobRow
+from caravan_shard.sampling.peaks import has_peak, rows_without_numbers
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sampling.top_candidates import StepCandidates, draw_from
-from caravan_shard.sequences.sequence import Phase
+from caravan_shard.sequences.sequence import Phase, log_traced
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
-from caravan_shard.sequences.trace_log import log_traced
 
 
 def sample_rows(sequences: Sequence[ShardSequence], logits: Floats, backend: Backend, sampler: Sampler) -> TokenRows:
@@ -121,9 +124,9 @@ def _append(
         rows.specials.append(piece.special)
         rows.finish_reasons.append(reason)
         if with_logprobs:
-            asked = choices[index].parameters
-            found = next(logprobs) if asked.logprobs else _NO_LOGPROBS
-            _add_logprobs(rows, found, asked.score_token_ids, backend.vocabulary)
+            asked = choices[index].parameters.logprobs
+            rows.add(next(logprobs) if asked else NO_LOGPROBS)
+    rows.add_pieces(backend.vocabulary)
 
 
 def _choice(sequence: ShardSequence, eog_ids: frozenset[int], logits: Floats) -> Choice:
@@ -178,16 +181,45 @@ def _finish_reason(sequence: ShardSequence, token: int, eog_ids: frozenset[int])
     return None
 
 
-def _add_logprobs(rows: TokenRows, found: TokenLogprobs, scored: Sequence[int], vocabulary: Vocabulary) -> None:
-    shown = scored or found.top_ids
-    rows.logprobs.append(found.chosen)
-    rows.top_counts.append(len(shown))
-    rows.top_token_ids.extend(shown)
-    rows.top_logprobs.extend(found.others if scored else found.top)
-    for top_id in shown:
-        piece = vocabulary.piece(top_id)
-        rows.top_pieces.append(piece.data)
-        rows.top_specials.append(piece.special)
+def verify_drafts(
+    parts: Sequence[Part], logits: Floats, backend: Backend, sampler: Sampler
+) -> tuple[TokenRows, DraftRows]:
+    """Append to each sequence the tokens that it would get in steps without drafts; return the columns.
+
+    ``logits`` [tokens, vocabulary] are those after each token of ``parts``, which all decode. The logits after a draft
+    token count only if the tokens before it are those of the sequence. So a token is chosen from the same logits, with
+    the same history, number and constraint as without drafts.
+    """
+    rows = TokenRows()
+    starts = [0, *accumulate(len(part.tokens) for part in parts)]
+    accepted = [0] * len(parts)
+    going = list(range(len(parts)))
+    place = 0
+    while going:
+        for index in going if place else ():
+            matching = parts[index].sequence.matching
+            if matching is not None:
+                matching.find(())
+        going_logits = logits[[starts[index] + place for index in going]]
+        tokens = add_rows(rows, [parts[index].sequence for index in going], going_logits, backend, sampler)
+        place += 1
+        right = [
+            index
+            for index, token in zip(going, tokens, strict=True)
+            if place < len(parts[index].tokens) and parts[index].tokens[place] == token
+        ]
+        for index in right:
+            accepted[index] = place
+        going = [index for index in right if parts[index].sequence.phase is Phase.RUNNING]
+    return rows, _draft_rows(parts, accepted)
 
 
-_NO_LOGPROBS = TokenLogprobs(math.nan, [], [], [])
+def _draft_rows(parts: Sequence[Part], accepted: Sequence[int]) -> DraftRows:
+    columns = DraftRows()
+    for part, count in zip(parts, accepted, strict=True):
+        if part.draft is not None:
+            columns.sequence_ids.append(part.sequence.sequence_id)
+            columns.sources.append(part.draft.kind.source)
+            columns.drafted.append(len(part.draft.tokens))
+            columns.accepted.append(count)
+    return columns

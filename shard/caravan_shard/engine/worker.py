@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -25,10 +26,8 @@ from caravan_proto.messages.results import StepOutcome
 from caravan_shard.backends.base import Backend, JointEmbed
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget
 from caravan_shard.engine.engine import Engine
-from caravan_shard.engine.loop_calls import call_on
-from caravan_shard.engine.replies import Replies
-from caravan_shard.engine.text_lanes import TextLanes, WaitingText
-from caravan_shard.media.store import MediaStore
+from caravan_shard.engine.replies import Replies, call_on
+from caravan_shard.media import MediaStore
 from caravan_shard.protocol.commands import Adopt, EmbedText, KnowContents, ReleaseAll, Work
 from caravan_shard.protocol.results import Refusal, Result, StepResult
 from caravan_shard.sequences.runs import RunStore
@@ -38,6 +37,69 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 ENDING = Refusal(ShardError.DRAINING, "this shard is ending")
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingText:
+    """A text, and where its vector goes."""
+
+    command: EmbedText
+    replies: Replies
+
+
+class TextLanes:
+    """Lanes that take texts of a queue as long as any waits, or any lane computes: the next text may come meanwhile."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        take: Callable[[], Sequence[WaitingText] | None],
+        embed: Callable[[Sequence[WaitingText], int], None],
+    ) -> None:
+        """``changed`` is notified when the queue changes, and held when ``take`` is called.
+
+        ``take`` returns the next texts of a lane, none if none waits, and None if the lanes should end. ``embed``
+        computes texts on a lane and answers them.
+        """
+        self._changed = changed
+        self._take = take
+        self._embed = embed
+        self._computing = 0
+        self._failed = False
+
+    def run(self, lanes: int, first: Sequence[WaitingText]) -> None:
+        """Embed ``first`` and others on ``lanes`` lanes, of which the caller is one. Raises what ``embed`` raises."""
+        self._computing = 1
+        with ThreadPoolExecutor(lanes - 1, thread_name_prefix="embed") as threads:
+            others = [threads.submit(self._run, lane) for lane in range(1, lanes)]
+            self._run(0, first)
+        for other in others:
+            other.result()
+
+    def _run(self, lane: int, texts: Sequence[WaitingText] = ()) -> None:
+        while texts or (texts := self._next()):
+            done = False
+            try:
+                self._embed(texts, lane)
+                done = True
+            finally:
+                texts = ()
+                with self._changed:
+                    self._failed = self._failed or not done
+                    self._computing -= 1
+                    self._changed.notify_all()
+
+    def _next(self) -> Sequence[WaitingText]:
+        """Wait for texts, which then count as computed; empty if there is nothing more to do."""
+        with self._changed:
+            while not self._failed and (texts := self._take()) is not None:
+                if texts:
+                    self._computing += 1
+                    return texts
+                if not self._computing:
+                    break
+                self._changed.wait()
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +157,7 @@ class Worker:
         replies = Replies(self._loop, self._notify)
         with self._changed:
             if self._stopping:
-                replies.put(ENDING)
-                replies.end()
+                replies.answer(ENDING)
                 return replies
             queue = self._asides if isinstance(command, EmbedText | Adopt | KnowContents) else self._queue
             queue.append(_Job(command, replies))
@@ -112,8 +173,7 @@ class Worker:
             self._queue.clear()
         for job in overtaken:
             if not isinstance(job.command, ReleaseAll):
-                job.replies.put(refusal)
-                job.replies.end()
+                job.replies.answer(refusal)
         self.submit(ReleaseAll())
 
     @property
@@ -149,8 +209,7 @@ class Worker:
             # A bug: the contents of the cache are unknown now, so the process must end.
             _log.exception("the worker failed")
             if running is not None:
-                running.replies.put(ENDING)
-                running.replies.end()
+                running.replies.answer(ENDING)
             self._refuse_all()
             call_on(self._loop, _fail, self.ended, error)
         else:
@@ -171,8 +230,7 @@ class Worker:
         with self._changed:
             self._stopping = True
             for job in (*self._queue, *self._asides):
-                job.replies.put(ENDING)
-                job.replies.end()
+                job.replies.answer(ENDING)
             self._queue.clear()
             self._asides.clear()
 
@@ -208,24 +266,27 @@ class Worker:
                 job.replies.put(engine.load(command, started_ns))
             case SetLayout():
                 job.replies.put(engine.set_layout(command, started_ns))
-            case EmbedText():
+            case EmbedText() | Adopt() | KnowContents():
                 self._aside_began_ns = started_ns
-                self._embed_waiting(engine, WaitingText(command, job.replies))
+                self._do_aside(engine, command, job.replies)
                 self._aside_ended_ns = perf_counter_ns()
                 return
-            case Adopt():
-                self._aside_began_ns = started_ns
-                job.replies.put(engine.adopt(command))
-                self._aside_ended_ns = perf_counter_ns()
-            case KnowContents():
-                self._aside_began_ns = started_ns
-                engine.know_contents(command)
-                self._aside_ended_ns = perf_counter_ns()
             case ReleaseAll():
                 engine.release_all()
             case _:
                 assert_never(command)
         job.replies.end()
+
+    def _do_aside(self, engine: Engine, command: EmbedText | Adopt | KnowContents, replies: Replies) -> None:
+        match command:
+            case EmbedText():
+                self._embed_waiting(engine, WaitingText(command, replies))
+                return
+            case Adopt():
+                replies.put(engine.adopt(command))
+            case KnowContents():
+                engine.know_contents(command)
+        replies.end()
 
     def _embed_waiting(self, engine: Engine, first: WaitingText) -> None:
         """Embed a text, and those that wait behind it, as far as they may share its forward pass or have lanes."""
@@ -245,8 +306,7 @@ class Worker:
             results = engine.embed([text.command for text in texts], lane)
         finally:
             for text, result in zip(texts, results, strict=True):
-                text.replies.put(result)
-                text.replies.end()
+                text.replies.answer(result)
 
     def _embed_in_lanes(self, engine: Engine, first: WaitingText) -> None:
         """Embed texts until none waits and no lane computes, or another command comes, or a text for all threads."""

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.results import DraftSource, FinishReason, Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_shard.arrays import Floats
+from caravan_shard.backends.base import Vocabulary
+from caravan_shard.sampling.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +24,42 @@ def bad_request(sentence: str) -> Refusal:
 
 
 @dataclass(slots=True)
-class TokenRows:
+class LogprobColumns:
+    """Log probabilities of tokens, as columns: ``logprobs`` and ``top_counts`` have an entry for each token.
+
+    The ``top_`` lists have the alternatives of the first token, then those of the second, and so on.
+    """
+
+    logprobs: list[float] = field(default_factory=list)
+    top_counts: list[int] = field(default_factory=list)
+    top_token_ids: list[int] = field(default_factory=list)
+    top_logprobs: list[float] = field(default_factory=list)
+    top_pieces: list[bytes] = field(default_factory=list)
+    top_specials: list[bool] = field(default_factory=list)
+
+    def add(self, found: TokenLogprobs) -> None:
+        """Add an entry. The pieces of its alternatives follow by `add_pieces`."""
+        self.logprobs.append(found.chosen)
+        self.top_counts.append(len(found.top_ids))
+        self.top_token_ids.extend(found.top_ids)
+        self.top_logprobs.extend(found.top)
+
+    def add_pieces(self, vocabulary: Vocabulary) -> None:
+        """Add the pieces of the alternatives that have none yet."""
+        for top_id in self.top_token_ids[len(self.top_pieces) :]:
+            piece = vocabulary.piece(top_id)
+            self.top_pieces.append(piece.data)
+            self.top_specials.append(piece.special)
+
+
+@dataclass(slots=True)
+class TokenRows(LogprobColumns):
     """The sampled tokens of a step, as columns: the n-th entries of all lists belong to one token.
 
     A sequence whose drafts were accepted has several, in their order.
 
-    ``logprobs`` (NaN where not requested) and ``top_counts`` are empty if no sequence requested them. The ``top_``
-    lists have the alternatives of the first token, then those of the second, and so on. ``feedback``: what the token's
-    sequence carries to its next one, NaN for nothing; empty if no sequence carries anything.
+    ``logprobs`` (NaN where not requested) and ``top_counts`` are empty if no sequence requested them. ``feedback``:
+    what the token's sequence carries to its next one, NaN for nothing; empty if no sequence carries anything.
 
     ``without_logits``: sequences that have got no token, and have ended, as their logits are NaN or infinite.
     """
@@ -39,12 +69,6 @@ class TokenRows:
     pieces: list[bytes] = field(default_factory=list)
     specials: list[bool] = field(default_factory=list)
     finish_reasons: list[FinishReason | None] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_counts: list[int] = field(default_factory=list)
-    top_token_ids: list[int] = field(default_factory=list)
-    top_logprobs: list[float] = field(default_factory=list)
-    top_pieces: list[bytes] = field(default_factory=list)
-    top_specials: list[bool] = field(default_factory=list)
     feedback: list[float] = field(default_factory=list)
     without_logits: list[int] = field(default_factory=list)
 
@@ -65,24 +89,15 @@ class DraftRows:
 
 
 @dataclass(slots=True)
-class LogprobColumns:
-    """Log probabilities of tokens that are known, as columns: ``counts`` entries of each sequence, in order.
-
-    ``logprobs`` and ``top_counts`` have an entry each; the ``top_`` lists are as in `TokenRows`.
-    """
+class KnownLogprobs(LogprobColumns):
+    """Log probabilities of tokens that are known: ``counts`` entries of each sequence, in order."""
 
     sequence_ids: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top_counts: list[int] = field(default_factory=list)
-    top_token_ids: list[int] = field(default_factory=list)
-    top_logprobs: list[float] = field(default_factory=list)
-    top_pieces: list[bytes] = field(default_factory=list)
-    top_specials: list[bool] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class PromptLogprobs(LogprobColumns):
+class PromptLogprobs(KnownLogprobs):
     """An entry for each token of a chunk of a prompt.
 
     The first token of a prompt, and the first one behind a copy, has NaN and no alternatives: the logits before it were
@@ -93,7 +108,7 @@ class PromptLogprobs(LogprobColumns):
 
 
 @dataclass(slots=True)
-class Evaluations(LogprobColumns):
+class Evaluations(KnownLogprobs):
     """An entry for each output of a row: the log probability of the next token of the row, NaN after the last one.
 
     ``score_logprobs`` has the log probabilities of the row's `score_ids` after each output.

@@ -3,21 +3,66 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.sampling.allowed import Allowed
-from caravan_shard.sampling.biases import LogitBiases
 from caravan_shard.sampling.draw import Purpose, draw_index, draw_weighted, uniform
 from caravan_shard.sampling.feedback import Feedback
 from caravan_shard.sampling.order import apply_in_order
-from caravan_shard.sampling.penalties import Penalty
+from caravan_shard.sampling.penalties import LogitBiases, Penalty
 from caravan_shard.sampling.token_candidates import CandidateFilter, filtered, scale
 
 _NO_TOKENS = np.empty(0, np.intp)
+
+
+class Allowed:
+    """A set of tokens, at least one. ``count``: how many they are.
+
+    ``mask``: a bit for each token of the vocabulary, the lowest bit of a byte first; None if only `ids` are known.
+    """
+
+    __slots__ = ("_ids", "_size", "count", "mask")
+
+    def __init__(self, count: int) -> None:
+        """Use `of` or `from_mask`."""
+        self.count = count
+        self.mask: NDArray[np.uint8] | None = None
+        self._size = 0
+        self._ids: NDArray[np.intp] | None = None
+
+    @classmethod
+    def of(cls, ids: Sequence[int] | NDArray[np.intp]) -> Self:
+        """Allow the tokens with these ids, which are ascending."""
+        made = cls(len(ids))
+        made._ids = np.asarray(ids, np.intp)
+        return made
+
+    @classmethod
+    def from_mask(cls, mask: NDArray[np.uint8], vocabulary_size: int) -> Self:
+        """Allow the tokens whose bit is set. Ignore bits behind the vocabulary. ``mask`` must not be changed later."""
+        made = cls(_count(mask, vocabulary_size))
+        made.mask, made._size = mask, vocabulary_size
+        return made
+
+    @property
+    def ids(self) -> NDArray[np.intp]:
+        """Ascending ids of the tokens."""
+        if self._ids is None:
+            assert self.mask is not None
+            bits = np.unpackbits(self.mask, bitorder="little", count=self._size)
+            # numpy finds Booleans ten times as fast as bytes.
+            self._ids = np.flatnonzero(bits.view(np.bool_))
+        return self._ids
+
+
+def _count(mask: NDArray[np.uint8], size: int) -> int:
+    whole, rest = divmod(size, 8)
+    count = int(np.bitwise_count(mask[:whole]).sum())
+    return count + (int(mask[whole]) & ((1 << rest) - 1)).bit_count() if rest else count
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +141,7 @@ def _choose(logits: Floats, choice: Choice, candidate_filter: CandidateFilter) -
         return draw_weighted(np.exp(weights, out=weights), number)
     ids, scaled = filtered(logits, parameters, candidate_filter)
     if len(ids) == 0:
-        # The logits are NaN or infinite. That must affect only this sequence, which ends by it: see `finite`.
+        # The logits are NaN or infinite. That must affect only this sequence: see `rows_without_numbers`.
         return int(logits.argmax())
     return int(ids[draw_index(scaled, number)])
 

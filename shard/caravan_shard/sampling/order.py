@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from caravan_proto.messages.sampling import SAMPLER_PARAMETERS, SamplingParams, switched_off
 from caravan_shard.arrays import Floats
 from caravan_shard.sampling.penalties import Penalty
-from caravan_shard.sampling.temperature import temperature_of
 from caravan_shard.sampling.token_candidates import FAR, CandidateFilter, filtered, scale
 
 DEFAULT_ORDER = tuple(SAMPLER_PARAMETERS)
@@ -26,6 +25,26 @@ _OFF: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 # A lower temperature is greedy: dividing by it may overflow float32.
 _GREEDY_TEMPERATURE = 1e-6
+
+
+def temperature_of(logits: Floats, parameters: SamplingParams) -> float:
+    """Return the temperature for ``logits`` [candidates], as llama.cpp's sampler computes it; at least 0.
+
+    Without a ``dynatemp_range`` it is ``temperature``. Otherwise it lies within this range around ``temperature``, by
+    the entropy of the candidates as a share of the highest that so many can have, to the power of
+    ``dynatemp_exponent``. NaN if the logits are.
+    """
+    reach = parameters.dynatemp_range
+    if reach == 0.0 or len(logits) < 2:
+        return parameters.temperature
+    relative = logits.astype(np.float64) - float(logits.max())
+    weights = np.exp(relative)
+    total = float(weights.sum())
+    # -sum(p log p), where p = weight / total. A weight of 0 counts nothing, even if its logarithm is infinite.
+    entropy = math.log(total) - float(weights @ np.maximum(relative, -1e3)) / total
+    share: float = min(1.0, max(0.0, entropy / math.log(len(logits)))) ** parameters.dynatemp_exponent
+    low = max(0.0, parameters.temperature - reach)
+    return low + (parameters.temperature + reach - low) * share
 
 
 def apply_in_order(
@@ -44,7 +63,7 @@ def apply_in_order(
     values = logits if allowed is None else logits[allowed]
     named = {penalty.sampler: penalty for penalty in penalties}
     if not math.isfinite(values.max()):
-        # Logits that are NaN or infinite must affect only this sequence, which ends by it: see `finite`.
+        # Logits that are NaN or infinite must affect only this sequence, which ends by it: see `rows_without_numbers`.
         return _highest(values, tokens)
     relative = values - values.max()
     for run in _runs(tuple(name for name in parameters.order if name in named or _is_on(name, parameters))):

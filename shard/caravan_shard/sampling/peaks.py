@@ -1,6 +1,7 @@
-"""Finds the highest of many logits after one pass over them."""
+"""Finds the highest of many logits after one pass over them, and rows of logits that have none."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,3 +53,20 @@ class Peaks:
         row, index = np.divmod(places, end)
         in_rest = parts[end:] + (_ROWS - 1) * self._columns
         return np.concatenate([row * self._columns + columns[index], in_rest])
+
+
+def rows_without_numbers(logits: Floats, tokens: Sequence[int]) -> list[int]:
+    """Return which rows of raw ``logits`` [rows, vocabulary] are no distribution, of which ``tokens`` were chosen.
+
+    A weight of the model that overflows for some prompts makes them so. Where a row has NaN or +inf, the token that is
+    chosen from it is one of those; so a look at the chosen logits suffices.
+    """
+    chosen = logits[np.arange(len(tokens)), tokens]
+    if math.isfinite(chosen.sum()):
+        return []
+    return [row for row, logit in enumerate(chosen.tolist()) if not math.isfinite(logit) and not has_peak(logits[row])]
+
+
+def has_peak(logits: Floats) -> bool:
+    """Whether raw ``logits`` [vocabulary] have a highest one that is a number. Those of some tokens may be -inf."""
+    return math.isfinite(logits.max())

@@ -8,12 +8,11 @@ import numpy as np
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.sampling.change import Change
 from caravan_shard.sampling.choice import Choice, choose_token, draws_xtc
 from caravan_shard.sampling.draw import uniform
 from caravan_shard.sampling.joint_draw import LEFT, Filters, JointDraw, Row, joint_filters, leave_all
-from caravan_shard.sampling.joint_logprobs import JointLogprobs, LogprobRow, leave_all_logprobs, row_logprobs
-from caravan_shard.sampling.logprobs import TokenLogprobs
+from caravan_shard.sampling.logprobs import JointLogprobs, LogprobRow, TokenLogprobs, leave_all_logprobs, row_logprobs
+from caravan_shard.sampling.penalties import Change
 from caravan_shard.sampling.token_candidates import CandidateFilter
 
 # So many parameters of sequences are remembered.

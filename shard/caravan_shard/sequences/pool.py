@@ -9,21 +9,16 @@ from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import State
 from caravan_shard.backends.base import Backend, CellSlice, Vocabulary
-from caravan_shard.constraints.matching import Matching
-from caravan_shard.constraints.thought import ThoughtMatching
-from caravan_shard.media.spans import held_spans, spans_before, with_media
-from caravan_shard.protocol.run import StoredRun
-from caravan_shard.protocol.sequence_parameters import PreparedParameters
-from caravan_shard.sampling.biases import make_biases
+from caravan_shard.constraints.matching import Matching, ThoughtMatching
+from caravan_shard.media import held_spans, spans_before, with_media
+from caravan_shard.protocol.commands import PreparedParameters, StoredRun
 from caravan_shard.sampling.feedback import make_feedback
-from caravan_shard.sampling.penalties import make_penalties
+from caravan_shard.sampling.penalties import make_biases, make_penalties
 from caravan_shard.sampling.top_candidates import candidates_needed
 from caravan_shard.sequences.runs import RunStore
-from caravan_shard.sequences.sequence import Phase, Sequence, used_cells
-from caravan_shard.sequences.trace_log import log_traced
+from caravan_shard.sequences.sequence import Phase, Sequence, log_traced, used_cells
 from caravan_shard.speculation.acceptance import KindAcceptance
-from caravan_shard.speculation.drafter import Drafter
-from caravan_shard.speculation.ended_texts import EndedTexts
+from caravan_shard.speculation.drafter import Drafter, EndedTexts
 from caravan_shard.speculation.model_drafter import ModelDrafter
 
 _log = logging.getLogger(__name__)
@@ -116,7 +111,7 @@ class SequencePool:
             return
         if sequence.computed == sequence.own_start:
             # It may have held other cells of its own at these positions, which others still hold.
-            sequence.inherited, sequence.birth = sequence.runs(), next(self._births)
+            sequence.inherited, sequence.birth = sequence.ranges(), next(self._births)
         del sequence.tokens[row.start :]
         sequence.tokens.extend(with_media(row.token_ids, row.media))
         sequence.spans += held_spans(self._backend.facts.media, row.media, row.start)
@@ -280,7 +275,7 @@ class SequencePool:
     def _inherit(self, sequence: Sequence, prefix: PrefixCopy) -> None:
         """Record the cells of a copied prefix: those of the source if unified, new ones if split."""
         if self._limits.layout is KvLayout.UNIFIED:
-            sequence.inherited = self.held[prefix.source_id].runs_up_to(prefix.length)
+            sequence.inherited = self.held[prefix.source_id].ranges_up_to(prefix.length)
         else:
             sequence.own_start = 0
 

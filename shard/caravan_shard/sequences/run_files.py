@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from caravan_shard.arrays import State
-from caravan_shard.protocol.run import StoredRun
+from caravan_shard.protocol.commands import StoredRun
 from caravan_shard.sequences.run_format import FIXED_BYTES, BadRunError, RunFormat
 
 _log = logging.getLogger(__name__)

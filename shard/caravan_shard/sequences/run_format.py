@@ -13,7 +13,7 @@ import zlib
 import numpy as np
 
 from caravan_shard.arrays import State
-from caravan_shard.protocol.run import StoredRun
+from caravan_shard.protocol.commands import StoredRun
 
 _MAGIC = b"CRVNRUN2"
 _HEAD = struct.Struct("<8sI")

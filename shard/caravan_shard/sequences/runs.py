@@ -9,7 +9,7 @@ from time import monotonic
 
 from caravan_proto.messages.limits import SavedBytes
 from caravan_shard.arrays import State
-from caravan_shard.protocol.run import StoredRun
+from caravan_shard.protocol.commands import StoredRun
 from caravan_shard.sequences.run_files import RunFiles
 from caravan_shard.sequences.run_format import BadRunError
 

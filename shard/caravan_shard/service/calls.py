@@ -3,29 +3,24 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Command, Load, Prefill
 from caravan_proto.messages.constraint import Constraint
-from caravan_proto.messages.media import EncodedMedia, MediaShape, PromptPart, TokenizedParts
-from caravan_proto.messages.model import Info, ShardClaim, ShardStatus, TokenizedText
-from caravan_shard.checks.embed import split_texts
+from caravan_proto.messages.model import Info, ShardClaim, ShardStatus
 from caravan_shard.checks.preview import check_keys
-from caravan_shard.constraints.checker import CheckUnavailableError
-from caravan_shard.constraints.compiler import ConstraintCompiler
-from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.constraints.problem import Problem
+from caravan_shard.checks.tokens import split_texts
+from caravan_shard.constraints.compiler import CheckUnavailableError, ConstraintCompiler
+from caravan_shard.constraints.grammar import Grammar, Problem
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies
 from caravan_shard.engine.worker import Worker
-from caravan_shard.protocol.commands import EmbedText
+from caravan_shard.protocol.commands import EmbedText, StoredRun, prepared
 from caravan_shard.protocol.results import Embedded, Refusal, bad_request
-from caravan_shard.protocol.run import StoredRun
-from caravan_shard.protocol.sequence_parameters import prepared
 from caravan_shard.sampling.processors import ProcessorRegistry
-from caravan_shard.service.lease_guard import LeaseGuard
+from caravan_shard.service.lease import ShardLease
 from caravan_shard.service.media import MediaService
 from caravan_shard.service.model_calls import ModelCalls
 from caravan_shard.service.phase import Phase, PhaseSignal
@@ -37,17 +32,18 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardParts:
-    """The parts of a started shard that answer calls.
+@dataclass(kw_only=True)
+class CallHandler:
+    """The parts of a started shard that answer calls. Runs on the event loop.
 
-    ``ask_drain`` begins to drain the shard; None if no router may end it, since it is a part of a program.
-    ``compiler``: None if the model only embeds.
+    ``info`` returns the reply to Info. ``ask_drain`` begins to drain the shard; None if no router may end it, since it
+    is a part of a program. ``compiler``: None if the model only embeds.
     """
 
+    info: Callable[[], Info]
     worker: Worker
     engine: Engine
-    lease: LeaseGuard
+    lease_of_shard: ShardLease
     phase: PhaseSignal
     text: TextService
     media: MediaService
@@ -56,42 +52,24 @@ class ShardParts:
     model_calls: ModelCalls
     processors: ProcessorRegistry
     ask_drain: Callable[[], None] | None
-
-
-class CallHandler:
-    """Runs on the event loop. ``info`` returns the reply to Info."""
-
-    def __init__(self, info: Callable[[], Info], parts: ShardParts) -> None:
-        self.info = info
-        self._worker = parts.worker
-        self._engine = parts.engine
-        self._lease = parts.lease
-        self._phase = parts.phase
-        self._text = parts.text
-        self._media = parts.media
-        self._compiler = parts.compiler
-        self._exchange = parts.exchange
-        self._model_calls = parts.model_calls
-        self._processors = parts.processors
-        self._ask_drain = parts.ask_drain
-        # Commands acquire it in the order in which they arrive.
-        self._turn = asyncio.Lock()
+    # Commands acquire it in the order in which they arrive.
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def status(self) -> ShardStatus:
         """The shard's progress."""
         return ShardStatus(
-            steps=self._engine.step_count,
-            sequences=self._engine.sequence_count,
-            busy=self._worker.is_busy,
+            steps=self.engine.step_count,
+            sequences=self.engine.sequence_count,
+            busy=self.worker.is_busy,
             draining=self._is_draining,
-            claim=self._lease.claim,
-            knows_contents=bool(self._engine.backend.contents.sha256),
+            claim=self.lease_of_shard.claim,
+            knows_contents=bool(self.engine.backend.contents.sha256),
         )
 
     @property
     def _is_draining(self) -> bool:
-        return self._phase.current is not Phase.SERVING
+        return self.phase.current is not Phase.SERVING
 
     def lease(
         self, router_id: str, epoch: int, ttl_s: float, claim: ShardClaim | None, url: str = ""
@@ -100,14 +78,14 @@ class CallHandler:
 
         ``url``: where other routers reach this one; empty if they cannot.
         """
-        if self._is_draining and epoch > self._lease.epoch:
+        if self._is_draining and epoch > self.lease_of_shard.epoch:
             return Refusal(ShardError.DRAINING, "this shard is ending")
-        refusal = None if claim is None else self._lease.ask(router_id, claim)
-        return refusal or self._lease.request(router_id, epoch, ttl_s, url)
+        refusal = None if claim is None else self.lease_of_shard.ask(router_id, claim)
+        return refusal or self.lease_of_shard.request(router_id, epoch, ttl_s, url)
 
     def give_back(self, router_id: str, epoch: int) -> Refusal | None:
         """End the lease. Return why not, if refused."""
-        return self._lease.release(router_id, epoch)
+        return self.lease_of_shard.release(router_id, epoch)
 
     async def watch(self, interval_s: float, epoch: int) -> AsyncGenerator[ShardStatus, None]:
         """Yield the status at once, when the shard's phase changes and at least every ``interval_s``; end when it ends.
@@ -117,19 +95,19 @@ class CallHandler:
         is_whole = False
         try:
             while True:
-                seen = self._phase.current
+                seen = self.phase.current
                 yield self.status
                 if seen is Phase.ENDED:
                     is_whole = True
                     return
-                await self._phase.wait_for_change(seen, interval_s)
+                await self.phase.wait_for_change(seen, interval_s)
         finally:
             if epoch and not is_whole:
-                self._lease.note_broken(epoch)
+                self.lease_of_shard.note_broken(epoch)
 
     async def submit(self, command: Command, epoch: int) -> Replies | Refusal:
         """Queue a command of the router that holds the lease, after the commands that arrived before it."""
-        async with self._turn:
+        async with self.turn:
             # A running Decode continues meanwhile. Commands that arrive later wait.
             match command:
                 case Prefill():
@@ -139,96 +117,70 @@ class CallHandler:
                     command = ready
                 case Load():
                     keys = [piece.key for entry in command.entries for piece in entry.slices]
-                    if (refusal := await self._exchange.read_ahead(keys)) is not None:
+                    if (refusal := await self.exchange.read_ahead(keys)) is not None:
                         return refusal
                 case _:
                     pass
             # Nothing is awaited before the worker has the command, so that the order of commands is kept.
-            return self._lease.check(epoch) or self._worker.submit(command)
+            return self.lease_of_shard.check(epoch) or self.worker.submit(command)
 
     async def _prepared(self, command: Prefill) -> Prefill | Refusal:
-        if self._compiler is None:
+        if self.compiler is None:
             return _ONLY_EMBEDS
         setups = [chunk.setup for chunk in command.chunks if chunk.setup is not None]
         constraints = [one.constraint for one in setups if one.constraint is not None]
         grammars: dict[Constraint, Grammar] | Problem | Refusal = {}
         if constraints:
-            grammars = await self._checked(self._compiler.compile_all(constraints))
+            grammars = await self._checked(self.compiler.compile_all(constraints))
         if isinstance(grammars, Problem):
             return bad_request(grammars.sentence)
         if isinstance(grammars, Refusal):
             return grammars
-        return prepared(command, grammars, self._processors)
+        return prepared(command, grammars, self.processors)
 
     def list_runs(self) -> list[tuple[StoredRun, bool]]:
         """Return the saved runs, each with whether it is on disk."""
-        return self._engine.runs.list_runs()
+        return self.engine.runs.list_runs()
 
     async def fetch_runs(
         self, address: str, hostname: str, source_epoch: int, keys: Sequence[bytes], epoch: int
     ) -> list[bool] | Refusal:
         """Copy runs of the shard at ``address``; return whether each is here. ``hostname``: see `open_channel`."""
-        refusal = self._lease.check(epoch) or self._model_calls.refusal
+        refusal = self.lease_of_shard.check(epoch) or self.model_calls.refusal
         refusal = refusal or (check_keys(keys) if address else bad_request("there is no source_address"))
-        return refusal or await self._exchange.fetch(address, hostname, source_epoch, keys)
+        return refusal or await self.exchange.fetch(address, hostname, source_epoch, keys)
 
     def read_run(self, key: bytes, epoch: int) -> AsyncIterator[bytes] | Refusal:
         """Return the bytes of a saved run in parts, of which there are none if it is not here."""
-        return self._lease.check(epoch) or self._model_calls.refusal or self._exchange.send(key)
+        return self.lease_of_shard.check(epoch) or self.model_calls.refusal or self.exchange.send(key)
 
     def drain(self, epoch: int) -> Refusal | None:
         """Begin to drain the shard. Return why not, if refused."""
-        refusal = self._lease.check(epoch)
-        if refusal is None and self._ask_drain is None:
+        refusal = self.lease_of_shard.check(epoch)
+        if refusal is None and self.ask_drain is None:
             return Refusal(ShardError.BAD_REQUEST, "this shard ends with its program")
-        if refusal is None and self._ask_drain is not None:
-            self._ask_drain()
+        if refusal is None and self.ask_drain is not None:
+            self.ask_drain()
         return refusal
-
-    async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> TokenizedText | Refusal:
-        """Return the tokens of ``text``."""
-        return await self._text.tokenize(text, add_special=add_special, parse_special=parse_special)
-
-    async def tokenize_texts(
-        self, texts: Sequence[str], *, add_special: bool, parse_special: bool
-    ) -> list[list[int]] | Refusal:
-        """Return the token ids of each text."""
-        return await self._text.tokenize_texts(texts, add_special=add_special, parse_special=parse_special)
-
-    async def tokenize_pairs(self, queries: Sequence[str], documents: Sequence[str]) -> list[list[int]] | Refusal:
-        """Return the token ids of each pair as a model that ranks reads it."""
-        return await self._text.tokenize_pairs(queries, documents)
-
-    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> TokenizedText | Refusal:
-        """Return the tokens with their pieces; with ``skip_special`` without control tokens."""
-        return await self._text.detokenize(token_ids, skip_special=skip_special)
-
-    async def tokenize_parts(self, parts: Sequence[PromptPart]) -> TokenizedParts | Refusal:
-        """Return the cells of a prompt of texts and media."""
-        return await self._media.tokenize(parts)
-
-    async def encode_media(self, shape: MediaShape, data: bytes) -> EncodedMedia | Refusal:
-        """Encode a medium and keep its embeddings for a while."""
-        return await self._media.encode(shape, data)
 
     async def compile_constraint(self, constraint: Constraint) -> Problem | Refusal | None:
         """Compile a constraint for the sequences to come, or return what is wrong with it."""
-        if self._compiler is None:
+        if self.compiler is None:
             return _ONLY_EMBEDS
-        outcome = await self._checked(self._compiler.compile(constraint))
+        outcome = await self._checked(self.compiler.compile(constraint))
         return None if isinstance(outcome, Grammar) else outcome
 
     async def _checked(self, compiling: Coroutine[Any, Any, T]) -> T | Refusal:
         """Return what the compiler returns, or that constraints cannot be checked now."""
         try:
-            return await self._model_calls.unless_ending(compiling)
+            return await self.model_calls.unless_ending(compiling)
         except CheckUnavailableError as error:
             _log.error("a constraint could not be checked", extra={"error": str(error)})
             return Refusal(ShardError.CHECK_FAILED, "constraints cannot be checked at present")
 
     async def embed(self, token_ids: Sequence[int], counts: Sequence[int]) -> list[float] | Refusal:
         """Return the vectors of texts of ``counts`` tokens, one after another."""
-        backend = self._engine.backend
+        backend = self.engine.backend
         texts = split_texts(token_ids, counts, backend.capacity, backend.facts.vocabulary_size)
         if isinstance(texts, Refusal):
             return texts
@@ -237,8 +189,8 @@ class CallHandler:
         while done < len(texts):
             # A command for each text, of which the worker joins some. Beside sequences it takes them one at a time: the
             # texts of all calls take turns then.
-            together = 1 if self._engine.unfinished_count else backend.capacity.joint_embed.texts
-            sent = [self._worker.submit(EmbedText(text)) for text in texts[done : done + together]]
+            together = 1 if self.engine.unfinished_count else backend.capacity.joint_embed.texts
+            sent = [self.worker.submit(EmbedText(text)) for text in texts[done : done + together]]
             try:
                 for replies in sent:
                     (result,) = await replies.next() or (None,)

@@ -11,11 +11,10 @@ from caravan_models.contents import ChangedFileError, Contents, SeenFiles
 from caravan_proto.messages.limits import Saving
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.engine import Engine
-from caravan_shard.engine.loop_calls import call_on
+from caravan_shard.engine.replies import call_on
 from caravan_shard.engine.worker import Worker
-from caravan_shard.protocol.commands import KnowContents
+from caravan_shard.protocol.commands import KnowContents, StoredRun
 from caravan_shard.protocol.results import Refusal
-from caravan_shard.protocol.run import StoredRun
 from caravan_shard.sequences.run_files import RunFiles
 
 _log = logging.getLogger(__name__)

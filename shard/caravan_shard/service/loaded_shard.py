@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import caravan_proto
+from caravan_proto.messages.limits import Limits
 from caravan_proto.messages.model import Info, ModelFile
 from caravan_proto.tls import MutualTls
 from caravan_shard.backends.base import Backend, Vocabulary
@@ -17,13 +18,12 @@ from caravan_shard.constraints.compiler import ConstraintCompiler
 from caravan_shard.constraints.tokenizer import ConstraintTokenizer
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
-from caravan_shard.media.store import MediaStore
+from caravan_shard.media import MediaStore
 from caravan_shard.sampling.processors import ProcessorRegistry
 from caravan_shard.sequences.runs import CLOSE_S
-from caravan_shard.service import info_codec
-from caravan_shard.service.calls import CallHandler, ShardParts
+from caravan_shard.service.calls import CallHandler
 from caravan_shard.service.contents import ContentsReader
-from caravan_shard.service.lease_guard import LeaseGuard
+from caravan_shard.service.lease import ShardLease
 from caravan_shard.service.loading import backend_loader, make_run_store
 from caravan_shard.service.media import MediaService
 from caravan_shard.service.model_calls import ModelCalls
@@ -40,7 +40,7 @@ class LoadedShard:
 
     # Set by `start`.
     engine: Engine
-    lease: LeaseGuard
+    lease: ShardLease
     calls: CallHandler
 
     def __init__(
@@ -51,7 +51,7 @@ class LoadedShard:
     ) -> None:
         """``load`` makes the backend on the worker's thread; by default the one that the flags name.
 
-        ``ask_drain``: see `ShardParts`.
+        ``ask_drain``: see `CallHandler`.
         """
         self._config = config
         self.worker = Worker(
@@ -100,11 +100,12 @@ class LoadedShard:
         self._acquired.callback(exchange.close)
         reader = ContentsReader(self._config, self.worker, self.engine)
         self._acquired.callback(reader.end)
-        self.lease = LeaseGuard(self.worker)
-        parts = ShardParts(
+        self.lease = ShardLease(self.worker.release_all)
+        self.calls = CallHandler(
+            info=self._make_info(self.engine),
             worker=self.worker,
             engine=self.engine,
-            lease=self.lease,
+            lease_of_shard=self.lease,
             phase=self.phase,
             text=text,
             media=media,
@@ -114,7 +115,6 @@ class LoadedShard:
             processors=self.processors,
             ask_drain=self._ask_drain,
         )
-        self.calls = CallHandler(self._make_info(self.engine), parts)
         reader.start()
 
     def _make_tokenizer(self, vocabulary: Vocabulary, facts: ModelFile) -> Future[ConstraintTokenizer]:
@@ -135,10 +135,19 @@ class LoadedShard:
 
         def info() -> Info:
             # The layout may change.
-            limits = info_codec.limits(
-                engine.backend.capacity,
+            capacity = engine.backend.capacity
+            limits = Limits(
+                layouts=capacity.layouts,
+                max_sequences=capacity.max_sequences,
+                max_batch_tokens=capacity.max_batch_tokens,
                 max_top_n_tokens=MAX_TOP_N_TOKENS,
                 max_tokenize_bytes=self._config.max_tokenize_bytes,
+                max_prompt_logprob_tokens=capacity.max_prompt_logprob_tokens,
+                max_draft_tokens=capacity.max_draft_tokens,
+                embedding_size=capacity.embedding_size,
+                max_embed_tokens=capacity.max_embed_tokens,
+                embed_tokens_at_once=capacity.joint_embed.tokens * capacity.joint_embed.lanes,
+                ranks=capacity.ranks,
                 saved_capacity=engine.runs.capacity,
                 run_fingerprint=run_fingerprint(engine.backend),
             )

@@ -1,9 +1,11 @@
 """Makes the backend and the store of saved runs that the flags describe."""
 
 import contextlib
+import fcntl
 import logging
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,6 @@ from caravan_shard.backends.base import Backend, StartupError, Vocabulary
 from caravan_shard.config import ShardConfig
 from caravan_shard.sequences.run_files import RunFiles, check_folder
 from caravan_shard.sequences.runs import RunStore
-from caravan_shard.service.gpu_turn import gpu_turn
 
 _log = logging.getLogger(__name__)
 
@@ -26,16 +27,45 @@ _FREE_SHARE = 8
 ReadVocabulary = Callable[[Vocabulary, ModelFile], object]
 
 
+@contextlib.contextmanager
+def gpu_turn(folder: Path | None = None) -> Iterator[None]:
+    """Wait until no other shard of this user is loading, and let none load meanwhile: each sees what others left free.
+
+    It ends with the process, however that ends. ``folder``: where the lock is, by default that of temporary files. A
+    host without room for it has no turns.
+    """
+    path = (folder or Path(tempfile.gettempdir())) / f"caravan-gpus-{os.getuid()}.lock"
+    try:
+        lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        _log.warning("shards that start together may see the same memory as free: %s", error)
+        yield
+        return
+    try:
+        _lock(lock)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _log.info("waiting for another shard to load")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def backend_loader(config: ShardConfig, read_vocabulary: ReadVocabulary | None = None) -> Callable[[], Backend]:
     """Return a function that loads and warms up the backend or raises StartupError. Call it on the worker's thread.
 
     ``read_vocabulary``: called, if loading takes long, with the vocabulary of a model that generates. What it begins
     goes on while the context is made.
     """
-    return (lambda: _load_fake(config)) if config.backend == "fake" else (lambda: _load_llama(config, read_vocabulary))
+    return (lambda: _load_toy(config)) if config.backend == "fake" else (lambda: _load_llama(config, read_vocabulary))
 
 
-def _load_fake(config: ShardConfig) -> Backend:
+def _load_toy(config: ShardConfig) -> Backend:
     # Imported here, so that a model need not wait for the toy.
     from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend
     from caravan_shard.backends.toy.media import ToyEncoder
@@ -66,20 +96,23 @@ def _load_fake(config: ShardConfig) -> Backend:
 
 
 def _load_llama(config: ShardConfig, read_vocabulary: ReadVocabulary | None) -> Backend:
-    # OpenMP, and `deploy/setup/barrier.c`, read the variable when llama.cpp is loaded. With OpenMP's default (300,000),
+    # OpenMP, and `kernels/src/barrier.c`, read the variable when llama.cpp is loaded. With OpenMP's default (300,000),
     # a step's threads wait for each other's time slices when other processes want the cores: on two cores with two busy
     # processes beside it, a step of 44 ms took more than a second. Sleeping at once slows a quiet host by 40 %.
     os.environ.setdefault("GOMP_SPINCOUNT", str(config.spin_count))
     # Imported here, so that the toy model needs no llama.cpp.
     from caravan_shard.backends.llama.backend import LlamaCppBackend
-    from caravan_shard.backends.llama.devices import find_devices, first_devices
-    from caravan_shard.backends.llama.embedding_backend import LlamaEmbeddingBackend
-    from caravan_shard.backends.llama.log import route_llama_log
-    from caravan_shard.backends.llama.model import open_model
-    from caravan_shard.backends.llama.plan import checked, plan_load
+    from caravan_shard.backends.llama.devices.devices import find_devices, first_devices
+    from caravan_shard.backends.llama.devices.plan import checked, plan_load
+    from caravan_shard.backends.llama.embeddings.backend import LlamaEmbeddingBackend
+    from caravan_shard.backends.llama.kernels.kernels_abi import warn_of_missing_kernels
+    from caravan_shard.backends.llama.model.loading import open_model
+    from caravan_shard.backends.llama.model.log import route_llama_log
 
     route_llama_log()
     devices = first_devices(config.rpc_servers)
+    # Before anything else is logged.
+    warn_of_missing_kernels()
     with gpu_turn() if devices else contextlib.nullcontext():
         plan = checked(plan_load(config, find_devices() if devices else []))
         config = plan.config

@@ -76,9 +76,9 @@ def memory_report(config: ShardConfig) -> MemoryReport:
         return MemoryReport(
             model=(*config.aliases, Path(config.model).name)[0], need=MemoryNeed(), cells=config.cells_of(0)
         )
-    from caravan_shard.backends.llama.devices import first_devices
-    from caravan_shard.backends.llama.log import route_llama_log
-    from caravan_shard.backends.llama.plan import plan_load
+    from caravan_shard.backends.llama.devices.devices import first_devices
+    from caravan_shard.backends.llama.devices.plan import plan_load
+    from caravan_shard.backends.llama.model.log import route_llama_log
 
     route_llama_log()
     plan = plan_load(config, first_devices(config.rpc_servers))

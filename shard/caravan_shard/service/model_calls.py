@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from typing import Any, ParamSpec, TypeVar
 
-from caravan_shard.backends.model_users import ModelUsers
+from caravan_shard.backends.base import ModelUsers
 from caravan_shard.engine.worker import ENDING
 from caravan_shard.protocol.results import Refusal
 

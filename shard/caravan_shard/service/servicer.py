@@ -36,7 +36,7 @@ from caravan_proto.wire import (
 )
 from caravan_shard.engine.replies import Replies
 from caravan_shard.protocol.results import Refusal, Result, StepResult, bad_request
-from caravan_shard.service import info_codec, reply_codec
+from caravan_shard.service import codec
 from caravan_shard.service.calls import CallHandler
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -76,7 +76,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
 
     async def Prefill(self, request: shard_pb2.PrefillRequest, context: Context) -> shard_pb2.PrefillResponse:
         replies = await self._submit(PREFILL, request, context)
-        return reply_codec.prefill_response(await _result(replies, StepResult, context))
+        return codec.prefill_response(await _result(replies, StepResult, context))
 
     async def Decode(
         self, request: shard_pb2.DecodeRequest, context: Context
@@ -86,13 +86,13 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         while (results := await replies.next()) is not None:
             steps = [result for result in results if isinstance(result, StepResult)]
             if steps:
-                yield reply_codec.decode_response(steps)
+                yield codec.decode_response(steps)
             if len(steps) < len(results):
                 await _abort_with(context, results[-1])
 
     async def Evaluate(self, request: shard_pb2.EvaluateRequest, context: Context) -> shard_pb2.EvaluateResponse:
         replies = await self._submit(EVALUATE, request, context)
-        return reply_codec.evaluate_response(await _result(replies, StepResult, context))
+        return codec.evaluate_response(await _result(replies, StepResult, context))
 
     async def FilterBatch(
         self, request: shard_pb2.FilterBatchRequest, context: Context
@@ -115,7 +115,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     async def ListRuns(
         self, request: shard_pb2.ListRunsRequest, context: Context
     ) -> AsyncIterator[shard_pb2.ListRunsResponse]:
-        for response in info_codec.runs_responses(self._calls.list_runs()):
+        for response in codec.runs_responses(self._calls.list_runs()):
             yield response
 
     async def FetchRuns(self, request: shard_pb2.FetchRunsRequest, context: Context) -> shard_pb2.FetchRunsResponse:
@@ -139,7 +139,7 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         return shard_pb2.DrainResponse()
 
     async def Tokenize(self, request: shard_pb2.TokenizeRequest, context: Context) -> shard_pb2.TokenizeResponse:
-        found = await self._calls.tokenize(
+        found = await self._calls.text.tokenize(
             request.text, add_special=request.add_special, parse_special=request.parse_special
         )
         return TOKENIZED_TEXT.encode(await _accepted(found, context))
@@ -148,16 +148,16 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
         self, request: shard_pb2.TokenizeTextsRequest, context: Context
     ) -> shard_pb2.TokenizeTextsResponse:
         if request.documents:
-            found = await self._calls.tokenize_pairs(request.texts, request.documents)
+            found = await self._calls.text.tokenize_pairs(request.texts, request.documents)
         else:
-            found = await self._calls.tokenize_texts(
+            found = await self._calls.text.tokenize_texts(
                 request.texts, add_special=request.add_special, parse_special=request.parse_special
             )
         texts = await _accepted(found, context)
         return shard_pb2.TokenizeTextsResponse(token_ids=chain.from_iterable(texts), counts=map(len, texts))
 
     async def Detokenize(self, request: shard_pb2.DetokenizeRequest, context: Context) -> shard_pb2.DetokenizeResponse:
-        found = await self._calls.detokenize(list(request.token_ids), skip_special=request.skip_special)
+        found = await self._calls.text.detokenize(list(request.token_ids), skip_special=request.skip_special)
         text = await _accepted(found, context)
         return shard_pb2.DetokenizeResponse(text=b"".join(text.pieces), pieces=text.pieces, specials=text.specials)
 
@@ -181,17 +181,17 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
             parts = decode_parts(request)
         except MalformedError as error:
             await _abort(context, bad_request(str(error)))
-        return TOKENIZED_PARTS.encode(await _accepted(await self._calls.tokenize_parts(parts), context))
+        return TOKENIZED_PARTS.encode(await _accepted(await self._calls.media.tokenize(parts), context))
 
     async def EncodeMedia(
         self, request: shard_pb2.EncodeMediaRequest, context: Context
     ) -> shard_pb2.EncodeMediaResponse:
         shape = MEDIA_SHAPE.decode(request.shape)
-        return ENCODED_MEDIA.encode(await _accepted(await self._calls.encode_media(shape, request.data), context))
+        return ENCODED_MEDIA.encode(await _accepted(await self._calls.media.encode(shape, request.data), context))
 
-    async def _submit(self, codec: Codec[Any, Any], request: Any, context: Context) -> Replies:
+    async def _submit(self, message_codec: Codec[Any, Any], request: Any, context: Context) -> Replies:
         try:
-            command = codec.decode(request)
+            command = message_codec.decode(request)
         except MalformedError as error:
             await _abort(context, bad_request(str(error)))
         replies = await _accepted(await self._calls.submit(command, request.header.epoch), context)

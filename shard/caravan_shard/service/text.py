@@ -7,6 +7,7 @@ from typing import TypeVar
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.model import TokenizedText
 from caravan_shard.backends.base import Vocabulary
+from caravan_shard.checks.tokens import check_ids
 from caravan_shard.protocol.results import Refusal, bad_request
 from caravan_shard.service.model_calls import ModelCalls
 
@@ -77,16 +78,17 @@ class TextService:
             tuple(token_ids), tuple(piece.data for piece in pieces), tuple(piece.special for piece in pieces)
         )
 
-    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool) -> TokenizedText | Refusal:
-        """Return the tokens with their pieces. There may be as many as a text may have bytes."""
+    async def detokenize(self, token_ids: Sequence[int], *, skip_special: bool = False) -> TokenizedText | Refusal:
+        """Return the tokens with their pieces; with ``skip_special`` without control tokens.
+
+        There may be as many as a text may have bytes.
+        """
         if len(token_ids) > self._max_bytes:
             return Refusal(
                 ShardError.TEXT_TOO_LONG, f"there must be <= {self._max_bytes} tokens. Given: {len(token_ids)}"
             )
-        if token_ids and not 0 <= max(token_ids) < self._vocabulary_size:
-            return Refusal(
-                ShardError.BAD_REQUEST, f"token ids must be < {self._vocabulary_size}. Given: {max(token_ids)}"
-            )
+        if (refusal := check_ids("token ids", token_ids, self._vocabulary_size)) is not None:
+            return refusal
 
         def detokenize(shown: Sequence[int]) -> TokenizedText:
             if skip_special:

@@ -10,10 +10,9 @@ import numpy as np
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, DraftModel, TokenBatch
-from caravan_shard.media.encoder import NO_TOKEN
-from caravan_shard.sampling.biases import LogitBiases
+from caravan_shard.media import NO_TOKEN
 from caravan_shard.sampling.choice import Choice
-from caravan_shard.sampling.penalties import Penalty
+from caravan_shard.sampling.penalties import LogitBiases, Penalty
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.speculation.step_costs import StepCosts
 

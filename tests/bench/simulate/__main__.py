@@ -11,15 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.simulate import trace_file
-from bench.simulate.autoscaling import Autoscaler
-from bench.simulate.gateways import Policy
 from bench.simulate.results import Report, Targets
-from bench.simulate.scenarios import FAST, SCENARIOS, SEED, SHARDS, SLOW, Run, best_alone, runs
-from bench.simulate.simulation import Setting, ShardKind, simulate
-from bench.simulate.sizing import SIZINGS, Sizing
-from bench.simulate.step_times import LINEAR, recorded
-from bench.simulate.traces import TRACES, Load, Trace
+from bench.simulate.scenarios import FAST, SCENARIOS, SEED, SHARDS, SIZINGS, SLOW, Run, Sizing, best_alone, runs
+from bench.simulate.simulation import LINEAR, Autoscaler, Policy, Setting, ShardKind, recorded, simulate
+from bench.simulate.traces import TRACES, Load, Trace, read_trace
 
 RESULTS = Path(__file__).with_name("results.json")
 SIZING_RESULTS = Path(__file__).with_name("sizing.json")
@@ -111,7 +106,7 @@ def _autoscaler(args: argparse.Namespace) -> Autoscaler | None:
 
 def _traces(args: argparse.Namespace) -> Iterator[Trace]:
     if args.file:
-        yield trace_file.read(args.file, speed=args.speed)
+        yield read_trace(args.file, speed=args.speed)
     else:
         for rate in args.rate:
             yield TRACES[args.trace](Load(per_second=rate, seconds=args.seconds, seed=args.seed))

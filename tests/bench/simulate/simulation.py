@@ -1,19 +1,228 @@
 """One simulation: a trace, a fleet and a policy of placement."""
 
+import bisect
+import hashlib
+import json
+import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
 
-from bench.simulate.autoscaling import Autoscaler, Scaling
-from bench.simulate.gateways import Policy, gateway_of
 from bench.simulate.results import Clients, Report, Targets
-from bench.simulate.step_times import LINEAR, StepTimes
 from bench.simulate.traces import Trace
 from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.events import ShardLimits, Submitted
 from caravan_scheduler.scheduler import Scheduler
+from caravan_studio.replay.measured_times import Points, at_size
 from caravan_studio.replay.played_shard import PlayedShard
 from caravan_studio.replay.virtual_fleet import Fleet, Member
 from caravan_testing.requests import request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Seconds of a step = ``decode`` of its decoding sequences + ``prompt`` of its prompt tokens + attention.
+
+    Each is drawn through its points by straight lines, of which the last one continues. Attention takes ``pair_s`` for
+    each prompt token and each token of context before it. Copying a cell out of the cache or back takes ``cell_s``.
+    """
+
+    decode: Points
+    prompt: Points
+    pair_s: float = 0.0
+    cell_s: float = 6e-6
+
+    def seconds(self, sequences: int, prompt_tokens: int = 0, pairs: int = 0) -> float:
+        """Return the seconds of a step."""
+        return at_size(self.decode, sequences) + at_size(self.prompt, prompt_tokens) + self.pair_s * pairs
+
+    def slower(self, factor: float) -> "StepTimes":
+        """Return the times of a shard that computes ``factor`` times slower. Copies take as long."""
+        return StepTimes(
+            decode=tuple((size, seconds * factor) for size, seconds in self.decode),
+            prompt=tuple((size, seconds * factor) for size, seconds in self.prompt),
+            pair_s=self.pair_s * factor,
+            cell_s=self.cell_s,
+        )
+
+
+# A model of 8 billion parameters on one GPU, roughly: 25 ms for 32 sequences, 5,000 prompt tokens a second.
+LINEAR = StepTimes(decode=((0, 0.020), (32, 0.025)), prompt=((0, 0.0), (1, 0.0002)), pair_s=1e-8)
+
+
+def recorded(path: Path) -> StepTimes:
+    """Read what `bench.shard_steps` recorded with ``--record``."""
+    data = json.loads(path.read_text())
+    return StepTimes(
+        decode=tuple((size, seconds) for size, seconds in data["decode"]),
+        prompt=tuple((size, seconds) for size, seconds in data["prompt"]),
+        pair_s=data.get("pair_s", 0.0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autoscaler:
+    """Wants a shard for every ``requests_per_shard`` that wait or run, between ``least`` and ``most`` shards.
+
+    It looks every ``every_s`` seconds. A new shard serves after ``starts_s``: a pod is scheduled and a model is read.
+    The fleet shrinks to what it needed at most in the last ``stabilization_s``. The defaults of the last are those of a
+    HorizontalPodAutoscaler.
+    """
+
+    least: int
+    most: int
+    requests_per_shard: float
+    every_s: float = 15.0
+    starts_s: float = 90.0
+    stabilization_s: float = 300.0
+
+    def wanted(self, requests: int) -> int:
+        """Return the number of shards for so many requests."""
+        return max(self.least, min(self.most, math.ceil(requests / self.requests_per_shard)))
+
+
+class Scaling:
+    """Does what an autoscaler wants with ``fleet``, whose one scheduler is ``scheduler``."""
+
+    def __init__(
+        self, autoscaler: Autoscaler, fleet: Fleet, scheduler: Scheduler, times: StepTimes, limits: ShardLimits
+    ) -> None:
+        self._autoscaler = autoscaler
+        self._fleet = fleet
+        self._scheduler = scheduler
+        self._times = times
+        self._limits = limits
+        # When each shard that starts is going to serve.
+        self._starting_s: list[float] = []
+        # What was wanted lately, and when.
+        self._wanted: list[tuple[float, int]] = []
+        self._draining: set[str] = set()
+        self._started = len(fleet.names)
+        self._looked_s = 0.0
+        self._shard_s = 0.0
+        self._noted_s = 0.0
+
+    def tick(self, now_s: float) -> None:
+        """Let shards serve that have started, and ask for more or fewer."""
+        self._shard_s += self._paid * (now_s - self._noted_s)
+        self._noted_s = now_s
+        while self._starting_s and self._starting_s[0] <= now_s:
+            self._starting_s.pop(0)
+            self._started += 1
+            self._fleet.join(Member(PlayedShard(f"shard-{self._started:03}", self._times), self._limits, 0))
+        if now_s >= self._looked_s + self._autoscaler.every_s:
+            self._looked_s = now_s
+            self._look(now_s)
+
+    def mean_shards(self, until_s: float) -> float:
+        """Return how many shards there were on average, those that start and drain included."""
+        return self._shard_s / until_s
+
+    @property
+    def _paid(self) -> int:
+        return len(self._fleet.names) + len(self._starting_s)
+
+    def _look(self, now_s: float) -> None:
+        wanted = self._autoscaler.wanted(len(self._scheduler.sequences))
+        self._wanted = [one for one in self._wanted if one[0] > now_s - self._autoscaler.stabilization_s]
+        self._wanted.append((now_s, wanted))
+        self._draining &= set(self._fleet.names)
+        serving = [name for name in self._fleet.names if name not in self._draining]
+        there = len(serving) + len(self._starting_s)
+        self._starting_s += [now_s + self._autoscaler.starts_s] * (wanted - there)
+        most_wanted = max(count for _, count in self._wanted)
+        # A StatefulSet gives up its newest pods first.
+        for name in serving[len(serving) - max(0, there - most_wanted) :]:
+            self._draining.add(name)
+            self._fleet.drain(name)
+
+
+# Places of each shard on the ring.
+_VIRTUAL_NODES = 100
+# A shard gets at most so many times the mean number of requests.
+_LOAD_FACTOR = 1.25
+
+
+class Policy(Enum):
+    """How requests are placed."""
+
+    ROUND_ROBIN = "round robin"
+    LEAST_REQUESTS = "least requests"
+    PREFIX_HASH = "prefix hash"
+    CARAVAN = "Caravan"
+
+
+class Gateway(Protocol):
+    """Chooses a shard for each request."""
+
+    def choose(self, beginning: tuple[int, ...], in_flight: Sequence[int]) -> int:
+        """Return the shard for a prompt that begins so. ``in_flight``: requests that have not ended, of each shard."""
+
+
+class RoundRobin:
+    """Takes the shards in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, beginning: tuple[int, ...], in_flight: Sequence[int]) -> int:
+        """Return the next shard."""
+        chosen = self._next % len(in_flight)
+        self._next = chosen + 1
+        return chosen
+
+
+class LeastRequests:
+    """Takes a shard with the fewest requests; of several the one that was chosen longest ago."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, beginning: tuple[int, ...], in_flight: Sequence[int]) -> int:
+        """Return the shard with the fewest requests."""
+        count = len(in_flight)
+        chosen = min(range(count), key=lambda shard: (in_flight[shard], (shard - self._next) % count))
+        self._next = chosen + 1
+        return chosen
+
+
+class PrefixHash:
+    """Consistent hashing with bounded loads (Mirrokni et al., arXiv 1608.01350), as KubeAI and Envoy do it."""
+
+    def __init__(self, shards: int) -> None:
+        points = [
+            (_hash(array("q", [shard, node])), shard) for shard in range(shards) for node in range(_VIRTUAL_NODES)
+        ]
+        self._ring = sorted(points)
+
+    def choose(self, beginning: tuple[int, ...], in_flight: Sequence[int]) -> int:
+        """Return the first shard on the ring, from the hash of ``beginning`` on, that has not too many requests."""
+        most = math.ceil(_LOAD_FACTOR * (sum(in_flight) + 1) / len(in_flight))
+        start = bisect.bisect(self._ring, (_hash(array("q", beginning)), 0))
+        ring = (self._ring[(start + place) % len(self._ring)][1] for place in range(len(self._ring)))
+        return next(shard for shard in ring if in_flight[shard] < most)
+
+
+def gateway_of(policy: Policy, shards: int) -> Gateway | None:
+    """Return the gateway of ``policy``; None for the router, which needs none."""
+    match policy:
+        case Policy.ROUND_ROBIN:
+            return RoundRobin()
+        case Policy.LEAST_REQUESTS:
+            return LeastRequests()
+        case Policy.PREFIX_HASH:
+            return PrefixHash(shards)
+        case Policy.CARAVAN:
+            return None
+
+
+def _hash(data: "array[int]") -> int:
+    return int.from_bytes(hashlib.blake2b(data.tobytes(), digest_size=8).digest())
+
 
 # The router lets its scheduler notice the time so often.
 _TICK_S = 0.25

@@ -1,10 +1,12 @@
 """What clients ask for, and when: synthetic traces, deterministic by their seed."""
 
 import itertools
+import json
 import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from caravan_studio.replay.played_shard import OUTPUT_TOKEN_ID
 
@@ -149,3 +151,27 @@ def _unrelated(source: _Source, at_s: float) -> Arrival:
 
 def _trace(arrivals: Iterator[Arrival], hashed_tokens: int = 64) -> Trace:
     return Trace(tuple(sorted(arrivals, key=lambda arrival: arrival.at_s)), hashed_tokens)
+
+
+BLOCK_TOKENS = 512
+
+
+def read_trace(path: Path, *, speed: float = 1.0) -> Trace:
+    """Return the trace of ``path``, ``speed`` times as fast as it was recorded. Tokens are made up for each block."""
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    arrivals = [
+        Arrival(
+            line["timestamp"] / 1000 / speed,
+            _prompt(line["hash_ids"], line["input_length"]),
+            max(1, line["output_length"]),
+        )
+        for line in lines
+    ]
+    return Trace(tuple(sorted(arrivals, key=lambda arrival: arrival.at_s)), BLOCK_TOKENS)
+
+
+def _prompt(blocks: list[int], length: int) -> tuple[int, ...]:
+    tokens: list[int] = []
+    for block in blocks:
+        tokens += random.Random(block).choices(range(2_000, 50_000), k=BLOCK_TOKENS)
+    return tuple(tokens[:length])

@@ -15,7 +15,7 @@ from deploy.images.container import Container, buildah, container, image_config
 
 import caravan_proto
 from caravan_testing.certificates import write_certificate
-from caravan_testing.ports import kept_ports
+from caravan_testing.programs import kept_ports
 from caravan_testing.shard_models import DEMO_MODEL
 from caravan_testing.waiting import DEADLINE_S, wait_until
 

@@ -13,8 +13,7 @@ from deploy.chart import rendered
 from deploy.rollout.cluster import Size, cluster, until_ready
 from deploy.tools import tool_path
 
-from caravan_testing.nginx import configuration
-from caravan_testing.ports import kept_ports
+from caravan_testing.programs import configuration, kept_ports
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
 KEYS = 20

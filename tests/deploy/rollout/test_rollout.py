@@ -1,8 +1,10 @@
-"""An upgrade of the chart on processes: shards and router are replaced under load, and no request fails."""
+"""Upgrades of the chart on processes: pods are replaced under load, also by new weights, and no request fails."""
 
 import contextlib
 import http.client
 import json
+import statistics
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -76,3 +78,101 @@ def test_a_response_is_continued_after_the_routers_pod_was_replaced(tmp_path: Pa
         until_ready(again)
         second = respond(again.place.address, previous_response_id=first["id"])
         assert second["previous_response_id"] == first["id"]
+
+
+def fingerprints_of(router: str) -> set[str]:
+    """Return the fingerprints of the files of a router's shards, as far as they are known."""
+    with contextlib.closing(http.client.HTTPConnection(router, 3000, timeout=DEADLINE_S)) as connection:
+        connection.request("GET", "/admin/shards")
+        shards = json.loads(connection.getresponse().read())["shards"]
+    return {shard["model_fingerprint"] for shard in shards} - {None}
+
+
+@pytest.mark.parametrize("replicas", [3, 1])
+def test_new_weights_take_over_an_alias_under_load_without_a_failed_request(replicas: int, tmp_path: Path) -> None:
+    with cluster(tmp_path, Size(replicas)) as running:
+        shards = [running.start_pod("shard", f"caravan-demo-cpu-{number}") for number in range(replicas)]
+        router = running.start_pod("router", "caravan-router")
+        for pod in (*shards, router):
+            until_ready(pod)
+        load = Load(running.routers)
+        load.start()
+        try:
+            load.until_each_is_answered()
+            old = fingerprints_of(router.place.address)
+            running.upgrade("other-weights.gguf")
+            running.roll_out_shards(shards, running.until_it_runs)
+            load.until_each_is_answered()
+        finally:
+            load.stop()
+        assert load.failures == []
+        # The toy model computes the same with any file, so that a text that has moved on is as before.
+        assert len({text for _, text in load.replies}) == 1
+        assert len(old) == 1
+        new = fingerprints_of(router.place.address)
+        assert len(new - old) == 1
+        assert "other-weights" in next(iter(new - old))
+        assert running.drained_sequences() > 0
+        assert [pod.place.name for pod in running.pods if pod.restarts] == []
+
+
+def health_of(router: str) -> int:
+    """Return the status of a router's /health: 200 while it has a shard."""
+    with contextlib.closing(http.client.HTTPConnection(router, 3000, timeout=DEADLINE_S)) as connection:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+
+
+# Routers learn late of a new shard: without `minReadySeconds`, the last one that they know would end before that.
+def test_a_router_always_has_a_shard_when_shards_are_replaced(tmp_path: Path) -> None:
+    replicas = 2
+    with cluster(tmp_path, Size(replicas, min_ready_s=5, lag_s=3.0)) as running:
+        shards = [running.start_pod("shard", f"caravan-demo-cpu-{number}") for number in range(replicas)]
+        router = running.start_pod("router", "caravan-router")
+        for pod in (*shards, router):
+            until_ready(pod)
+        load = Load(running.routers)
+        load.start()
+        try:
+            load.until_each_is_answered()
+            with ThreadPoolExecutor() as upgrade:
+                rollout = upgrade.submit(running.roll_out_shards, shards, until_ready)
+                statuses = set()
+                while not rollout.done():
+                    statuses.add(health_of(router.place.address))
+                    time.sleep(0.05)
+            rollout.result()
+            load.until_each_is_answered()
+        finally:
+            load.stop()
+        assert statuses == {200}
+        assert load.failures == []
+
+
+# What DNS may take: kubeadm's CoreDNS and its caches keep names for 30 s. The pools wait as long as by default.
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("replicas", [2])
+def test_a_rollout_goes_by_while_names_are_learnt_30_seconds_late(replicas: int, tmp_path: Path) -> None:
+    with cluster(tmp_path, Size(replicas, min_ready_s=40, lag_s=30.0)) as running:
+        shards = [running.start_pod("shard", f"caravan-demo-cpu-{number}") for number in range(replicas)]
+        router = running.start_pod("router", "caravan-router")
+        for pod in (*shards, router):
+            until_ready(pod)
+        load = Load(running.routers)
+        load.start()
+        try:
+            load.until_each_is_answered()
+            load.seconds.clear()  # those that waited until the router had learnt of the first shard
+            running.roll_out_shards(shards, until_ready)
+            load.until_each_is_answered()
+        finally:
+            load.stop()
+        median, longest = statistics.median(load.seconds), max(load.seconds)
+        print(
+            f"{replicas} replicas: {len(load.seconds)} replies, {len(load.failures)} failures, median {median:.2f} s, "
+            f"longest {longest:.2f} s, which is {longest / median:.1f} x the median"
+        )
+        assert load.failures == []
+        # With one shard, all wait until the router knows the new one. Else this would be the sign of a lost router.
+        assert longest < 120

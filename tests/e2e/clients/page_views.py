@@ -109,7 +109,7 @@ def models(visit: Visit) -> Any:
 
 
 def recording(visit: Visit) -> Any:
-    """Opens the recording of `caravan_testing.page_recording`."""
+    """Opens the recording of `caravan_testing.page_engine`."""
     visit.go("#watch")
     page = visit.page
     page.get_by_text("Pause").wait_for()

@@ -7,8 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu.kit.job import Job, kept
-from gpu.kit.places import RESULTS, KitError, out_folder
+from gpu.kit.job import RESULTS, Job, KitError, kept, out_folder, size_table, travelling
 from gpu.kit.report import KINDS, Page, page_text
 from gpu.kit.stages import STAGES, End, Stage, records, run
 
@@ -22,13 +21,11 @@ def main() -> int:
         parser.error(f"no such stage: {', '.join(sorted(unknown))}")
     try:
         if args.stages in (["pack"], ["size"]):
-            from gpu.kit import size
-
             if args.stages == ["pack"]:
                 from gpu.kit import pack  # what it imports is in the environment of who develops
 
                 pack.pack(args.python)
-            print(size.table(size.travelling()))
+            print(size_table(travelling()))
             return 0
         return _run(args)
     except KitError as error:

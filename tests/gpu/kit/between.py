@@ -5,14 +5,13 @@ import urllib.request
 from typing import Any
 
 from bench.load import load
-from bench.overhead_rows import OVERHEAD_ROWS
+from bench.rows import OVERHEAD_ROWS
 from bench.servers import Running, serving
 from gpu.kit.job import Job, keep, kept, run_stage
-from gpu.kit.lineups import lineup
 from gpu.kit.models import MEASURED
-from gpu.kit.rows import KINDS, common, shorter
+from gpu.kit.rows import KINDS, common, lineup, shorter
 
-from caravan_serve.bench.cpu_time import cpu_seconds
+from caravan_serve.bench.runner import cpu_seconds
 from caravan_testing.metrics_text import total
 
 _STREAMS, _CELLS_PER_STREAM = 32, 1024

@@ -11,8 +11,7 @@ from pathlib import Path
 from bench.build_peers import TARGETS
 from bench.paths import peers_dir, pinned_version
 from gpu.kit import cuda
-from gpu.kit.job import Job, run_stage
-from gpu.kit.places import BUILD, PYTHON, ROOT, UNPACKED, VENV, KitError, UnfinishedError
+from gpu.kit.job import BUILD, PYTHON, ROOT, UNPACKED, VENV, Job, KitError, UnfinishedError, run_stage
 
 _CHANGES = Path(__file__).with_name("programs.cmake")
 _FLAGS = (

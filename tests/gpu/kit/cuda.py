@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu.kit.places import KitError
+from gpu.kit.job import KitError
 
 _USUAL = Path("/usr/local/cuda")
 # What CMake calls the libraries that are linked.

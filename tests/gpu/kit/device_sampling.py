@@ -4,9 +4,8 @@ import subprocess
 import sys
 
 from bench.paths import ROOT
-from gpu.kit.job import Job, keep, run_stage
+from gpu.kit.job import Job, KitError, keep, run_stage
 from gpu.kit.models import FOR_TESTS, model_file
-from gpu.kit.places import KitError
 
 _PROGRAM = "bench.device_sampling"
 _NEEDED_S = 60.0

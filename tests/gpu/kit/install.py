@@ -10,10 +10,23 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.machine import describe
+from bench.paths import describe
 from gpu.kit import cuda
-from gpu.kit.job import Job, keep, run_stage
-from gpu.kit.places import OWN, PACKED, PYTHON, ROOT, SOURCE, UNPACKED, UNPACKED_WHEELS, VENV, WHEELS, KitError
+from gpu.kit.job import (
+    OWN,
+    PACKED,
+    PYTHON,
+    ROOT,
+    SOURCE,
+    UNPACKED,
+    UNPACKED_WHEELS,
+    VENV,
+    WHEELS,
+    Job,
+    KitError,
+    keep,
+    run_stage,
+)
 
 
 def run(job: Job) -> None:

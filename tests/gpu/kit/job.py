@@ -1,14 +1,89 @@
-"""What each stage is told, and how it tells how it ended."""
+"""What each stage is told, where the kit keeps what, and how a stage tells how it ended.
+
+Needs the standard library alone, as all that runs before the environment is there.
+"""
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gpu.kit.places import RESULTS, KitError, UnfinishedError
+ROOT = Path(__file__).resolve().parents[3]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+# In an environment that the kit has made.
+OWN = VENV / ".gpu-kit"
+FOLDER = ROOT / ".cache" / "gpu-kit"
+
+# What `pack` makes, and what travels with the repository.
+CARRIED = FOLDER / "carried"
+SOURCE = CARRIED / "llama.cpp.tar.xz"
+WHEELS = CARRIED / "wheels.tar.xz"
+VOCABULARY = CARRIED / "vocabulary.gguf"
+PACKED = CARRIED / "packed.json"
+
+# What is made on the host.
+WORK = FOLDER / "work"
+UNPACKED = WORK / "source"
+UNPACKED_WHEELS = WORK / "wheels"
+BUILD = WORK / "build"
+MODELS = WORK / "models"
+RESULTS = FOLDER / "results"
+
+# Of what travels.
+LIMIT = 64 << 20
+
+
+class KitError(Exception):
+    """The stage cannot continue; the message says why."""
+
+
+class UnfinishedError(Exception):
+    """The time is over, and the same stage goes on from here when it is started again."""
+
+
+def out_folder() -> Path:
+    """Return the folder where results are left if no flag says another: that of the variable OUT, if it is set."""
+    return Path(os.environ.get("OUT", RESULTS))
+
+
+def travelling() -> dict[str, int]:
+    """Return the bytes of each part."""
+    parts = {"the repository": _repository_bytes()}
+    for path in sorted(CARRIED.iterdir()) if CARRIED.is_dir() else ():
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        parts[path.name] = sum(file.stat().st_size for file in files)
+    return parts
+
+
+def size_table(parts: Mapping[str, int], limit: int = LIMIT) -> str:
+    """Return a line for each part and their sum. Raises KitError if that is more than ``limit``."""
+    total = sum(parts.values())
+    lines = [f"{size / 2**20:8.1f} MiB  {name}" for name, size in {**parts, "together": total}.items()]
+    if total > limit:
+        message = f"too much travels, {(total - limit) / 2**20:.1f} MiB above {limit / 2**20:.0f}:\n" + "\n".join(lines)
+        raise KitError(message)
+    return "\n".join([*lines, f"{(limit - total) / 2**20:8.1f} MiB  left of {limit / 2**20:.0f}"])
+
+
+def _repository_bytes() -> int:
+    """Return the bytes of the files that git has, or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = {ROOT / name for name in listed.stdout.split("\0") if name}
+    return sum(file.lstat().st_size for file in files if file.is_file())
+
 
 # The status of a stage that goes on when it is started again; EX_TEMPFAIL of sysexits.h.
 UNFINISHED = 75

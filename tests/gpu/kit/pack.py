@@ -1,5 +1,6 @@
 """`kit.sh pack`: gets what the host cannot, over the network of who develops, into a folder that travels."""
 
+import io
 import json
 import re
 import shutil
@@ -8,16 +9,37 @@ import sys
 import tarfile
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.llama_source import package_archive
-from bench.models import model
+from bench.build_peers import package_archive
+from bench.models import add_tokenizer, model
 from bench.paths import pinned_version
-from bench.tokenizer_of import add_tokenizer
 from gguf import GGUFWriter
-from gpu.kit.places import CARRIED, PACKED, ROOT, SOURCE, VOCABULARY, WHEELS, KitError
-from gpu.kit.wheel_archive import archive_wheels
+from gpu.kit.job import CARRIED, PACKED, ROOT, SOURCE, VOCABULARY, WHEELS, KitError
+
+
+def archive_wheels(folder: Path, target: Path) -> None:
+    """Write the wheels of ``folder``, stored as they are, into an archive that is compressed as a whole."""
+    with tarfile.open(target, "w:xz") as archive:
+        for wheel in sorted(folder.glob("*.whl")):
+            loose = _loose(wheel)
+            member = tarfile.TarInfo(wheel.name)
+            member.size = len(loose)
+            archive.addfile(member, io.BytesIO(loose))
+
+
+def _loose(wheel: Path) -> bytes:
+    """Return a wheel whose files are stored as they are. What it tells of them are digests of their content."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(wheel) as compressed, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as stored:
+        for info in compressed.infolist():
+            member = zipfile.ZipInfo(info.filename, info.date_time)
+            member.external_attr = info.external_attr
+            stored.writestr(member, compressed.read(info))
+    return target.getvalue()
+
 
 # Of llama-cpp-python: its modules, and of llama.cpp what the builds for CPUs, for CUDA and of the server read.
 _CODE = r"\.(c|cpp|h|hpp|txt|cmake|in)"

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TextIO
 
-from gpu.kit.job import UNFINISHED, Job
-from gpu.kit.places import PYTHON, RESULTS, ROOT
+from gpu.kit.job import PYTHON, RESULTS, ROOT, UNFINISHED, Job
 
 _RECORDS = RESULTS / "stages.json"
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 from bench.measure import Plan, measure
 from bench.rows import MAIN_ROWS
 from gpu.kit.job import Job, keep, kept, run_stage
-from gpu.kit.lineups import DEFAULT, lineup
 from gpu.kit.models import MEASURED
-from gpu.kit.rows import common, lines, profile
+from gpu.kit.rows import DEFAULT, common, lines, lineup, profile
 
 _SLOTS, _WORDS, _CELLS = 8, 6000, 8 * 12_288
 _SMALL_WORDS = 600

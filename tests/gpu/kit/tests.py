@@ -7,9 +7,8 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu.kit.job import Job, keep, kept, run_stage
+from gpu.kit.job import ROOT, WORK, Job, KitError, keep, kept, run_stage
 from gpu.kit.models import FOR_TESTS, model_file
-from gpu.kit.places import ROOT, WORK, KitError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,7 @@ GROUPS = (
     Group(
         name="server",
         # Those that need no --exact, which needs CPUs.
-        files=("tests/gpu/test_served.py", "tests/e2e/test_saved_prefixes.py"),
+        files=("tests/gpu/test_served.py",),
         arguments=("-m", "not slow"),
     ),
 )

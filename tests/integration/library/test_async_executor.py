@@ -169,17 +169,6 @@ async def test_conversations_that_are_the_same_are_equal(executor: AsyncExecutor
     assert first != second
 
 
-async def test_a_batch_is_saved_and_opened_whole(executor: AsyncExecutor, tmp_path: Path) -> None:
-    conversation = await _ready(executor)
-    await (await executor.create()).prompt("waiting")
-    await executor.save(tmp_path / "batch")
-    async with AsyncExecutor.open(tmp_path / "batch", **_SMALL) as other:  # type: ignore[arg-type]
-        ready, waiting = await other.conversations()
-        assert (ready.state, waiting.state) == (State.READY, State.PENDING)
-        assert await ready.text() == "ready"
-        assert [token async for token in ready.generate(6)] == [token async for token in conversation.generate(6)]
-
-
 async def test_conversations_that_generate_together_share_steps(executor: AsyncExecutor) -> None:
     """Each round has what one next() of each does, as on the executor's thread."""
     conversations = [await executor.create() for _ in range(3)]

@@ -18,7 +18,7 @@ from caravan import (
     State,
     StructuredOutputsParams,
     Token,
-    executor_generation,
+    executor_sampling,
 )
 
 _OPTIONS: dict[str, Any] = {"backend": "fake", "ctx_size": 1024, "parallel": 2, "kv_layout": "unified"}
@@ -201,7 +201,7 @@ def test_no_parameter_is_ignored() -> None:
         "samplers", "logits_processors",
     }  # fmt: skip
     names = {field.name for field in fields(SamplingParams)}
-    assert names - set(executor_generation._REFUSED) == ending | choosing
+    assert names - set(executor_sampling._REFUSED) == ending | choosing
 
 
 async def test_an_asynchronous_generation_ends_at_a_stop_string(whole: str) -> None:

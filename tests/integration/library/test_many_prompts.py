@@ -9,8 +9,8 @@ import pytest
 
 import caravan
 from caravan import RequestOutput, SamplingParams, local_model
-from caravan.chat_call import ChatCall
 from caravan.local_model import LocalModel
+from caravan.prompts import ChatCall
 from caravan_shard.service.text import TextService
 from caravan_testing.waiting import eventually
 

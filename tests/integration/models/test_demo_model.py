@@ -6,17 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from caravan_models import demo_model
-from caravan_models.demo_model import DEMO_FILE, DEMO_NAME, demo_file
+from caravan_models import cached_model
+from caravan_models.cached_model import DEMO_FILE, DEMO_NAME, FetchedModel, demo_file
 from caravan_models.download import download
 from caravan_models.errors import FetchError, FetchProblem
-from caravan_models.fetched import FetchedModel
 from caravan_models.hub import HubSettings
-from caravan_models.known import parse_reference
 from caravan_models.progress import ignore_progress
-from caravan_models.reference import LocalFile
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.stand_in_hub import StandInHub
+from caravan_models.reference import LocalFile, parse_reference
+from caravan_testing.stand_in_hub import StandInHub, small_gguf
 
 _ROOT = Path(__file__).parents[3]
 _REPOSITORY = "bartowski/SmolLM2-135M-Instruct-GGUF"
@@ -103,8 +100,8 @@ def test_an_answer_of_the_hub_is_no_reason_for_the_demo_model(settings: HubSetti
 
 
 def test_the_file_is_that_of_the_checkout_or_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_model, "_CHECKOUT", tmp_path)
-    monkeypatch.setattr(demo_model, "_PACKAGE", "a_package_with_the_demo_model")
+    monkeypatch.setattr(cached_model, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(cached_model, "_PACKAGE", "a_package_with_the_demo_model")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert demo_file() is None
     of_package = tmp_path / "a_package_with_the_demo_model" / DEMO_FILE
@@ -123,4 +120,4 @@ def test_make_puts_the_file_where_it_is_looked_for() -> None:
     lines = (_ROOT / "Makefile").read_text().splitlines()
     assert f"DEMO_MODEL := .cache/models/{DEMO_FILE}" in lines
     assert f"MODEL_FILE += $(if $(filter {DEMO_NAME},$(MODEL)),$(DEMO_MODEL))" in lines
-    assert demo_model._CHECKOUT == _ROOT
+    assert cached_model._CHECKOUT == _ROOT

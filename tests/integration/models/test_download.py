@@ -9,15 +9,13 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
+from caravan_models.cached_model import FetchedModel
 from caravan_models.download import download
 from caravan_models.errors import FetchError, FetchProblem
-from caravan_models.fetched import FetchedModel
 from caravan_models.hub import HubSettings
-from caravan_models.known import parse_reference
-from caravan_models.progress import Phase, Progress, ignore_progress
-from caravan_models.reference import HubModel, KnownModel, LocalFile
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.stand_in_hub import COMMIT, Content, StandInHub
+from caravan_models.progress import FetchStage, Progress, ignore_progress
+from caravan_models.reference import HubModel, KnownModel, LocalFile, parse_reference
+from caravan_testing.stand_in_hub import COMMIT, Content, StandInHub, small_gguf
 from caravan_testing.waiting import DEADLINE_S
 
 MODEL = small_gguf(300_000)
@@ -57,7 +55,7 @@ def test_a_model_comes_into_the_cache_by_its_name(hub: StandInHub, settings: Hub
     assert found.digest == hashlib.sha256(MODEL).hexdigest()
     assert [seen.path for seen in hub.transfers] == [f"/{found.digest}?signature=once"]
     check_growing(progress)
-    assert progress[-1].phase is Phase.CHECKING
+    assert progress[-1].stage is FetchStage.CHECKING
 
 
 def test_storage_never_sees_the_token(hub: StandInHub, settings: HubSettings) -> None:
@@ -230,7 +228,7 @@ def test_of_two_that_want_one_file_one_downloads_it(hub: StandInHub, settings: H
 
     def note(progress: Progress) -> None:
         second.append(progress)
-        if progress.phase is Phase.WAITING and progress.done >= 100_000:
+        if progress.stage is FetchStage.WAITING and progress.done >= 100_000:
             waiting.set()
 
     slow = replace(settings, silence_s=60.0)

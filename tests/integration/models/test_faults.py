@@ -14,11 +14,9 @@ import pytest
 from caravan_models.download import download
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.hub import HubSettings
-from caravan_models.known import parse_reference
 from caravan_models.progress import ignore_progress
-from caravan_models.reference import LocalFile
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.stand_in_hub import Content, StandInHub
+from caravan_models.reference import LocalFile, parse_reference
+from caravan_testing.stand_in_hub import Content, StandInHub, small_gguf
 
 _MODEL = small_gguf(300_000)
 _LONGEST_LINE = 700
@@ -176,8 +174,8 @@ FAULTS = [
     Fault("a file that ends early", P.NOT_GGUF, "it ends early", "get it again", prepare=begins_as_gguf_and_ends),
     Fault("a wrong digest", P.WRONG_DIGEST, "has the digest", "try again", prepare=faulty(damaged_transfers=9)),
     Fault("no digest", P.NO_DIGEST, "names no digest", "use another hub", prepare=faulty(names_no_digest=True)),
-    Fault("a wrong size", P.WRONG_SIZE, "bytes, not the", "try later", prepare=faulty(lies_about_size=5)),
-    Fault("a longer file", P.WRONG_SIZE, "bytes, not the", "try later", prepare=faulty(lies_about_size=-5)),
+    Fault("a wrong size", P.WRONG_SIZE, "bytes, not", "try again later", prepare=faulty(lies_about_size=5)),
+    Fault("a longer file", P.WRONG_SIZE, "bytes, not", "try again later", prepare=faulty(lies_about_size=-5)),
     Fault(
         "a longer file without a range",
         P.WRONG_SIZE,

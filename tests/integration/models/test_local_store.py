@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caravan_models import cached_model
-from caravan_models.cli import list as list_command
-from caravan_models.cli import pull, remove, show
+from caravan_models import cached_model, cli
 from caravan_models.download import download
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.hub import HubSettings
@@ -16,8 +14,7 @@ from caravan_models.local_store import StoredModel, stored_models, unfinished
 from caravan_models.local_store import remove as remove_model
 from caravan_models.progress import ignore_progress
 from caravan_models.reference import HubModel, NamedFile, Quantisation, parse_hub
-from caravan_testing.small_gguf import small_gguf
-from caravan_testing.stand_in_hub import StandInHub
+from caravan_testing.stand_in_hub import StandInHub, small_gguf
 
 FILES = {
     "small-Q4_0.gguf": small_gguf(4000, seed=4),
@@ -34,7 +31,7 @@ def filled(hub: StandInHub, settings: HubSettings, monkeypatch: pytest.MonkeyPat
     hub.add("demo/small", FILES)
     for quantisation in ("Q4_0", "Q8_0", "F16"):
         download(HubModel("demo/small", Quantisation(quantisation)), settings, ignore_progress)
-    for module in (list_command, cached_model, remove):
+    for module in (cli, cached_model):
         monkeypatch.setattr(module, "cache_folder", lambda: settings.cache)
     return settings.cache
 
@@ -105,7 +102,7 @@ def test_what_has_come_of_a_download_is_removed_unless_it_runs(
 
 
 def test_list_has_a_line_for_each_model(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert list_command.main([]) == 0
+    assert cli.list_models([]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["NAME", "QUANTISATION", "SIZE", "CHANGED"]
     assert [line.split()[:4] for line in lines] == [
@@ -113,12 +110,12 @@ def test_list_has_a_line_for_each_model(filled: Path, capsys: pytest.CaptureFixt
         ["hf:demo/small:Q4_0", "Q4_0", "5.0", "kB"],
         ["hf:demo/small:Q8_0", "Q8_0", "9.0", "kB"],
     ]
-    assert list_command.main(["--known"]) == 0
+    assert cli.list_models(["--known"]) == 0
     assert "\nsmollm2:135m  hf:bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M\n" in capsys.readouterr().out
 
 
 def test_show_says_what_a_model_is(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert show.main(["hf:demo/small:F16"]) == 0
+    assert cli.show_model(["hf:demo/small:F16"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     assert [tuple(line) for line in lines[:6]] == [
         ("name", "demo/small:F16"),
@@ -131,7 +128,7 @@ def test_show_says_what_a_model_is(filled: Path, capsys: pytest.CaptureFixture[s
     assert [label for label, _ in lines[6:]] == ["digest", "file", "file", "projector"]
     # A file of this machine, with the other parts beside it.
     path = lines[7][1].partition(" (")[0]
-    assert show.main([path]) == 0
+    assert cli.show_model([path]) == 0
     shown = capsys.readouterr().out
     assert "big-F16-00002-of-00002.gguf" in shown
     assert "mmproj-F16.gguf" in shown
@@ -140,12 +137,12 @@ def test_show_says_what_a_model_is(filled: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("command", "words", "line"),
     [
-        (show.main, ["hf:demo/small:Q5_0"], "caravan show: error: the cache"),
-        (show.main, ["missing.gguf"], "caravan show: error: cannot use missing.gguf: No such file or directory"),
-        (show.main, ["nothing"], "caravan show: error: nothing: there is no such file"),
-        (remove.main, ["hf:demo/small"], "caravan rm: error: demo/small can be one of several models"),
-        (remove.main, ["hf:demo/small:Q8_0", "nothing"], "caravan rm: error: nothing: there is no such file"),
-        (pull.main, ["missing.gguf"], "caravan pull: error: missing.gguf is a file, not the name of a model"),
+        (cli.show_model, ["hf:demo/small:Q5_0"], "caravan show: error: the cache"),
+        (cli.show_model, ["missing.gguf"], "caravan show: error: cannot use missing.gguf: No such file or directory"),
+        (cli.show_model, ["nothing"], "caravan show: error: nothing: there is no such file"),
+        (cli.remove_models, ["hf:demo/small"], "caravan rm: error: demo/small can be one of several models"),
+        (cli.remove_models, ["hf:demo/small:Q8_0", "nothing"], "caravan rm: error: nothing: there is no such file"),
+        (cli.pull, ["missing.gguf"], "caravan pull: error: missing.gguf is a file, not the name of a model"),
     ],
 )
 def test_a_command_that_fails_says_why_in_one_line(
@@ -165,6 +162,6 @@ def test_a_command_that_fails_says_why_in_one_line(
 
 
 def test_rm_says_what_is_free_then(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert remove.main(["hf:demo/small:q8_0", "hf:demo/small:F16"]) == 0
+    assert cli.remove_models(["hf:demo/small:q8_0", "hf:demo/small:F16"]) == 0
     assert capsys.readouterr().out == "removed demo/small:Q8_0: 8.0 kB\nremoved demo/small:F16: 11.0 kB\n"
     assert names(filled) == ["demo/small:Q4_0"]

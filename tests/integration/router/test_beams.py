@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientSession
 
-from caravan_proto.messages.limits import KvLayout
 from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, GenerationSpec
 from caravan_scheduler.core.tokens import GeneratedToken
 from caravan_shard.backends.toy.model import TOY_FACTS
@@ -15,7 +14,6 @@ from caravan_testing.beam_oracle import BeamOutput, beam_outputs
 from caravan_testing.cluster import VOCABULARY, Cluster, ClusterConfig, cluster
 from caravan_testing.specs import run, spec, undisturbed
 from caravan_testing.toy_oracle import logprobs_after
-from caravan_testing.waiting import eventually
 
 PROMPTS = (b"a", b"the quick brown fox", b"a much longer prompt that is computed in more than one chunk " * 3)
 
@@ -56,20 +54,6 @@ def check(wanted: list[GenerationSpec], outputs: list[list[GeneratedToken]]) -> 
     return expected
 
 
-@pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
-async def test_outputs_are_those_of_the_reference(layout: KvLayout) -> None:
-    async with cluster(ClusterConfig(layout=layout, max_batch_tokens=64)) as running:
-        for prompt in PROMPTS:
-            for wanted in (
-                members(prompt, 24, search(4)),
-                members(prompt, 12, search(1)),
-                members(prompt, 24, search(3, penalty=2.0, early=EarlyStopping.NEVER)),
-                members(prompt, 24, search(5, penalty=0.0, early=EarlyStopping.YES)),
-            ):
-                check(wanted, await found(running, wanted))
-        await running.wait_until_at_rest()
-
-
 async def test_in_company_with_scarce_cells() -> None:
     async with cluster(ClusterConfig(cells=320, max_sequences=8)) as running:
         searches = [members(prompt, 20, search(3), priority=number % 2) for number, prompt in enumerate(PROMPTS * 2)]
@@ -80,30 +64,6 @@ async def test_in_company_with_scarce_cells() -> None:
         for wanted, outputs in zip(searches, results, strict=False):
             check(wanted, outputs)  # type: ignore[arg-type]
         assert results[len(searches) :] == [undisturbed(one) for one in others]
-        await running.wait_until_at_rest()
-
-
-async def test_a_lost_shard() -> None:
-    async with cluster(ClusterConfig(shards=2, step_s=0.002)) as running:
-        wanted = [members(prompt, 40, search(3)) for prompt in PROMPTS]
-        tasks = [asyncio.create_task(found(running, one)) for one in wanted]
-        address = running.addresses[0]
-        await eventually(
-            lambda: any(group.leader.output for group in running.engine.scheduler.shards[address].stays.beam_groups),
-            "beams",
-        )
-        await running.stop_shard(address)
-        for one, task in zip(wanted, tasks, strict=True):
-            check(one, await task)
-
-
-async def test_clients_that_leave() -> None:
-    async with cluster(ClusterConfig(step_s=0.002)) as running:
-        streams = [running.engine.submit(one) for one in members(b"abc", 200, search(3))]
-        shard = running.engine.scheduler.shards[running.addresses[0]]
-        await eventually(lambda: any(group.leader.output for group in shard.stays.beam_groups), "beams")
-        for stream in streams:
-            stream.close()
         await running.wait_until_at_rest()
 
 

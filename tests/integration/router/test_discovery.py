@@ -10,9 +10,8 @@ from aiohttp import ClientSession
 from caravan_router.engine.client import ShardClient
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.shards import ShardState
-from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
+from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, body, cluster, expected_text, generate
 from caravan_testing.specs import read, run, spec, undisturbed
-from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
 
 

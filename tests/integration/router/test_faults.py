@@ -1,4 +1,4 @@
-"""Bugs of the router, in a whole Caravan: a request may fail by one; other requests, models and the process go on."""
+"""Bugs of the router: a request may fail by one, all else goes on; a router whose engine fails ends at once."""
 
 import asyncio
 import logging
@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientError, ClientSession
 
+from caravan_router.app import run_router
+from caravan_router.config import RouterConfig
 from caravan_router.engine import command_runner, reply_codec
 from caravan_router.engine.batcher import Batcher
+from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link_pool import LinkPool
 from caravan_router.metrics.recorder import ModelMetrics
 from caravan_scheduler.actions import Start
@@ -17,7 +20,7 @@ from caravan_scheduler.planning.placement import choose
 from caravan_scheduler.planning.planner import Planner
 from caravan_scheduler.planning.step_plan import StepPlan
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import eventually, in_time
 
 _LONG = body("a long one", 300)
 _BAD = "bad " * 5
@@ -97,3 +100,26 @@ async def test_an_action_that_is_not_carried_out_ends_its_request_only(monkeypat
         assert (await _ask(session, running, "another"))[0] == 500
         assert (await long)["generated_text"] == expected_text("a long one", 300)
         await running.wait_until_at_rest()
+
+
+async def test_a_router_whose_engine_fails_ends_and_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = asyncio.Event()
+
+    async def run(_fleet: Fleet) -> None:
+        await broken.wait()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Fleet, "run", run)
+    config = RouterConfig(shard=("unix:/nowhere",), port=0, shard_grace_s=600.0, graceful_termination_timeout=600.0)
+    urls = asyncio.Queue[str]()
+    router = asyncio.create_task(run_router(config, asyncio.Event(), lambda _fleet, url: urls.put_nowait(url)))
+    async with ClientSession() as session, in_time("the router ends with its engine"):
+        url = await urls.get()
+        waiting = asyncio.create_task(session.post(f"{url}/generate", json={"inputs": "a"}))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        broken.set()
+        with pytest.raises(ClientError):
+            await waiting
+        with pytest.raises(RuntimeError, match="a bug"):
+            await router

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from aiohttp import ClientError, ClientSession
 
-from caravan_testing.ports import kept_ports
+from caravan_testing.programs import kept_ports
 from caravan_testing.waiting import eventually, wait_until
 
 REQUESTS, CLIENTS, NEW_TOKENS = 60, 6, 20

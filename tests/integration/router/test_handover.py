@@ -13,7 +13,7 @@ from aiohttp import ClientSession, TCPConnector
 
 from caravan_router.app import run_router
 from caravan_router.config import RouterConfig
-from caravan_router.http.server.handover import Handover
+from caravan_router.http.server.listener import Handover
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text
 from caravan_testing.waiting import DEADLINE_S, eventually
 

@@ -11,9 +11,8 @@ from caravan_router.engine.link_config import LinkConfig
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.errors import DeadlineError, EngineError, QueueTimeoutError
 from caravan_scheduler.core.generation import Tenant
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster
+from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
-from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
 
 MARK = 255

@@ -9,9 +9,8 @@ import pytest
 from caravan_proto.messages.limits import KvLayout
 from caravan_router.engine.streams import RequestStream
 from caravan_scheduler.core.generation import GenerationSpec
-from caravan_testing.cluster import Cluster, ClusterConfig, cluster
+from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, cluster
 from caravan_testing.specs import read, run, spec, undisturbed, with_feedback
-from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("copies_cost_as_guessed")

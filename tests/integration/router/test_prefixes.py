@@ -4,12 +4,14 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from aiohttp import ClientSession
 
 from caravan_proto.messages.limits import KvLayout
 from caravan_scheduler.config import SchedulerConfig
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
-from caravan_testing.waiting import DEADLINE_S, eventually
+from caravan_testing.specs import read, spec, undisturbed
+from caravan_testing.waiting import eventually
 
 PROMPT = "You answer in rhymes, whatever the question is about."
 
@@ -192,44 +194,81 @@ async def test_a_pin_whose_prompt_cannot_be_computed_is_taken_back() -> None:
         assert not engine.prefixes._pins_asked
 
 
-async def test_a_pin_outlives_its_shard() -> None:
-    async with cluster() as running, ClientSession() as session:
-        pinned = await pin(session, running, prompt=SYSTEM, cache_salt="x")
-        await running.wait_until_at_rest()
-        await running.stop_shard(running.addresses[0])
-        await running.start_shard(running.addresses[0])
-        await eventually(lambda: bool(running.engine.scheduler.shards), "it has joined again")
-        [shown] = (await ask(session, running, "GET"))["pins"]
-        assert (shown["id"], shown["shards"]) == (pinned["id"], [])
-        assert SYSTEM in (await ask(session, running, "GET", f"/{pinned['id']}"))["text"], "the router knows it"
-        question = SYSTEM + " Who are you?"
-        assert await cached_tokens(session, running, question, "x") == 0
-        await running.wait_until_at_rest()
-        [shown] = (await ask(session, running, "GET"))["pins"]
-        assert shown["shards"][0]["memory_bytes"] == 8 * pinned["tokens"]
+async def listed_prefixes(
+    session: ClientSession, running: Cluster, method: str = "GET", query: str = ""
+) -> dict[str, Any]:
+    """What each shard is said to keep, or to have kept until it was flushed."""
+    async with session.request(method, f"{running.url}/admin/prefixes{query}") as response:
+        assert response.status == 200
+        return {one["shard"]: one for one in (await response.json())["shards"]}
 
 
-async def test_a_pin_holds_what_its_shard_finds_in_files() -> None:
-    async with cluster(replace(SMALL, run_files=True)) as running, ClientSession() as session:
-        pinned = await pin(session, running, prompt=SYSTEM)
-        await running.wait_until_at_rest()
-        await running.stop_shard(running.addresses[0])
-        await running.start_shard(running.addresses[0])
-        await eventually(lambda: bool(running.engine.scheduler.shards), "it has joined again")
-        await flood(session, running)
-        [shown] = (await ask(session, running, "GET"))["pins"]
-        assert shown["shards"][0]["disk_bytes"] == 8 * pinned["tokens"]
-        assert await cached_tokens(session, running, SYSTEM + " Who are you?") == pinned["tokens"]
+async def flushed(session: ClientSession, running: Cluster, query: str = "") -> dict[str, int]:
+    """How many cells each shard is said to have given up."""
+    return {name: one["cells"] for name, one in (await listed_prefixes(session, running, "DELETE", query)).items()}
 
 
-async def test_a_drain_moves_a_pinned_prefix() -> None:
-    config = replace(SLOW, shards=2, drain_timeout_s=DEADLINE_S)
+def held(running: Cluster, address: str) -> int:
+    """Tokens that a shard holds."""
+    backend = running.backends[address]
+    return sum(backend.length(sequence_id) for sequence_id in range(running.config.max_sequences))
+
+
+async def serve_some(session: ClientSession, running: Cluster) -> None:
+    bodies: list[dict[str, object]] = [
+        {"inputs": f"{number}" * 30, "parameters": {"max_new_tokens": 5}} for number in range(4)
+    ]
+    await asyncio.gather(*(generate(session, running.url, body) for body in bodies))
+    await running.wait_until_at_rest()
+
+
+async def test_idle_shards_give_up_all_at_once() -> None:
+    config = ClusterConfig(shards=2, step_s=0.002, layout=KvLayout.SPLIT)
     async with cluster(config) as running, ClientSession() as session:
-        pinned = await pin(session, running, prompt=SYSTEM)
+        await serve_some(session, running)
+        listed = await listed_prefixes(session, running)
+        kept = {name: sum(prefix["tokens"] for prefix in one["prefixes"]) for name, one in listed.items()}
+        assert all(kept.values())
+        assert kept == {name: held(running, name) for name in running.addresses}
+        fuller, other = sorted(running.addresses, key=lambda name: -kept[name])
+        assert await flushed(session, running, f"?shard={fuller}") == {fuller: listed[fuller]["cells"]}
+        await eventually(lambda: held(running, fuller) == 0, "the shard gave them up")
+        assert held(running, other) == kept[other]
+        assert await flushed(session, running) == {fuller: 0, other: listed[other]["cells"]}
+        await eventually(lambda: held(running, other) == 0, "the other shard gave them up, too")
+        assert not any(one["prefixes"] for one in (await listed_prefixes(session, running)).values())
+        await serve_some(session, running)
+
+
+@pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
+async def test_a_running_stream_notices_nothing(layout: KvLayout) -> None:
+    shares = layout is KvLayout.UNIFIED
+    async with cluster(ClusterConfig(step_s=0.002, layout=layout)) as running, ClientSession() as session:
+        await serve_some(session, running)
+        wanted = spec([1, 2, 3], 400)
+        reading = asyncio.create_task(read(running.engine.submit(wanted)))
+        shard = running.engine.scheduler.shards[running.addresses[0]]
+        await eventually(lambda: bool(shard.stays.decoding), "it decodes")
+        gone = (await listed_prefixes(session, running, "DELETE"))[shard.name]
+        assert len(gone["prefixes"]) == 4
+        # Unified cells are saved and released when nobody waits, split ones saved where they are between running ones.
+        in_cells, in_memory = gone["cells"], sum(prefix["memory_bytes"] for prefix in gone["prefixes"])
+        assert (in_cells == 0) is shares
+        assert in_memory == gone["memory_bytes"]
+        assert not reading.done()
+        # The shard hears of it with the next command.
+        assert await reading == undisturbed(wanted)
         await running.wait_until_at_rest()
-        [place] = (await ask(session, running, "GET", f"/{pinned['id']}"))["shards"]
-        [other] = [address for address in running.addresses if address != place["shard"]]
-        await running.drain_shard(place["shard"])
-        [place] = (await ask(session, running, "GET", f"/{pinned['id']}"))["shards"]
-        assert (place["shard"], place["memory_bytes"]) == (other, 8 * pinned["tokens"])
-        assert await cached_tokens(session, running, SYSTEM + " Who are you?") == pinned["tokens"]
+        assert (len(shard.stays.parked), len(shard.runs.keys)) == ((0, 1) if shares else (1, 0))
+
+
+async def test_an_operator_that_leaves_leaves_nothing() -> None:
+    async with cluster() as running:
+        waiting = asyncio.create_task(running.fleet.prefix_cache.flush_prefixes(running.addresses))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert [
+            one.shard for one in await running.fleet.prefix_cache.flush_prefixes(running.addresses)
+        ] == running.addresses
+        assert not running.engine.prefixes._flushes

@@ -1,20 +1,25 @@
-"""Router and shards together, on the toy model: clients get exactly the model's output, whatever else happens."""
+"""Router and shards on the toy model: clients get exactly the model's output, whatever other clients do."""
 
 import asyncio
+import gc
 import random
+import socket
 import time
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 
+from caravan_dialects.api.limits import Limits
 from caravan_proto.messages.limits import KvLayout
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.shard_calls import ShardRpcError
+from caravan_router.http.server.connection import Connection
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
 from caravan_shard.backends.toy.model import TOY_FACTS
-from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text, generate
+from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, body, cluster, expected_text, generate
+from caravan_testing.raw_http import HOST, port_of, post
 from caravan_testing.specs import run, spec, undisturbed
-from caravan_testing.step_log import StepLog
 from caravan_testing.waiting import eventually
 
 
@@ -246,3 +251,131 @@ async def test_an_engine_that_settles_lets_shards_save_what_they_keep(layout: Kv
             for run, _ in running.servers[address]._shard.engine.runs.list_runs()
         ]
         assert saved == [149]
+
+
+NEIGHBOURS, TOKENS = 3, 100
+FLOOD = b'{"prompt":"ab","max_tokens":20000,"ignore_eos":true,"stream":true,"logprobs":5}'
+BUFFER_BYTES = 256 * 1024
+
+
+async def _neighbours(running: Cluster) -> None:
+    """Read some streams to their end."""
+    body = {"prompt": "ab", "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}
+    async with ClientSession() as session:
+
+        async def one() -> None:
+            async with session.post(f"{running.url}/v1/completions", json=body) as response:
+                assert (await response.text()).count('"finish_reason":"length"') == 1
+
+        await asyncio.gather(*(one() for _ in range(NEIGHBOURS)))
+
+
+def _transport_of(peer: socket.socket) -> asyncio.Transport:
+    """Return the server's transport of the connection."""
+    for found in gc.get_objects():
+        if isinstance(found, Connection) and found.transport is not None and found.peername == peer.getsockname():
+            return found.transport
+    raise AssertionError("no connection to it")
+
+
+async def test_a_client_that_reads_nothing() -> None:
+    limits = Limits(slow_client_timeout_s=5.0)
+    async with cluster(ClusterConfig(cells=24_576, step_s=0.0002, limits=limits)) as running:
+        with socket.socket() as stuck:
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stuck.connect((HOST, port_of(running.url)))
+            stuck.sendall(post("/v1/completions", FLOOD))
+            await eventually(lambda: bool(running.engine.scheduler.sequences), "it runs")
+            (sequence,) = running.engine.scheduler.sequences.values()
+            transport = _transport_of(stuck)
+            # Otherwise the kernel buffers some megabytes.
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            await eventually(lambda: transport.get_write_buffer_size() > 0, "its buffers are full")
+            # The client is cut five seconds later. If its neighbours waited for it, they would end no sooner.
+            await _neighbours(running)
+            assert 0 < transport.get_write_buffer_size() < BUFFER_BYTES
+            assert sequence in running.engine.scheduler.sequences.values()
+            await eventually(lambda: not running.engine.scheduler.sequences, "it was cut")
+            assert len(sequence.output) < 20_000
+        await running.wait_until_at_rest()
+        await _neighbours(running)
+
+
+async def states(session: ClientSession, running: Cluster) -> dict[str, str]:
+    """The state of each request in progress, by its id."""
+    async with session.get(f"{running.url}/v1/requests") as response:
+        return {entry["id"]: entry["state"] for entry in (await response.json())["data"]}
+
+
+async def until_states(session: ClientSession, running: Cluster, **expected: str) -> None:
+    await eventually(lambda: states(session, running), f"requests are {expected}", lambda found: found == expected)
+
+
+async def abort(session: ClientSession, running: Cluster, request_id: str) -> None:
+    async with session.delete(f"{running.url}/v1/requests/{request_id}") as response:
+        assert response.status == 200
+
+
+def start(session: ClientSession, running: Cluster, request_id: str, **fields: Any) -> asyncio.Task[int]:
+    """Send a request that takes long. The task returns the status of its reply."""
+
+    async def send() -> int:
+        body = {"max_tokens": 1000, "ignore_eos": True, "prompt": request_id * 20, **fields}
+        headers = {"X-Request-Id": request_id}
+        async with session.post(f"{running.url}/v1/completions", json=body, headers=headers) as response:
+            await response.read()
+            return response.status
+
+    return asyncio.create_task(send())
+
+
+async def test_states_are_those_of_the_scheduler_and_an_abort_ends_each() -> None:
+    """One place: a higher priority takes it, and whoever lost it is swapped out."""
+    log = StepLog()
+    config = ClusterConfig(max_sequences=1, layout=KvLayout.SPLIT, step_s=0.002, token_s=0.001, hook=log)
+    async with cluster(config) as running, ClientSession() as session:
+        low = start(session, running, "low", max_tokens=3000)
+        await until_states(session, running, low="running")
+        second = start(session, running, "second")
+        await until_states(session, running, low="running", second="queued")
+        high = start(session, running, "high", max_tokens=3000, priority=1)
+        await until_states(session, running, low="swapped", second="queued", high="running")
+        await abort(session, running, "second")
+        assert await second == 410
+        # What is swapped out is aborted too.
+        await abort(session, running, "low")
+        assert await low == 410
+        async with log.held():
+            assert await states(session, running) == {"high": "running"}
+            await abort(session, running, "high")
+            assert await high == 410
+            assert await states(session, running) == {}
+        await running.wait_until_at_rest()
+        await generate(session, running.url, {"inputs": "a", "parameters": {"max_new_tokens": 3}})
+
+
+async def test_a_prompt_is_prefilling_while_it_is_computed() -> None:
+    log = StepLog()
+    scheduler = SchedulerConfig(prefix_caching=False)
+    config = ClusterConfig(max_batch_tokens=16, step_s=0.01, hook=log, scheduler=scheduler)
+    async with cluster(config) as running, ClientSession() as session:
+        first = start(session, running, "first", prompt="x" * 1000)
+        async with log.held():
+            await until_states(session, running, first="prefilling")
+            await abort(session, running, "first")
+            assert await first == 410
+        # The cells are back with the next step, long before its thousand tokens would have been computed.
+        await running.wait_until_at_rest()
+        assert running.engine.scheduler.shards[running.addresses[0]].cells.held == 0
+
+
+async def test_every_choice_of_an_aborted_request_ends() -> None:
+    async with cluster(ClusterConfig(step_s=0.002)) as running, ClientSession() as session:
+        reply = start(session, running, "choices", n=3)
+        await until_states(session, running, choices="running")
+        async with session.get(f"{running.url}/v1/requests") as response:
+            [entry] = (await response.json())["data"]
+        assert len(entry["generations"]) == 3
+        await abort(session, running, "choices")
+        assert await reply == 410
+        await running.wait_until_at_rest()

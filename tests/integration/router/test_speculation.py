@@ -135,16 +135,6 @@ async def test_scarce_cells() -> None:
         await check(running, demand(80, seeded=True))
 
 
-async def test_a_lost_shard() -> None:
-    async with cluster(ClusterConfig(shards=2, step_s=0.002)) as running:
-        wanted = demand(40, seeded=True)
-        streams = [running.engine.submit(one) for one, _ in wanted]
-        reading = [asyncio.create_task(read(stream)) for stream in streams]
-        await eventually(lambda: sum(task.done() for task in reading) >= 5, "some have ended")
-        await running.stop_shard(running.addresses[0])
-        assert await asyncio.gather(*reading) == [output for _, output in wanted]
-
-
 async def test_a_lost_shard_while_repeated_requests_draft_from_ended_outputs() -> None:
     async with cluster(ClusterConfig(shards=2, step_s=0.002)) as running:
         wanted = [(replace(one, prediction=()), output) for one, output in demand(30, seeded=True)]
@@ -155,18 +145,6 @@ async def test_a_lost_shard_while_repeated_requests_draft_from_ended_outputs() -
         await running.stop_shard(running.addresses[0])
         assert await asyncio.gather(*reading) == [output for _, output in wanted]
         assert await accepted(running, "pool") > 0
-
-
-async def test_clients_that_leave() -> None:
-    async with cluster(ClusterConfig(step_s=0.002)) as running:
-        wanted = demand(24, seeded=True)
-        streams = [running.engine.submit(one) for one, _ in wanted]
-        await eventually(lambda: any(stream.drafts for stream in streams), "drafts")
-        for stream in streams[::2]:
-            stream.close()
-        got = await asyncio.gather(*(read(stream) for stream in streams[1::2]))
-        assert got == [output for _, output in wanted[1::2]]
-        await running.wait_until_at_rest()
 
 
 async def test_where_memory_cannot_be_cut_back_drafts_are_wanted_and_there_are_none(

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 from aiohttp import ClientSession
 
-from caravan_router.tracing.sending import tracing
-from caravan_router.tracing.settings import TraceSettings
+from caravan_router.tracing.settings import TraceSettings, tracing
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text
 from caravan_testing.otlp_receiver import ReceivedSpan, Receiver, grpc_receiver, http_receiver
 from caravan_testing.waiting import DEADLINE_S, eventually

@@ -1,4 +1,4 @@
-"""Constraints and biases over gRPC, on the toy backend."""
+"""Constraints, biases, stop tokens and history-dependent samplers over gRPC, on the toy backend."""
 
 import asyncio
 from typing import Any
@@ -9,16 +9,16 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.sampling import SamplingParams
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import VOCABULARY_SIZE
 from caravan_shard.checks.sampling import MAX_BIASES
-from caravan_shard.constraints import checker
+from caravan_shard.constraints import compiler
 from caravan_shard.constraints.compiler import ConstraintCompiler
-from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.constraints.problem import Problem
+from caravan_shard.constraints.grammar import Grammar, Problem
 from caravan_testing.shard_builders import toy_grammar
-from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, running_shard
+from caravan_testing.shard_harness import RunningShard, error_code, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_output
 
 # grpc.aio works only on the event loop on which it was first used.
@@ -111,7 +111,7 @@ async def test_commands_keep_their_order_while_a_constraint_is_compiled(monkeypa
 
 async def test_decoding_and_tokenizing_continue_while_a_bomb_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine, the check would otherwise time out before it finds that the grammar is too big.
-    monkeypatch.setattr(checker, "_MAX_WALL_S", 100.0)
+    monkeypatch.setattr(compiler, "_MAX_WALL_S", 100.0)
     bomb = "start: T0\n" + "".join(f"T{n}: T{n + 1} T{n + 1}\n" for n in range(40)) + 'T40: "a"'
     async with running_shard(ToyBackend(token_s=0.002)) as shard:
         await shard.take()
@@ -191,3 +191,80 @@ async def test_biases_change_the_output() -> None:
         await shard.take()
         response = await shard.prefill(prompt_chunk(0, PROMPT, bias_token_ids=[90, 91], biases=[50.0, 60.0]))
         assert list(response.tokens.token_ids) == [91]
+
+
+REPEATING = b"aababcabcdaababc"
+
+
+async def outputs(shard: RunningShard, *chunks: types_pb2.PrefillChunk) -> dict[int, list[int]]:
+    """Run them to their ends."""
+    first = await shard.prefill(*chunks)
+    found = dict(zip(first.tokens.sequence_ids, ([token] for token in first.tokens.token_ids), strict=True))
+    async for reply in shard.steps(found):
+        for sequence_id, token in zip(reply.tokens.sequence_ids, reply.tokens.token_ids, strict=True):
+            found[sequence_id].append(token)
+    return found
+
+
+async def test_a_stop_token_has_a_reason_of_its_own() -> None:
+    async with running_shard() as shard:
+        await shard.take()
+        chunk = prompt_chunk(0, REPEATING, ignore_eos=True, temperature=1.0, seed=2)
+        chunk.parameters.stop_token_ids.extend(range(97, 110))
+        chunk.parameters.min_tokens = 9
+        first = await shard.prefill(chunk)
+        output, reasons = list(first.tokens.token_ids), list(first.tokens.finish_reasons)
+        async for reply in shard.steps([0]):
+            output += reply.tokens.token_ids
+            reasons += reply.tokens.finish_reasons
+        sampling = SamplingParams(temperature=1.0, seed=2)
+        stops = frozenset(range(97, 110))
+        assert output == expected_output(
+            REPEATING, 50, sampling=sampling, ignore_eos=True, stop_token_ids=stops, min_tokens=9
+        )
+        assert reasons[-1] == types_pb2.FINISH_REASON_STOP_TOKEN
+        assert not any(reasons[:-1])
+
+
+async def test_a_window_of_0_is_off_and_an_absent_one_is_everything() -> None:
+    fields: dict[str, Any] = {
+        "repetition_penalty": 1.5,
+        "dry_multiplier": 2.0,
+        "dry_base": 2.0,
+        "temperature": 1.0,
+        "seed": 4,
+    }
+    async with running_shard() as shard:
+        await shard.take()
+        windows = [(0, 0), (5, 7), (None, None)]
+        found = await outputs(
+            shard,
+            *(
+                prompt_chunk(key, REPEATING, ignore_eos=True, repeat_last_n=last, dry_penalty_last_n=dry_last, **fields)
+                for key, (last, dry_last) in enumerate(windows)
+            ),
+        )
+    for key, (last, dry_last) in enumerate(windows):
+        sampling = SamplingParams(
+            temperature=1.0,
+            seed=4,
+            repetition_penalty=1.5,
+            repeat_last_n=last,
+            dry_multiplier=2.0,
+            dry_base=2.0,
+            dry_allowed_length=0,
+            dry_penalty_last_n=dry_last,
+        )
+        assert found[key] == expected_output(REPEATING, 50, sampling=sampling, ignore_eos=True)
+    assert len({tuple(output) for output in found.values()}) == 3
+
+
+async def test_stops_and_samplers_are_checked() -> None:
+    async with running_shard() as shard:
+        await shard.take()
+        for fields in ({"dry_multiplier": 1.0}, {"xtc_probability": 1.5}, {"repeat_last_n": 2**32 - 1}):
+            call = shard.prefill(prompt_chunk(0, REPEATING, **fields))
+            assert await refused(call) is ShardError.BAD_REQUEST
+        chunk = prompt_chunk(0, REPEATING)
+        chunk.parameters.stop_token_ids.append(2**32 - 1)
+        assert await refused(shard.prefill(chunk)) is ShardError.BAD_REQUEST

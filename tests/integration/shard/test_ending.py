@@ -18,9 +18,9 @@ from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
 from caravan_proto.wire import MEDIA_SHAPE, encode_parts
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.media import ToyEncoder
-from caravan_shard.media.encoder import EncodedSlice
+from caravan_shard.media import EncodedSlice
+from caravan_testing.media_prompts import toy_picture
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
-from caravan_testing.toy_media import toy_picture
 from caravan_testing.waiting import DEADLINE_S
 
 # grpc.aio works only on the event loop on which it was first used.

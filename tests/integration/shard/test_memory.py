@@ -1,8 +1,11 @@
-"""Parking, taking over, saving, loading and changing the layout over gRPC, on the toy backend."""
+"""Saved runs over gRPC, on the toy backend: parked, loaded, exchanged between shards, and fenced by leases."""
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from caravan_proto.errors import ShardError
@@ -11,10 +14,12 @@ from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
+from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer
 from caravan_testing.shard_builders import load_entry, run_key
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_output
+from caravan_testing.waiting import eventually, in_time
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -201,3 +206,188 @@ async def test_a_cache_folder_that_cannot_be_used_is_a_startup_error(tmp_path: P
     config = ShardConfig(backend="fake", address=f"unix:{tmp_path / 'shard'}", cache_dir=str(tmp_path / "file"))
     with pytest.raises(StartupError, match=r"--cache-dir .*file: File exists"):
         await ShardServer(config).start()
+
+
+RUN_PROMPT = b"a prompt to move " * 8
+OTHER = b"another prompt"
+
+
+async def save(shard: RunningShard, prompt: bytes) -> None:
+    await shard.take(shard.epoch + 1)
+    await shard.prefill(prompt_chunk(0, prompt, ignore_eos=True))
+    entry = shard_pb2.SaveEntry(sequence_id=0, cuts=[len(prompt)], keys=[run_key(prompt)], release=True)
+    assert list((await shard.save(entry)).saved) == [True]
+
+
+def fetch(target: RunningShard, source: RunningShard, *prompts: bytes, **fields: int) -> shard_pb2.FetchRunsRequest:
+    keys = [run_key(prompt) for prompt in prompts]
+    request = shard_pb2.FetchRunsRequest(
+        epoch=target.epoch, source_address=source.address, source_epoch=source.epoch, keys=keys
+    )
+    for name, value in fields.items():
+        setattr(request, name, value)
+    return request
+
+
+async def test_a_run_that_was_fetched_is_loaded_and_continued() -> None:
+    async with running_shard() as source, running_shard() as target:
+        assert (await source.stub.Info(shard_pb2.InfoRequest())).limits.run_fingerprint == "70" * 32
+        await save(source, RUN_PROMPT)
+        await target.take()
+        # Another sequence decodes meanwhile.
+        await target.prefill(prompt_chunk(7, OTHER, ignore_eos=True))
+        decoding = target.decode([7])
+        await decoding.initial_metadata()
+        response = await target.stub.FetchRuns(fetch(target, source, RUN_PROMPT))
+        assert list(response.fetched) == [True]
+        assert response.total_ns > 0
+        output = [token async for reply in decoding for step in reply.steps for token in step.tokens.token_ids]
+        assert output == expected_output(OTHER, 50, ignore_eos=True)[1:]
+        assert await target.runs() == [(run_key(RUN_PROMPT), 0, len(RUN_PROMPT), False)]
+        piece = shard_pb2.RunSlice(key=run_key(RUN_PROMPT), start=0, end=len(RUN_PROMPT))
+        await target.load(shard_pb2.LoadEntry(sequence_id=1, token_ids=RUN_PROMPT, slices=[piece]))
+        copy = types_pb2.PrefixCopy(source_sequence_id=1, length=len(RUN_PROMPT) - 1)
+        first = await target.prefill(prompt_chunk(1, RUN_PROMPT[-1:], copy=copy))
+        assert list(first.tokens.token_ids) == expected_output(RUN_PROMPT, 1)
+        # Again, it is there already; and the source still has it.
+        assert list((await target.stub.FetchRuns(fetch(target, source, RUN_PROMPT))).fetched) == [True]
+        assert len(await source.runs()) == 1
+
+
+async def test_what_cannot_be_fetched_is_reported_and_changes_nothing() -> None:
+    async with running_shard() as source, running_shard(cache_ram=0) as small, running_shard() as target:
+        await save(source, RUN_PROMPT)
+        await target.take()
+        await small.take()
+        assert list((await target.stub.FetchRuns(fetch(target, source, OTHER, RUN_PROMPT))).fetched) == [False, False]
+        assert list((await target.stub.FetchRuns(fetch(target, source, RUN_PROMPT, OTHER))).fetched) == [True, False]
+        assert list((await small.stub.FetchRuns(fetch(small, source, RUN_PROMPT))).fetched) == [False]
+        stale = fetch(target, source, OTHER, source_epoch=source.epoch + 1)
+        assert list((await target.stub.FetchRuns(stale)).fetched) == [False]
+        assert len(await target.runs()) == 1
+        assert await small.runs() == []
+        await source.server.stop()
+        assert list((await target.stub.FetchRuns(fetch(target, source, OTHER))).fetched) == [False]
+
+
+async def test_epochs_and_keys_are_checked() -> None:
+    async with running_shard() as source, running_shard() as target:
+        await save(source, RUN_PROMPT)
+        await target.take()
+        stale = fetch(target, source, RUN_PROMPT, epoch=2)
+        assert await refused(target.stub.FetchRuns(stale)) is ShardError.STALE_EPOCH
+        short = fetch(target, source)
+        short.keys.append(b"short")
+        assert await refused(target.stub.FetchRuns(short)) is ShardError.BAD_REQUEST
+        nowhere = shard_pb2.FetchRunsRequest(epoch=1, keys=[run_key(RUN_PROMPT)])
+        assert await refused(target.stub.FetchRuns(nowhere)) is ShardError.BAD_REQUEST
+        unknown = shard_pb2.ReadRunRequest(epoch=source.epoch, key=run_key(OTHER))
+        assert await refused(source.stub.ReadRun(unknown).read()) is ShardError.UNKNOWN_RUN
+        unleased = shard_pb2.ReadRunRequest(epoch=9, key=run_key(RUN_PROMPT))
+        assert await refused(source.stub.ReadRun(unleased).read()) is ShardError.STALE_EPOCH
+        assert await refused(source.stub.Drain(shard_pb2.DrainRequest(epoch=9))) is ShardError.STALE_EPOCH
+
+
+async def test_a_source_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caravan_shard.service.run_exchange._SILENCE_S", 0.3)
+    released = threading.Event()
+    monkeypatch.setattr(RunStore, "peek", lambda *_: released.wait(300) and None)
+    async with running_shard() as source, running_shard() as target:
+        await save(source, RUN_PROMPT)
+        await target.take()
+        async with in_time("the source is given up"):
+            assert list((await target.stub.FetchRuns(fetch(target, source, RUN_PROMPT))).fetched) == [False]
+        released.set()
+
+
+async def test_a_lease_is_given_back_by_its_holder_only() -> None:
+    async with running_shard(ToyBackend()) as shard:
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, OTHER, ignore_eos=True))
+        other = shard_pb2.LeaseRequest(router_id="other", epoch=1, release=True)
+        assert await refused(shard.stub.Lease(other)) is ShardError.STALE_EPOCH
+        stale = shard_pb2.LeaseRequest(router_id="test", epoch=2, release=True)
+        assert await refused(shard.stub.Lease(stale)) is ShardError.STALE_EPOCH
+        await shard.give_back()
+        assert not (await shard.stub.Info(shard_pb2.InfoRequest())).leased
+        assert await refused(shard.keep()) is ShardError.NOT_LEASED
+        await shard.take(2)
+        assert list((await shard.keep()).sequence_ids) == []
+
+
+async def test_a_router_can_ask_a_shard_to_drain() -> None:
+    async with running_shard(drain_timeout_s=300.0) as shard:
+        await shard.take()
+        assert not shard.server.drain_asked.is_set()
+        await shard.stub.Drain(shard_pb2.DrainRequest(epoch=1))
+        assert shard.server.drain_asked.is_set()
+        draining = asyncio.create_task(shard.server.drain())
+        watch = shard.stub.Watch(shard_pb2.WatchRequest(interval_ms=100))
+        assert (await watch.read()).draining
+        with pytest.raises(grpc.aio.AioRpcError):
+            await shard.stub.Lease(shard_pb2.LeaseRequest(router_id="new", epoch=2, ttl_ms=1_000))
+        assert not draining.done()
+        await shard.give_back()
+        async with in_time("the shard has drained"):
+            await draining
+
+
+async def until_empty(shard: RunningShard) -> None:
+    await eventually(lambda: shard.backend.cache.used, "the shard is empty", lambda cells: cells == 0)
+
+
+async def test_a_takeover_releases_everything_and_fences_the_old_router() -> None:
+    async with running_shard(ToyBackend(step_s=0.002)) as shard:
+        await shard.take(1, router_id="old")
+        await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=5_000))
+        replies = aiter(shard.decode([0], max_steps=4_000))
+        await anext(replies)
+        await shard.take(2, router_id="new")
+        # The new router's first command finds the shard empty, because the release is before it in the queue.
+        assert list((await shard.keep()).sequence_ids) == []
+        assert len([reply async for reply in replies]) < 3_000
+        shard.epoch = 1
+        assert await refused(shard.keep()) is ShardError.STALE_EPOCH
+        assert await refused(shard.prefill(prompt_chunk(0, b"abc"))) is ShardError.STALE_EPOCH
+        assert await refused(shard.decode([0]).read()) is ShardError.STALE_EPOCH
+        assert await refused(shard.take(1, router_id="old")) is ShardError.STALE_EPOCH
+        assert await refused(shard.take(2, router_id="old")) is ShardError.STALE_EPOCH
+
+
+async def test_an_epoch_from_the_future_is_refused() -> None:
+    async with running_shard() as shard:
+        await shard.take(3)
+        shard.epoch = 4
+        assert await refused(shard.keep()) is ShardError.STALE_EPOCH
+
+
+async def test_renewing_keeps_the_sequences() -> None:
+    async with running_shard() as shard:
+        await shard.take()
+        await shard.prefill(prompt_chunk(0, b"abc"))
+        assert (await shard.take()).sequences == 1
+        assert list((await shard.keep(0)).sequence_ids) == [0]
+
+
+async def test_an_expired_lease_releases_everything_by_itself() -> None:
+    async with running_shard() as shard:
+        await shard.take(1)
+        await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=5_000))
+        assert shard.backend.cache.used
+        await shard.take(1, ttl_ms=100)
+        await until_empty(shard)
+        assert await refused(shard.keep()) is ShardError.NOT_LEASED
+        assert await refused(shard.take(1)) is ShardError.STALE_EPOCH
+        await shard.take(2)
+        assert (await shard.keep()).free_cells == 8192
+
+
+async def test_expiry_ends_a_running_decode() -> None:
+    async with running_shard(ToyBackend(step_s=0.002)) as shard:
+        await shard.take(1)
+        await shard.prefill(prompt_chunk(0, b"abc", ignore_eos=True, max_new=8_000))
+        replies = aiter(shard.decode([0], max_steps=7_000))
+        await anext(replies)
+        await shard.take(1, ttl_ms=150)
+        assert len([reply async for reply in replies]) < 6_000
+        await until_empty(shard)

@@ -21,7 +21,7 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loading import backend_loader
 from caravan_shard.service.server import ShardServer
-from caravan_testing.ports import kept_ports
+from caravan_testing.programs import kept_ports
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_logprobs, expected_output
 from caravan_testing.waiting import DEADLINE_S, eventually, in_time

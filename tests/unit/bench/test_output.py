@@ -8,9 +8,8 @@ from bench.contenders import against_llama_server
 from bench.figures import rate, ttft
 from bench.fleet import Load
 from bench.output import disturbance, document, table
-from bench.pairing import Spread
 from bench.rows import Row
-from bench.summary import Round, RowResult, summarise
+from bench.summary import Round, RowResult, Spread, summarise
 
 LINEUP = against_llama_server(slots=8, cells=1000)
 ROW = Row(

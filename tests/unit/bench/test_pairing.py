@@ -1,7 +1,7 @@
 """The order of the loads, and ratios of neighbours in time."""
 
 import pytest
-from bench.pairing import Spread, ratios, spread, turns
+from bench.summary import Spread, ratios, spread, turns
 
 
 def _order(peers: str, rounds: int) -> str:

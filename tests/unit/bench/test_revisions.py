@@ -5,9 +5,8 @@ from pathlib import Path
 from bench.contenders import Product
 from bench.figures import ROUTER_CPU
 from bench.fleet import Load
-from bench.overhead_rows import OVERHEAD_ROWS
 from bench.revisions import compared_with, losses
-from bench.rows import MAIN_ROWS
+from bench.rows import MAIN_ROWS, OVERHEAD_ROWS
 from bench.summary import Round, RowResult
 
 FOLDER = Path("/before")

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 from bench.__main__ import chosen, chosen_peers
 from bench.contenders import Common, Product
-from bench.embedding_rows import EMBEDDING_ROWS
-from bench.overhead_rows import OVERHEAD_ROWS
 from bench.paths import BenchError
-from bench.rows import MAIN_ROWS, Row
+from bench.rows import EMBEDDING_ROWS, MAIN_ROWS, OVERHEAD_ROWS, Row
 
 from caravan_serve.bench.cli import _config, _parser
 from caravan_serve.bench.workloads import Workload, phases

@@ -6,16 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bench.simulate import trace_file
 from bench.simulate.__main__ import RESULTS, SIZING_RESULTS
-from bench.simulate.autoscaling import Autoscaler, Scaling
-from bench.simulate.gateways import LeastRequests, Policy, PrefixHash, RoundRobin
 from bench.simulate.results import Clients, Targets
-from bench.simulate.scenarios import SCENARIOS, Run, runs
-from bench.simulate.simulation import Setting, ShardKind, simulate
-from bench.simulate.sizing import SIZINGS
-from bench.simulate.step_times import LINEAR, StepTimes, recorded
-from bench.simulate.traces import TRACES, Load
+from bench.simulate.scenarios import SCENARIOS, SIZINGS, Run, runs
+from bench.simulate.simulation import (
+    LINEAR,
+    Autoscaler,
+    LeastRequests,
+    Policy,
+    PrefixHash,
+    RoundRobin,
+    Scaling,
+    Setting,
+    ShardKind,
+    StepTimes,
+    recorded,
+    simulate,
+)
+from bench.simulate.traces import TRACES, Load, read_trace
 
 from caravan_proto.messages.results import FinishReason
 from caravan_scheduler.actions import Deliver, Start
@@ -149,7 +157,7 @@ def test_a_recorded_trace_is_replayed(tmp_path: Path) -> None:
         {"timestamp": 1000, "input_length": 520, "output_length": 0, "hash_ids": [7, 8]},
     ]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    first, second = trace_file.read(file, speed=2.0).arrivals
+    first, second = read_trace(file, speed=2.0).arrivals
     assert (first.at_s, len(first.prompt), first.output_tokens) == (0.5, 520, 1)
     assert (second.at_s, len(second.prompt), second.output_tokens) == (1.0, 600, 5)
     assert first.prompt[:512] == second.prompt[:512]

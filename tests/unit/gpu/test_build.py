@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from gpu.kit import build
-from gpu.kit.job import Job
-from gpu.kit.places import KitError, UnfinishedError
+from gpu.kit.job import Job, KitError, UnfinishedError
 
 WITH_TIME = Job(rehearsal=True, until=time.time() + 3600)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from gpu.kit.cuda import library_flags
-from gpu.kit.places import KitError
+from gpu.kit.job import KitError
 
 LIBRARIES = ("cudart", "cublas", "cublasLt")
 

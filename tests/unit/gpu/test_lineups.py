@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from bench.overhead_rows import OVERHEAD_ROWS
-from gpu.kit import lineups
-from gpu.kit.lineups import DEFAULT, DEVICE_SAMPLING, lineup, peer_groups
-from gpu.kit.rows import KINDS, STREAMS
+from bench.rows import OVERHEAD_ROWS
+from gpu.kit import rows
+from gpu.kit.rows import DEFAULT, DEVICE_SAMPLING, KINDS, STREAMS, lineup, peer_groups
 
-from caravan_shard.backends.llama.devices import Device
+from caravan_shard.backends.llama.devices.devices import Device
 
 GIB = 1 << 30
 
@@ -26,9 +25,9 @@ def test_peers_are_resident_together_if_the_card_has_the_memory(model: Path, mon
     together, in_turn = [(DEFAULT, DEVICE_SAMPLING)], [(DEFAULT,), (DEVICE_SAMPLING,)]
     for card_gib, groups in ((80, together), (48, in_turn)):
         card = Device("CUDA0", "a card", card_gib * GIB, None)
-        monkeypatch.setattr(lineups, "first_devices", lambda card=card: [card])
+        monkeypatch.setattr(rows, "first_devices", lambda card=card: [card])
         assert list(peer_groups(model)) == groups
-    monkeypatch.setattr(lineups, "first_devices", list)
+    monkeypatch.setattr(rows, "first_devices", list)
     assert list(peer_groups(model)) == together  # on the CPU
 
 

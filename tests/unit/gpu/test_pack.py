@@ -6,10 +6,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from gpu.kit.pack import needs, requirements, strip_source
-from gpu.kit.places import KitError
-from gpu.kit.size import LIMIT, table
-from gpu.kit.wheel_archive import archive_wheels
+from gpu.kit.job import LIMIT, KitError, size_table
+from gpu.kit.pack import archive_wheels, needs, requirements, strip_source
 
 NEEDED = (
     "CMakeLists.txt",
@@ -86,12 +84,12 @@ def test_wheels_in_an_archive_have_the_same_files(tmp_path: Path) -> None:
 
 
 def test_the_sizes_are_summed() -> None:
-    text = table({"the repository": 7 << 20, "wheels": 47 << 20})
+    text = size_table({"the repository": 7 << 20, "wheels": 47 << 20})
     assert "54.0 MiB  together" in text
     assert "10.0 MiB  left of 64" in text
 
 
 def test_too_much_is_refused_with_the_sizes() -> None:
-    table({"wheels": LIMIT})
+    size_table({"wheels": LIMIT})
     with pytest.raises(KitError, match=r"1\.0 MiB above 64:\n.*7\.0 MiB  the repository\n.*58\.0 MiB  wheels"):
-        table({"the repository": 7 << 20, "wheels": 58 << 20})
+        size_table({"the repository": 7 << 20, "wheels": 58 << 20})

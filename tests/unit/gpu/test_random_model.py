@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
-from gpu.kit.random_model import write_model
-from gpu.kit.random_weights import RandomWeights
-from gpu.kit.shapes import DENSE, MIXTURE, SHAPES, ModelShape, small
+from gpu.kit.models import DENSE, MIXTURE, SHAPES, ModelShape, RandomWeights, small, write_model
 
 from caravan_testing.shard_tiny_llama import write_tiny_llama
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from gpu.kit import stages
-from gpu.kit.job import UNFINISHED, Job, keep, kept
-from gpu.kit.places import UnfinishedError
+from gpu.kit.job import UNFINISHED, Job, UnfinishedError, keep, kept
 from gpu.kit.stages import STAGES, End, Record, Stage, records, run
 from gpu.kit.tests import counted
 

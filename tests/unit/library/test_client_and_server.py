@@ -26,9 +26,17 @@ from caravan_router.http.app import Access
 from caravan_scheduler.core.errors import DeadlineError, GenerationError
 from caravan_scheduler.core.generation import GenerationSpec, Tenant
 from caravan_testing.http_server import serving
-from caravan_testing.scripted_engine import EOS_TOKEN, Pause, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import (
+    EOS_TOKEN,
+    TEMPLATE,
+    WORD_MODEL,
+    Pause,
+    ScriptedEngine,
+    Step,
+    WordEngine,
+    word,
+)
 from caravan_testing.waiting import eventually
-from caravan_testing.word_engine import TEMPLATE, WORD_MODEL, WordEngine
 
 _MESSAGES = [{"role": "user", "content": "Hi"}]
 

@@ -2,9 +2,10 @@
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import httpx2
 import msgspec
@@ -30,35 +31,22 @@ from caravan.client import (
     UnavailableError,
     UnreachableError,
 )
-from caravan.client.failures import response_failure
+from caravan.client.errors import response_failure
 from caravan_dialects.api.errors import INTERNAL, TABLE, ErrorKind, KeyConcurrencyError, RateLimitedError
 from caravan_dialects.api.openai.errors import openai_code, openai_status, openai_type
 
-_Handler = Callable[[httpx2.Request], httpx2.Response]
+_Answer = Callable[[httpx2.Request], httpx2.Response]
+_Handler = _Answer | Callable[[httpx2.Request], Coroutine[None, None, httpx2.Response]]
 _URL = "http://caravan.test"
 _CONVERSATION = {"id": "conv_1", "created_at": 1, "metadata": {}, "head": "h1"}
-_USAGE = {
-    "prompt_tokens": 1,
-    "completion_tokens": 1,
-    "total_tokens": 2,
-    "prompt_tokens_details": {"cached_tokens": 0},
-}
-_CHUNK = {
-    "id": "c",
-    "object": "text_completion",
-    "created": 1,
-    "model": "m",
-    "system_fingerprint": "f",
-    "choices": [{"index": 0, "text": "a", "logprobs": None, "finish_reason": None, "token_ids": [1]}],
-}
+_USAGE = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
+_NO_IDS = {"index": 0, "text": "a", "logprobs": None, "finish_reason": None}
+_EMPTY = {"id": "c", "object": "text_completion", "created": 1, "model": "m", "system_fingerprint": "f", "choices": []}
+_CHUNK = _EMPTY | {"choices": [_NO_IDS | {"token_ids": [1]}]}
 
 
-def _client(handler: _Handler, retries: int = 0) -> AsyncClient:
-    return AsyncClient(_URL, retries=retries, http=httpx2.AsyncClient(transport=httpx2.MockTransport(handler)))
-
-
-def _always(content: bytes) -> _Handler:
-    return lambda _: httpx2.Response(200, content=content, headers={"Content-Type": "text/event-stream"})
+def _client(handler: _Handler, url: str = _URL, **options: Any) -> AsyncClient:
+    return AsyncClient(url, http=httpx2.AsyncClient(transport=httpx2.MockTransport(handler)), **options)
 
 
 def _events(*events: object) -> httpx2.Response:
@@ -147,16 +135,13 @@ async def test_the_answer_of_a_proxy_has_the_type_of_its_status(status: int, kin
     assert found.value.details.retry_after_s is None
 
 
-_NO_IDS = {"index": 0, "text": "a", "logprobs": None, "finish_reason": None}
-
-
 @pytest.mark.parametrize(
     ("content", "headers"),
     [
         (b"<h1>Hello</h1>", {"Content-Type": "text/html"}),
         (b'{"choices": []}', {}),
         (b"[1]", {}),
-        (msgspec.json.encode(_CHUNK | {"choices": []}), {}),
+        (msgspec.json.encode(_EMPTY), {}),
         (msgspec.json.encode(_CHUNK | {"choices": [_NO_IDS]}), {}),
         (b"\xff\x00", {}),
         (b"", {}),
@@ -196,14 +181,12 @@ async def test_an_error_in_a_stream_ends_it() -> None:
 
 
 async def test_a_stream_without_its_end_is_lost() -> None:
-    ended = _CHUNK | {
-        "choices": [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop", "token_ids": [2]}]
-    }
+    ended = _EMPTY | {"choices": [_NO_IDS | {"text": "", "finish_reason": "stop", "token_ids": [2]}]}
     for events in ((), (_CHUNK,), (_CHUNK, ended)):
-        async with _client(_always(_events(*events).content)) as client:
+        async with _client(lambda _: _events(*events)) as client:  # noqa: B023 - it is called here only
             with pytest.raises(ConnectionLostError, match="the stream ended before its last event"):
                 await _streamed(client)
-    async with _client(lambda _: _events(_CHUNK, ended, _CHUNK | {"choices": [], "usage": _USAGE})) as client:
+    async with _client(lambda _: _events(_CHUNK, ended, _EMPTY | {"usage": _USAGE})) as client:
         assert [part.finished async for part in client.stream("p")] == [False, True]
 
 
@@ -218,7 +201,7 @@ async def test_a_streamed_response_without_its_end_is_lost() -> None:
             await _streamed_response(client)
 
 
-def _refusing(times: int, status: int, headers: dict[str, str]) -> tuple[_Handler, list[str]]:
+def _refusing(times: int, status: int, headers: dict[str, str]) -> tuple[_Answer, list[str]]:
     """Return a server that refuses so many calls, and the list of the paths that were called."""
     called: list[str] = []
 
@@ -247,7 +230,7 @@ async def test_a_refused_call_is_sent_again_as_often_as_asked(
     retries: int, status: int, headers: dict[str, str], calls: int
 ) -> None:
     answer, called = _refusing(2, status, headers)
-    async with _client(answer, retries) as client:
+    async with _client(answer, retries=retries) as client:
         if calls == 3:
             assert (await client.conversation("c")).id == "conv_1"
         else:
@@ -298,8 +281,7 @@ async def test_the_first_error_of_a_list_ends_the_rest() -> None:
             ended.append("good")
         raise AssertionError
 
-    http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    async with AsyncClient(_URL, http=http) as client:
+    async with _client(answer) as client:
         with pytest.raises(InvalidRequestError):
             await client.generate(["good", "bad"])
     assert ended == ["good"]
@@ -314,11 +296,10 @@ async def test_no_more_prompts_than_asked_are_on_the_server_at_a_time() -> None:
         most = max(most, running)
         await asyncio.sleep(0)
         running -= 1
-        choice = {"index": 0, "text": "a", "logprobs": None, "finish_reason": "stop", "token_ids": [1]}
-        return httpx2.Response(200, json=_CHUNK | {"choices": [choice | {"prompt_token_ids": [1]}]})
+        choice = _NO_IDS | {"finish_reason": "stop", "token_ids": [1], "prompt_token_ids": [1]}
+        return httpx2.Response(200, json=_EMPTY | {"choices": [choice]})
 
-    http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    async with AsyncClient(_URL, parallel=3, http=http) as client:
+    async with _client(answer, parallel=3) as client:
         assert len(await client.generate(["p"] * 20)) == 20
     assert most == 3
 
@@ -330,8 +311,7 @@ async def test_requests_carry_the_key_the_model_and_the_head() -> None:
         seen.append(request)
         return httpx2.Response(200, json=_CONVERSATION)
 
-    http = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    async with AsyncClient(f"{_URL}/base/", api_key="k", model="m", http=http) as client:
+    async with _client(answer, f"{_URL}/base/", api_key="k", model="m") as client:
         conversation = await client.create_conversation()
         await conversation.rewind(turns=1, if_match=conversation.head)
         with pytest.raises(BadReplyError):

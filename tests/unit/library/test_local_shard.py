@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from caravan.local_shard import LocalShard
+from caravan.local_engine import LocalShard
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import (
     Chunk,

@@ -7,8 +7,8 @@ from typing import Any, get_args, get_origin
 import pytest
 
 from caravan import LLM, AsyncChatSession, AsyncClient, AsyncLLM, ChatSession, Client
-from caravan.chat_call import ChatOptions
 from caravan.client import AsyncServedConversation, ServedConversation
+from caravan.prompts import ChatOptions
 
 _TWINS = [
     (LLM, AsyncLLM),

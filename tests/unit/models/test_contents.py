@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from caravan_models import contents
-from caravan_models.contents import ChangedFileError, SeenFile, SeenFiles, note_digest
-from caravan_models.fingerprint import fingerprint
-from caravan_models.local_file import parts_of
+from caravan_models.cached_model import parts_of
+from caravan_models.contents import ChangedFileError, SeenFile, SeenFiles, fingerprint, note_digest
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from caravan_models import gguf_facts
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.gguf_header import read_header
-from caravan_shard.backends.llama.model import _FILE_TYPES
+from caravan_shard.backends.llama.model.loading import _FILE_TYPES
 from caravan_testing.shard_models import DEMO_MODEL
-from caravan_testing.small_gguf import small_gguf
+from caravan_testing.stand_in_hub import small_gguf
 
 
 def test_a_real_model_says_what_it_is() -> None:

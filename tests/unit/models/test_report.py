@@ -2,8 +2,7 @@
 
 import io
 
-from caravan_models.progress import Meter, Phase, Progress
-from caravan_models.report import shown
+from caravan_models.progress import FetchStage, Meter, Progress, shown
 
 
 class Terminal(io.StringIO):
@@ -14,11 +13,11 @@ class Terminal(io.StringIO):
 def download(meter: Meter) -> None:
     """Two files, the first of which begins again."""
     for done in (100, 250, 0, 300, 500):
-        meter.tell(Phase.DOWNLOADING, "a", "0a", done, 500)
-    meter.tell(Phase.CHECKING, "a", "0a", 500, 500)
+        meter.tell(FetchStage.DOWNLOADING, "a", "0a", done, 500)
+    meter.tell(FetchStage.CHECKING, "a", "0a", 500, 500)
     meter.end_file(500)
-    meter.tell(Phase.WAITING, "b", "0b", 100, 500)
-    meter.tell(Phase.WAITING, "b", "0b", 500, 500)
+    meter.tell(FetchStage.WAITING, "b", "0b", 100, 500)
+    meter.tell(FetchStage.WAITING, "b", "0b", 500, 500)
     meter.end_file(500)
 
 

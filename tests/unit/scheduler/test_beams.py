@@ -18,8 +18,7 @@ from caravan_scheduler.core.generation import BeamSearch, EarlyStopping
 from caravan_scheduler.core.tokens import Alternative
 from caravan_scheduler.events import ShardLimits
 from caravan_scheduler.sequence import Sequence
-from caravan_testing.beam_oracle import beam_outputs
-from caravan_testing.beams_of_transformers import EOS_TOKEN_IDS, logprobs_after
+from caravan_testing.beam_oracle import EOS_TOKEN_IDS, beam_outputs, logprobs_after
 from caravan_testing.requests import request
 from caravan_testing.simulation import Simulation
 

@@ -1,10 +1,14 @@
-"""Sequences with different adapters on the toy model, whose output depends on the adapter."""
+"""Sequences with adapters on the toy model, whose output depends on the adapter; a chat template of its own."""
+
+from pathlib import Path
 
 import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Chunk, Decode, Load, PrefixCopy
 from caravan_proto.messages.limits import KvLayout
+from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.model.loading import template_in
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.protocol.results import Refusal
 from caravan_testing.shard_builders import (
@@ -114,3 +118,15 @@ def test_sequences_keep_their_adapter_in_the_other_layout() -> None:
     for key, adapter in enumerate(ADAPTERS):
         driver.decode([key])
         assert driver.output[key] == expected(adapter)
+
+
+def test_a_template_is_read_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_text("{{ messages[0].content }} é")
+    assert template_in(path) == "{{ messages[0].content }} é"
+    for content in (b" \n", b"\xff", b"x" * ((256 << 10) + 1)):
+        path.write_bytes(content)
+        with pytest.raises(StartupError, match="--chat-template-file"):
+            template_in(path)
+    with pytest.raises(StartupError, match="cannot be read"):
+        template_in(tmp_path / "none")

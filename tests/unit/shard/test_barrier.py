@@ -1,4 +1,4 @@
-"""`deploy/setup/barrier.c`, in a small program of its own: no thread goes on before all have come, and none hangs."""
+"""`kernels/src/barrier.c`, in a small program of its own: no thread goes on before all have come, and none hangs."""
 
 import os
 import subprocess
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-_TESTS = Path(__file__).parents[2]
-_SETUP = _TESTS.parent / "deploy" / "setup"
+_KERNELS = Path(__file__).parents[3] / "shard" / "kernels"
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ggml keeps the barrier of OpenMP")
 
@@ -17,8 +16,17 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ggml 
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the compiled program."""
     path = tmp_path_factory.mktemp("barrier") / "barrier_check"
-    sources = [str(_TESTS / "caravan_testing" / "kernels" / "barrier_check.c"), str(_SETUP / "barrier.c")]
-    flags = ["-std=gnu11", "-O3", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", f"-I{_SETUP}", "-pthread"]
+    sources = [str(_KERNELS / "tests" / "barrier_check.c"), str(_KERNELS / "src" / "barrier.c")]
+    flags = [
+        "-std=gnu11",
+        "-O3",
+        "-D_GNU_SOURCE",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{_KERNELS / 'include'}",
+        "-pthread",
+    ]
     subprocess.run(["cc", *flags, *sources, "-o", str(path)], check=True)
     return path
 

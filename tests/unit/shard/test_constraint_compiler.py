@@ -13,11 +13,9 @@ import pytest_asyncio
 from caravan_proto.limits import MAX_CONSTRAINT_BYTES
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
-from caravan_shard.constraints import checker, compiler
-from caravan_shard.constraints.checker import CheckUnavailableError
-from caravan_shard.constraints.compiler import ConstraintCompiler
-from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.constraints.problem import Problem
+from caravan_shard.constraints import compiler
+from caravan_shard.constraints.compiler import CheckUnavailableError, ConstraintCompiler
+from caravan_shard.constraints.grammar import Grammar, Problem
 from caravan_shard.constraints.tokenizer import ConstraintTokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -30,7 +28,7 @@ async def shared() -> AsyncIterator[ConstraintCompiler]:
     made = ConstraintCompiler(ConstraintTokenizer.of(ToyVocabulary(), TOY_FACTS))
     # The check gives way to other processes: on a busy machine it would run out of time, and not of processor time.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checker, "_MAX_WALL_S", 100.0)
+        patch.setattr(compiler, "_MAX_WALL_S", 100.0)
         yield made
     await made.close()
 
@@ -192,7 +190,7 @@ async def test_expensive_sources_are_stopped_and_do_not_block_the_loop(
 
 async def test_a_process_that_does_not_answer_is_not_blamed_on_the_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
     made = ConstraintCompiler(ConstraintTokenizer.of(ToyVocabulary(), TOY_FACTS))
-    monkeypatch.setattr(checker, "_MAX_WALL_S", 0.000_001)
+    monkeypatch.setattr(compiler, "_MAX_WALL_S", 0.000_001)
     with pytest.raises(CheckUnavailableError, match="did not answer"):
         await made.compile(Constraint(REGEX, "a"))
     monkeypatch.undo()

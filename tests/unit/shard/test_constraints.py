@@ -1,4 +1,4 @@
-"""Constrained sequences on the toy backend: choosing tokens, ending, preemption, failures and resumption."""
+"""Constrained sequences on the toy backend, also behind a thought: choosing tokens, ending, preemption and failures."""
 
 import itertools
 import json
@@ -6,11 +6,12 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
 from caravan_proto.messages.commands import Decode, PrefixCopy
-from caravan_proto.messages.constraint import ConstraintKind
+from caravan_proto.messages.constraint import Constraint, ConstraintKind, Thought
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import FinishReason, StepOutcome
 from caravan_proto.messages.sampling import SamplingParams
@@ -18,27 +19,39 @@ from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import EOS, TOY_FACTS, TURN_END
 from caravan_shard.constraints.grammar import Grammar
-from caravan_shard.protocol.results import StepResult
-from caravan_shard.sampling.allowed import Allowed
-from caravan_shard.sampling.biases import make_biases
-from caravan_shard.sampling.choice import Choice, choose_token
+from caravan_shard.engine.engine import Engine
+from caravan_shard.protocol.results import Refusal, StepResult
+from caravan_shard.sampling.choice import Allowed, Choice, choose_token
 from caravan_shard.sampling.filters import filter_candidates
-from caravan_shard.sampling.penalties import OccurrencePenalty
+from caravan_shard.sampling.penalties import OccurrencePenalty, make_biases
 from caravan_shard.sampling.sampler import Sampler
+from caravan_shard.sequences.runs import RunStore
 from caravan_shard.sequences.sequence import Phase
+from caravan_testing.random_schemas import random_schema
 from caravan_testing.shard_builders import (
     EngineDriver,
+    Grammars,
+    Job,
     first_chunk,
     load_entry,
     next_chunk,
+    run_jobs,
     save_entry,
     toy_grammar,
     toy_prompt,
+    with_parameters,
 )
 from caravan_testing.toy_oracle import expected_output
 
 DRAWN = SamplingParams(temperature=1.0, seed=5, repetition_penalty=1.2, top_k=60)
 PROMPT = toy_prompt("a prompt")
+
+QUESTION = toy_prompt("a prompt<think>")
+SEEDED = SamplingParams(temperature=0.9, top_k=60, repetition_penalty=1.1, seed=4)
+ENDING = tuple(b"</think>\n\n")
+NEVER = b"\xff\xfe</think>"
+
+SCHEMAS = 500
 
 
 def biased(**by_token: float) -> tuple[tuple[int, float], ...]:
@@ -331,3 +344,173 @@ def test_ended_and_parked_sequences_release_the_state_of_their_grammar() -> None
     assert held[1].matching is not None
     driver.try_prefill(first_chunk(2, PROMPT), park={1: 3})
     assert held[1].matching is None
+
+
+def run(prompt: list[int] = QUESTION, drafts: int = 0, **fields: Any) -> tuple[list[int], FinishReason | None]:
+    """Run one sequence to its end; return its output and finish reason."""
+    driver = EngineDriver()
+    chunk = with_parameters(first_chunk(2, prompt, ignore_eos=True, **fields), max_draft_tokens=drafts)
+    results = [driver.prefill(chunk), *driver.decode([2], max_draft_tokens=drafts)]
+    return driver.output[2], results[-1].rows.finish_reasons[-1]
+
+
+def free_output(count: int = 50, earlier: list[int] | None = None, min_tokens: int = 0) -> list[int]:
+    return expected_output(
+        QUESTION,
+        count,
+        sampling=SEEDED,
+        ignore_eos=True,
+        earlier_output=earlier or [],
+        min_tokens=min_tokens,
+    )
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2, 7, 30])
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_a_thought_ends_by_force_when_its_tokens_are_spent(budget: int, drafts: int) -> None:
+    thought = Thought(closings=(NEVER,), ending=ENDING, max_tokens=budget)
+    output, reason = run(sampling=SEEDED, thought=thought, drafts=drafts)
+    before = [*free_output()[:budget], *ENDING]
+    assert output[: len(before)] == before
+    assert output[len(before) :] == free_output(50 - len(before), before)
+    assert reason is FinishReason.LENGTH
+
+
+def test_a_thought_that_the_model_ends_in_time_is_left_alone() -> None:
+    free = free_output()
+    # The text of three tokens, which ends with the eighth.
+    closing = bytes(free[5:8])
+    thought = Thought(closings=(NEVER, closing), ending=ENDING, max_tokens=8)
+    assert run(sampling=SEEDED, thought=thought)[0] == free
+    # The closing's last token would be one too many.
+    output, _ = run(sampling=SEEDED, thought=Thought(closings=(closing,), ending=ENDING, max_tokens=7))
+    assert output[: 7 + len(ENDING)] == [*free[:7], *ENDING]
+
+
+def test_a_length_may_end_a_forced_ending() -> None:
+    thought = Thought(closings=(NEVER,), ending=ENDING, max_tokens=3)
+    output, reason = run(sampling=SEEDED, thought=thought, max_new=6)
+    assert output == [*free_output()[:3], *ENDING[:3]]
+    assert reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_a_grammar_applies_behind_the_thought(drafts: int) -> None:
+    grammar = toy_grammar("[a-c]{3}-[x-z]")
+    thought = Thought(closings=(NEVER,), ending=ENDING, max_tokens=5)
+    output, reason = run(sampling=SEEDED, thought=thought, grammar=grammar, drafts=drafts)
+    # A grammar bars end tokens from the thought, as ``min_tokens`` does.
+    before = [*free_output(min_tokens=5)[:5], *ENDING]
+    assert output[: len(before)] == before
+    answer = bytes(output[len(before) :]).decode()
+    assert len(answer) == 5
+    assert (set(answer[:3]) <= set("abc"), answer[3], answer[4] in "xyz") == (True, "-", True)
+    assert reason is FinishReason.EOS_TOKEN
+
+
+def test_a_thought_before_a_grammar_needs_no_budget_and_cannot_end_the_output() -> None:
+    free = free_output(min_tokens=13)
+    closing = bytes(free[10:13])
+    driver = EngineDriver()
+    grammar, thought = toy_grammar("[a-c]{4}"), Thought(closings=(closing,))
+    driver.prefill(first_chunk(2, QUESTION, sampling=SEEDED, grammar=grammar, thought=thought))
+    driver.decode([2])
+    output = driver.output[2]
+    assert output[:13] == free[:13]
+    assert not TOY_FACTS.eos_token_ids & set(output[:17])
+    assert set(output[13:17]) <= set(b"abc")
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 6, 10, 15, 17, 19])
+def test_a_sequence_that_is_computed_again_has_the_same_tokens(count: int) -> None:
+    fields: dict[str, Any] = {
+        "sampling": SEEDED,
+        "thought": Thought(closings=(NEVER,), ending=ENDING, max_tokens=5),
+        "grammar": toy_grammar("[a-z]{5}"),
+    }
+    whole, _ = run(**fields)
+    assert len(whole) == 20
+    resumed, reason = run([*QUESTION, *whole[:count]], prompt_length=len(QUESTION), max_new=50 - count, **fields)
+    assert whole[:count] + resumed == whole
+    assert reason is FinishReason.EOS_TOKEN
+
+
+def test_sequences_with_and_without_thoughts_share_steps() -> None:
+    driver = EngineDriver()
+    thoughts = {key: Thought(closings=(NEVER,), ending=ENDING, max_tokens=key) for key in range(1, 4)}
+    chunks = [
+        first_chunk(key, QUESTION, sampling=SEEDED, ignore_eos=True, thought=thoughts.get(key)) for key in range(4)
+    ]
+    driver.prefill(*chunks)
+    driver.decode(range(4))
+    assert driver.output[0] == free_output()
+    for key in thoughts:
+        assert driver.output[key] == run(sampling=SEEDED, thought=thoughts[key])[0]
+
+
+@pytest.mark.parametrize(
+    ("thought", "reason"),
+    [
+        (Thought(closings=()), "closings"),
+        (Thought(closings=(b"",)), "closings"),
+        (Thought(closings=(b"x",) * 9), "closings"),
+        (Thought(closings=(b"x" * 129,)), "at most 128"),
+        (Thought(closings=(b"x",), ending=(1,) * 129), "at most 128"),
+        (Thought(closings=(b"x",), ending=(TOY_FACTS.vocabulary_size,)), "ending_token_ids"),
+        (Thought(closings=(b"x",), max_tokens=3), "needs ending_token_ids"),
+    ],
+)
+def test_a_wrong_thought_is_refused(thought: Thought, reason: str) -> None:
+    refusal = EngineDriver().try_prefill(first_chunk(0, QUESTION, thought=thought))
+    assert isinstance(refusal, Refusal)
+    assert reason in refusal.sentence
+
+
+def test_the_end_token_may_end_a_thought_without_a_grammar() -> None:
+    thought = Thought(closings=(NEVER,), ending=ENDING, max_tokens=200)
+    for seed in range(20):
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        expected = expected_output(QUESTION, 200, sampling=sampling)
+        if expected[-1] != EOS:
+            continue
+        driver = EngineDriver()
+        driver.prefill(first_chunk(0, QUESTION, sampling=sampling, max_new=200, thought=thought))
+        driver.decode([0])
+        assert driver.output[0] == expected
+        return
+    pytest.fail("no output ended")
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_behind_an_end_by_force_another_thought_ends_at_once(drafts: int) -> None:
+    before = [*free_output()[:2], *ENDING]
+    answer = free_output(50 - len(before), before)
+    opening = bytes(answer[3:6])
+    thought = Thought(closings=(NEVER,), ending=ENDING, max_tokens=2, opening=opening)
+    output, _ = run(sampling=SEEDED, thought=thought, drafts=drafts)
+    again = [*before, *answer[:6], *ENDING]
+    assert output[: len(again)] == again
+    # One that the model ended itself is not watched.
+    closed = Thought(closings=(bytes(free_output()[:1]),), ending=ENDING, max_tokens=2, opening=opening)
+    assert run(sampling=SEEDED, thought=closed, drafts=drafts)[0] == free_output()
+
+
+def test_outputs_for_random_schemas_parse_and_validate() -> None:
+    engine = Engine(ToyBackend(cells=65_536), 1, RunStore(0))
+    grammars = Grammars(engine.backend)
+    schemas = [random_schema(seed) for seed in range(SCHEMAS)]
+    jobs = [
+        Job(
+            list(f"prompt {seed}".encode()),
+            grammars.compile(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema))),
+            # The penalty ends numbers, which may have any number of digits.
+            SamplingParams(temperature=1.0, frequency_penalty=0.3, seed=seed),
+        )
+        for seed, schema in enumerate(schemas)
+    ]
+    outputs = run_jobs(engine, jobs, slots=8, max_new=3_000)
+    engine.close()
+    for schema, output in zip(schemas, outputs, strict=True):
+        assert output.finish is FinishReason.EOS_TOKEN, (schema, output)
+        value = json.loads(output.data.decode())
+        jsonschema.validate(value, schema, jsonschema.Draft202012Validator, format_checker=jsonschema.FormatChecker())

@@ -13,16 +13,22 @@ from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.engine.drafts import Drafting
-from caravan_shard.engine.model_drafting import Draftable
+from caravan_shard.engine.drafts import Draftable, Drafting
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.speculation.step_costs import StepCosts
-from caravan_testing.shard_builders import EngineDriver, first_chunk, toy_grammar, toy_prompt, with_parameters
-from caravan_testing.toy_draft import ToyDraftModel, check_draft_cells
+from caravan_testing.shard_builders import (
+    EngineDriver,
+    ToyDraftModel,
+    check_draft_cells,
+    first_chunk,
+    toy_grammar,
+    toy_prompt,
+    with_parameters,
+)
 from caravan_testing.toy_oracle import expected_output
 
 if TYPE_CHECKING:
-    from caravan_shard.speculation.draft import Draft
+    from caravan_shard.speculation.acceptance import Draft
 
 GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=0.9, top_k=40, repetition_penalty=1.2, seed=5)

@@ -1,4 +1,4 @@
-"""Flash attention for CPUs (`deploy/setup/flash_attention.c`) against attention in double precision."""
+"""Flash attention for CPUs (`shard/kernels/src/flash_attention.c`) against attention in double precision."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from caravan_testing.ggml_attention import Attention, computed, expected, row_by_row
+from caravan_testing.c_kernels import Attention, computed, expected, row_by_row
 
 # Sums of floats, of numbers that were stored before, differ by less. Sums in halves differ by a hundred times as much.
 TOLERANCE = 2e-5

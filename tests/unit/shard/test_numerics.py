@@ -1,6 +1,7 @@
-"""A shard finds out whether tokens have the same logits alone and together, and empties its memory again."""
+"""A shard finds out whether tokens have the same logits alone and together, and what a start found out is kept."""
 
 from collections.abc import Callable
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -8,7 +9,10 @@ import pytest
 
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
-from caravan_shard.backends.llama.numerics import NumericsProbe
+from caravan_shard.backends.llama.numerics import Equality, NumericsProbe, known_equality
+
+FIRST, SECOND = "a" * 64, "a" * 32 + "b" * 32
+FOUND = Equality(company=True, chunk=None, logits="12ab")
 
 
 class Logits:
@@ -81,3 +85,56 @@ def test_what_does_not_fit_is_not_compared() -> None:
     assert (found.company, found.chunk) == (None, None)
     found = logits.probe().measure(longest=256, sequences=1, rows=512, thorough=False)
     assert (found.company, found.chunk) == (None, True)
+
+
+class Measure:
+    """Counts how often it is called."""
+
+    def __init__(self, result: Equality = FOUND) -> None:
+        self.calls = 0
+        self._result = result
+
+    def __call__(self) -> Equality:
+        self.calls += 1
+        return self._result
+
+
+def test_the_second_start_measures_nothing(tmp_path: Path) -> None:
+    first, second = Measure(), Measure(Equality(company=False, chunk=False, logits=""))
+    folder = str(tmp_path / "made")
+    assert known_equality(folder, FIRST, first) == FOUND
+    assert known_equality(folder, FIRST, second) == FOUND
+    assert (first.calls, second.calls) == (1, 0)
+    assert [path.suffix for path in (tmp_path / "made").iterdir()] == [".json"]
+
+
+def test_other_inputs_are_measured_even_if_their_file_has_the_same_name(tmp_path: Path) -> None:
+    other = Measure(Equality(company=False, chunk=False, logits="cd"))
+    known_equality(str(tmp_path), FIRST, Measure())
+    assert known_equality(str(tmp_path), SECOND, other).logits == "cd"
+
+
+def test_without_a_folder_each_start_measures() -> None:
+    measure = Measure()
+    known_equality("", FIRST, measure)
+    known_equality("", FIRST, measure)
+    assert measure.calls == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"\xff", b'{"inputs": "%s", "company": 1, "chunk": true, "logits": ""}' % FIRST.encode()],
+)
+def test_a_broken_file_is_measured_anew_and_replaced(tmp_path: Path, content: bytes) -> None:
+    known_equality(str(tmp_path), FIRST, Measure())
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(content)
+    measure = Measure()
+    assert known_equality(str(tmp_path), FIRST, measure) == FOUND
+    assert known_equality(str(tmp_path), FIRST, measure) == FOUND
+    assert measure.calls == 1
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert known_equality(str(tmp_path / "file" / "folder"), FIRST, Measure()) == FOUND

@@ -1,4 +1,4 @@
-"""The C code of `deploy/setup` under gcc's sanitizers: they report nothing, and they do report bugs that are put in.
+"""The C code of `shard/kernels` under gcc's sanitizers: they report nothing, and they do report bugs that are put in.
 
 Each program draws its inputs from a seed: sizes at the edges of vectors and parts, numbers of threads, NaN and
 infinities, rows that see nothing, vocabularies of one token.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from caravan_testing.sanitized import MEMORY, RACES, Change, Checker, run
+from caravan_testing.c_kernels import MEMORY, RACES, Change, Checker, run
 
 pytestmark = [
     pytest.mark.slow,

@@ -20,8 +20,16 @@ from caravan_shard.protocol.commands import EmbedText
 from caravan_shard.protocol.results import Embedded, Refusal, Result, StepResult
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loaded_shard import LoadedShard
-from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, toy_prompt
-from caravan_testing.shard_workers import all_of, make_runs, until, worker_on
+from caravan_testing.shard_builders import (
+    all_of,
+    first_chunk,
+    load_entry,
+    make_runs,
+    save_entry,
+    toy_prompt,
+    until,
+    worker_on,
+)
 from caravan_testing.waiting import DEADLINE_S, in_time
 
 OVERTAKEN = Refusal(ShardError.STALE_EPOCH, "overtaken")

@@ -17,8 +17,7 @@ from caravan_shard.engine.replies import Replies
 from caravan_shard.engine.worker import ENDING
 from caravan_shard.protocol.commands import EmbedText
 from caravan_shard.protocol.results import Embedded, Refusal
-from caravan_testing.shard_builders import first_chunk, toy_prompt
-from caravan_testing.shard_workers import all_of, until, worker_on
+from caravan_testing.shard_builders import all_of, first_chunk, toy_prompt, until, worker_on
 from caravan_testing.waiting import DEADLINE_S
 
 LANES = 3

@@ -20,7 +20,7 @@
 {{- $path := printf "models.%s.pools.%s" .model .pool -}}
 {{- include "caravan.checkScaling" (dict "root" $ "path" $path "settings" .settings) -}}
 {{- $own := dict "root" $ "component" "shard" "path" $path "container" "shard" "settings" .settings -}}
-{{- $volumes := list "tmp" "model" "fetch" "download-ca" "cache" "mtls" -}}
+{{- $volumes := list "tmp" "model" "download-ca" "cache" "mtls" -}}
 {{- $mounts := list "/tmp" "/models" "/var/cache/caravan" "/etc/caravan/mtls" -}}
 {{- include "caravan.checkPod" (merge $own (dict "volumes" $volumes "mounts" $mounts "env" (list "POD_NAME"))) -}}
 {{- $space := include "caravan.emptyDirBytes" (dict "settings" .settings "download" .source.download) | float64 -}}

@@ -14,18 +14,17 @@
 - name: fetch-model
   image: {{ .image | quote }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-  {{- if .download.name }}
   command: [caravan, pull]
-  args: [{{ .download.name | quote }}]
-  {{- else }}
-  command: [python3, /etc/caravan/fetch/fetch_model.py]
   args:
+    {{- with .download.name }}
+    - {{ . | quote }}
+    {{- end }}
     {{- range .download.files }}
+    - --file
     - {{ .url | quote }}
     - {{ .sha256 | quote }}
     - {{ printf "%s/%s" $folder (include "caravan.fileName" .) | quote }}
     {{- end }}
-  {{- end }}
   {{- $env := .download.env | default list }}
   {{- $token := ternary "HF_TOKEN" "DOWNLOAD_TOKEN" (hasKey .download "name") }}
   {{- with .download.tokenSecret }}
@@ -47,7 +46,6 @@
   securityContext: {{- include "caravan.containerSecurity" . | nindent 4 }}
   volumeMounts:
     - {name: model, mountPath: /models}
-    - {name: fetch, mountPath: /etc/caravan/fetch, readOnly: true}
     {{- if .download.ca }}
     - {name: download-ca, mountPath: /etc/caravan/download-ca, readOnly: true}
     {{- end }}

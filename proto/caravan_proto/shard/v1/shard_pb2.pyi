@@ -41,6 +41,32 @@ KV_LAYOUT_SPLIT: KvLayout.ValueType  # 2
 """Each sequence has its own part of the cells."""
 Global___KvLayout: _TypeAlias = KvLayout  # noqa: Y015
 
+class _Kernels:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _KernelsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kernels.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    KERNELS_UNSPECIFIED: _Kernels.ValueType  # 0
+    KERNELS_OWN: _Kernels.ValueType  # 1
+    """All."""
+    KERNELS_SAMPLING: _Kernels.ValueType  # 2
+    """None, but sampling and log probabilities are in a library of their own."""
+    KERNELS_STOCK: _Kernels.ValueType  # 3
+    """None."""
+
+class Kernels(_Kernels, metaclass=_KernelsEnumTypeWrapper):
+    """Which of Caravan's kernels llama.cpp was built with."""
+
+KERNELS_UNSPECIFIED: Kernels.ValueType  # 0
+KERNELS_OWN: Kernels.ValueType  # 1
+"""All."""
+KERNELS_SAMPLING: Kernels.ValueType  # 2
+"""None, but sampling and log probabilities are in a library of their own."""
+KERNELS_STOCK: Kernels.ValueType  # 3
+"""None."""
+Global___Kernels: _TypeAlias = Kernels  # noqa: Y015
+
 class _PrefixSharing:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -227,6 +253,7 @@ class Numerics(_message.Message):
     FLASH_ATTENTION_FIELD_NUMBER: _builtins.int
     SAME_IN_COMPANY_FIELD_NUMBER: _builtins.int
     SAME_IN_CHUNKS_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """Equal where all of that is equal, and so are the logits; hexadecimal."""
     exact: _builtins.bool
@@ -235,6 +262,8 @@ class Numerics(_message.Message):
     """The logits after a token do not depend on the tokens of other sequences in its step. Absent if it was not compared."""
     same_in_chunks: _builtins.bool
     """They do not depend on how many tokens of its own sequence are computed with it: drafts change no text."""
+    kernels: Global___Kernels.ValueType
+    """Unspecified if unknown."""
     @_builtins.property
     def flash_attention(self) -> _containers.ScalarMap[_builtins.str, _builtins.bool]:
         """By the name of the layout, such as "split": whether it may have flash attention."""
@@ -247,10 +276,11 @@ class Numerics(_message.Message):
         flash_attention: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
         same_in_company: _builtins.bool | None = ...,
         same_in_chunks: _builtins.bool | None = ...,
+        kernels: Global___Kernels.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_same_in_chunks", b"_same_in_chunks", "_same_in_company", b"_same_in_company", "same_in_chunks", b"same_in_chunks", "same_in_company", b"same_in_company"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_same_in_chunks", b"_same_in_chunks", "_same_in_company", b"_same_in_company", "exact", b"exact", "fingerprint", b"fingerprint", "flash_attention", b"flash_attention", "same_in_chunks", b"same_in_chunks", "same_in_company", b"same_in_company"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_same_in_chunks", b"_same_in_chunks", "_same_in_company", b"_same_in_company", "exact", b"exact", "fingerprint", b"fingerprint", "flash_attention", b"flash_attention", "kernels", b"kernels", "same_in_chunks", b"same_in_chunks", "same_in_company", b"same_in_company"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__same_in_chunks: _TypeAlias = _typing.Literal["same_in_chunks"]  # noqa: Y015
     _WhichOneofArgType__same_in_chunks: _TypeAlias = _typing.Literal["_same_in_chunks", b"_same_in_chunks"]  # noqa: Y015

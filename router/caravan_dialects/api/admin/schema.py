@@ -144,7 +144,8 @@ class ShardNumerics(msgspec.Struct, frozen=True, kw_only=True):
     ``flash_attention``: whether each layout may use it. ``same_in_company``: as compared at the start, the logits after
     a token do not depend on other sequences; false in the unified layout. ``same_in_chunks``: nor on how many of the
     tokens of its sequence are computed with it, so that drafts change no text; if false, they can, by rounding.
-    Null if not compared.
+    Null if not compared. ``kernels``: own (llama.cpp was built with Caravan's), sampling (only sampling and log
+    probabilities are Caravan's) or stock; null if unknown.
     """
 
     fingerprint: str
@@ -152,6 +153,7 @@ class ShardNumerics(msgspec.Struct, frozen=True, kw_only=True):
     flash_attention: dict[str, bool]
     same_in_company: bool | None
     same_in_chunks: bool | None
+    kernels: Literal["own", "sampling", "stock"] | None
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from caravan_dialects.api.generation.checks import check_positive
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.generation.schema import JsonSchemaFormat, NamedSchema
+from caravan_dialects.api.generation.serving import serving_fields
 from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
 from caravan_dialects.api.openai.chat.schema import (
     ChatRequest,
@@ -42,10 +43,7 @@ def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
-        priority=body.priority,
-        timeout=body.timeout,
-        cache_salt=body.cache_salt,
-        speculate=body.speculate,
+        **serving_fields(body),
     )
     configured = body.output_config is not None and body.output_config.format is not None
     answer = "output_config.format" if configured else "output_format"

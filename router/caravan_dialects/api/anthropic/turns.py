@@ -1,15 +1,22 @@
-"""Makes the messages of a chat of Anthropic's turns."""
+"""Makes the messages of a chat of Anthropic's turns, and the texts of their blocks."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Any
 
-from caravan_dialects.api.anthropic.block_texts import joined_lines, result_text, shown_block, text_of_block
-from caravan_dialects.api.anthropic.schema import Block, MessageParam, PromptFields
-from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts
+import msgspec
+
+from caravan_dialects.api.anthropic.schema import Block, MessageParam, PromptFields, Source
+from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts, text_for
+from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.schema import FunctionCall, Message, ToolCall
 from caravan_dialects.api.openai.rules import missing_field_error
 
+# Of results of tools that Anthropic runs: what only Anthropic can read.
+_SEALED = "encrypted_"
 # Claude Code begins the system prompt with this line, whose value changes with each request: it would keep the prompt
 # from being found in the cache.
 _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
@@ -19,17 +26,76 @@ _BREAK = "\n\n"
 _ERROR = "Error: "
 TOOL_CHANGES = frozenset({"tool_addition", "tool_removal"})
 _CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
-
 # A field's name and its block.
 _Named = tuple[str, Block]
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """Messages in a row of one role, each with its blocks."""
+def joined_lines(texts: Iterable[str | None]) -> str:
+    """Return those of ``texts`` that are not empty, a line break between two of them."""
+    return "\n".join(text for text in texts if text)
 
-    role: str
-    messages: list[list[_Named]] = field(default_factory=list)
+
+def shown_block(field: str, block: Block, media: MediaParts, *, of_tool: bool = False) -> str:
+    """Return the text of a block, or the mark of its picture. ``of_tool``: see `text_for`. Raises ValidationError."""
+    if block.type != "image" or not media.sees:
+        return text_of_block(field, block, of_tool=of_tool)
+    source = block.source
+    if not isinstance(source, Source) or source.type is None:
+        raise missing_field_error(f"{field}.source.type")
+    if source.type != "base64":
+        neutral = 'set it to "base64": nothing is fetched'
+        raise unsupported_field_error(f"{field}.source.type", neutral, source.type)
+    if source.data is None:
+        raise missing_field_error(f"{field}.source.data")
+    return media.picture(f"{field}.source.data", source.data)
+
+
+def text_of_block(field: str, block: Block, *, of_tool: bool = False) -> str:
+    """Return the text of a block. ``of_tool``: see `text_for`. Raises ValidationError."""
+    match block:
+        case Block(type="text", text=str(text)):
+            return text
+        case Block(type="text"):
+            raise missing_field_error(f"{field}.text")
+        case Block(type="document", source=Source(type="text", data=str(text))):
+            return joined_lines((block.title, block.context, text))
+        case Block(type="document", source=Source(type="content", content=content)) if content is not None:
+            text = _content_text(f"{field}.source.content", content, of_tool=of_tool)
+            return joined_lines((block.title, block.context, text))
+        case Block(type="search_result", source=source, content=content):
+            text = _content_text(f"{field}.content", content, of_tool=of_tool)
+            return joined_lines((block.title, source if isinstance(source, str) else None, text))
+        case Block(type="web_search_result"):
+            return joined_lines((block.title, block.url))
+        case Block(type="tool_reference", tool_name=str(name)):
+            return name
+        case Block(type="tool_reference"):
+            raise missing_field_error(f"{field}.tool_name")
+        case _:
+            return text_for(field, block.type, of_tool=of_tool)
+
+
+def result_text(field: str, block: Block, media: MediaParts = NO_MEDIA) -> str:
+    """Return what a tool has answered, with marks of pictures. Raises ValidationError."""
+    content = block.content
+    if isinstance(content, list):
+        named = ((f"{field}.content[{number}]", inner) for number, inner in enumerate(content))
+        return media.joined(shown_block(name, inner, media, of_tool=True) for name, inner in named)
+    return _content_text(f"{field}.content", content, of_tool=True)
+
+
+def _content_text(field: str, content: str | list[Block] | dict[str, Any] | None, *, of_tool: bool) -> str:
+    match content:
+        case None:
+            return ""
+        case str(text):
+            return text
+        case dict(result):
+            # Such as what a program has printed, of a tool that Anthropic has run.
+            return msgspec.json.encode({k: v for k, v in result.items() if not k.startswith(_SEALED)}).decode()
+        case blocks:
+            named = enumerate(blocks)
+            return joined_lines(text_of_block(f"{field}[{at}]", block, of_tool=of_tool) for at, block in named)
 
 
 def chat_messages_of(body: PromptFields, media: MediaParts) -> list[Message]:
@@ -37,8 +103,10 @@ def chat_messages_of(body: PromptFields, media: MediaParts) -> list[Message]:
     messages: list[Message] = []
     if system := _system_text(body):
         messages.append(Message(role="system", content=system))
-    for turn in _turns(_since_compaction(body.messages)):
-        messages += _assistant(turn) if turn.role == "assistant" else _user(turn, media)
+    # Messages in a row that are not the assistant's are one turn of the user: templates want alternating turns.
+    for role, said in groupby(_since_compaction(body.messages), itemgetter(0)):
+        turn = [blocks for _, blocks in said]
+        messages += _assistant(turn) if role == "assistant" else _user(turn, media)
     return messages
 
 
@@ -79,22 +147,6 @@ def _since_compaction(messages: Sequence[MessageParam]) -> list[tuple[str, list[
     return kept
 
 
-def _turns(messages: Sequence[tuple[str, list[_Named]]]) -> Iterator[_Turn]:
-    """Yield the turns.
-
-    Messages in a row that are not the assistant's are one turn of the user: templates want alternating turns.
-    """
-    current: _Turn | None = None
-    for role, blocks in messages:
-        if current is None or current.role != role:
-            if current is not None:
-                yield current
-            current = _Turn(role)
-        current.messages.append(blocks)
-    if current is not None:
-        yield current
-
-
 def _blocks(name: str, content: str | list[Block]) -> list[_Named]:
     if isinstance(content, str):
         return [(name, Block(type="text", text=content))]
@@ -119,11 +171,11 @@ class _Said:
         )
 
 
-def _assistant(turn: _Turn) -> list[Message]:
+def _assistant(turn: Sequence[Sequence[_Named]]) -> list[Message]:
     """Return the messages of an assistant's turn: one, but for results of tools that Anthropic has run."""
     messages: list[Message] = []
     said = _Said()
-    blocks = [named for message in turn.messages for named in message]
+    blocks = chain.from_iterable(turn)
     for name, block in blocks:
         if block.type == "thinking":
             said.thoughts.append(block.thinking or "")
@@ -141,11 +193,11 @@ def _assistant(turn: _Turn) -> list[Message]:
     return messages if messages and said == _Said() else [*messages, said.message()]
 
 
-def _user(turn: _Turn, media: MediaParts) -> list[Message]:
+def _user(turn: Sequence[Sequence[_Named]], media: MediaParts) -> list[Message]:
     """Return the results of tools, which follow the calls, and the message of a user's turn."""
     results: list[Message] = []
     texts: list[str] = []
-    for blocks in turn.messages:
+    for blocks in turn:
         parts = []
         for name, block in blocks:
             if block.type == "tool_result":

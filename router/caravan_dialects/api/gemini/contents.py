@@ -1,28 +1,37 @@
-"""Makes the messages of a chat of Gemini's contents."""
+"""Makes the messages of a chat of Gemini's contents, and the texts that its embedding routes embed."""
 
 import base64
 import binascii
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 
 from caravan_dialects.api.gemini.schema import (
     Blob,
     Content,
+    ContentEmbedding,
     ContentPartBody,
+    EmbedContentRequest,
     FunctionCallPart,
     FunctionResponsePart,
 )
+from caravan_dialects.api.generation.checks import check_range
+from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts, text_for
+from caravan_dialects.api.generation.prompt import check_token_ids, tokenize_texts
 from caravan_dialects.api.generation.rules import (
     empty_prompt_error,
     media_file_error,
     not_text_error,
+    too_many_prompts_error,
     unsupported_field_error,
 )
 from caravan_dialects.api.openai.chat.schema import FunctionCall, Message, ToolCall
+from caravan_dialects.api.openai.embeddings import Vectors, shortened
 from caravan_dialects.api.openai.rules import missing_field_error
 
 # Between turns that become one, and between thoughts.
@@ -62,21 +71,19 @@ def chat_messages_of(contents: Sequence[Content] | Content, system: Content | No
     if not given:
         raise empty_prompt_error("contents")
     instruction = [] if system is None else [text_of(named) for named in parts_of("systemInstruction", system)]
-    turns: list[tuple[str, list[list[_Named]]]] = []
+    turns: list[tuple[str, list[_Named]]] = []
     for number, content in enumerate(given):
         parts = list(parts_of(f"contents[{number}]", content))
         if content.role == "system":
             instruction += [text_of(named) for named in parts]
             continue
-        role = "assistant" if content.role == "model" else "user"
-        # Templates want alternating turns.
-        if not turns or turns[-1][0] != role:
-            turns.append((role, []))
-        turns[-1][1].append(parts)
+        turns.append(("assistant" if content.role == "model" else "user", parts))
     text = "\n".join(text for text in instruction if text)
     messages = [Message(role="system", content=text)] if text else []
     calls = _Calls()
-    for role, said in turns:
+    # Templates want alternating turns.
+    for role, group in groupby(turns, itemgetter(0)):
+        said = [parts for _, parts in group]
         messages += [_model(said, calls)] if role == "assistant" else _user(said, calls, media)
     return messages
 
@@ -191,3 +198,39 @@ def _returned(result: FunctionResponsePart) -> str:
         if key in _RESULTS and isinstance(value, str):
             return _RESULTS[key] + value
     return msgspec.json.encode(response).decode() if response else ""
+
+
+async def texts_of(
+    requests: Sequence[EmbedContentRequest], context: Context, within: str = "requests"
+) -> list[tuple[int, ...]]:
+    """Return the token ids of each text. ``within``: the list in the body; "" for a body that is the only request.
+
+    Raises ValidationError, EngineError.
+    """
+    most = context.limits.max_embed_texts
+    if len(requests) > most:
+        raise too_many_prompts_error(within, most, len(requests))
+    names = [f"{within}[{number}]." if within else "" for number in range(len(requests))]
+    texts = []
+    for name, request in zip(names, requests, strict=True):
+        check_range(f"{name}outputDimensionality", request.output_dimensionality, 1, context.model.embedding_size)
+        texts.append(_text(f"{name}content", request.content))
+    tokens = await tokenize_texts(context.engine, within or "content", texts, context.bounds)
+    for name, token_ids in zip(names, tokens, strict=True):
+        check_token_ids(f"{name}content", token_ids, context.model.max_embed_tokens, context.model)
+    return tokens
+
+
+def embeddings_of(requests: Sequence[EmbedContentRequest], made: Vectors) -> list[ContentEmbedding]:
+    """Return a vector for each request."""
+    return [
+        ContentEmbedding(shortened(vector, request.output_dimensionality))
+        for request, vector in zip(requests, made.vectors, strict=True)
+    ]
+
+
+def _text(field: str, content: Content) -> str:
+    text = "\n".join(text_of(named) for named in parts_of(field, content))
+    if not text:
+        raise empty_prompt_error(field)
+    return text

@@ -2,8 +2,7 @@
 
 import msgspec
 
-from caravan_dialects.api.dialect import Dialect
-from caravan_dialects.api.errors import ErrorKind, kind_of, message_of
+from caravan_dialects.api.errors import Dialect, ErrorKind, kind_of, message_of
 from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError
 from caravan_dialects.api.openai.errors import openai_status
 

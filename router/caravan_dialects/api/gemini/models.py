@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from caravan_dialects.api.gemini.replies import GeminiModel, GeminiModelList
+from caravan_dialects.api.gemini.schema import GeminiModel, GeminiModelList
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.schema import Model
 from caravan_scheduler.core.engine import ModelFacts

@@ -1,49 +1,119 @@
 """Replies of ``:generateContent`` and ``:streamGenerateContent``."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
 
 import msgspec
 
+from caravan_dialects.api.body import object_of
 from caravan_dialects.api.gemini.errors import GEMINI
-from caravan_dialects.api.gemini.parts import ReplyParts, merged
-from caravan_dialects.api.gemini.replies import (
+from caravan_dialects.api.gemini.schema import (
     GeminiCandidate,
+    GenerateContentRequest,
     GenerateContentResponse,
+    GenerationConfig,
     LogprobCandidate,
     LogprobsResult,
+    ReplyCall,
     ReplyContent,
     ReplyPart,
     TopCandidates,
     UsageMetadata,
 )
-from caravan_dialects.api.gemini.schema import GenerateContentRequest, GenerationConfig
 from caravan_dialects.api.gemini.tools import skipped_tools
 from caravan_dialects.api.gemini.translation import CONFIG, source_of
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.checks import check_candidates, check_range
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
+from caravan_dialects.api.openai.chat.output import Call, ChatOutput, Part, read_outputs
 from caravan_dialects.api.openai.chat.validation import ValidChat, validate_whole_chat
 from caravan_dialects.api.openai.choices import Choices
+from caravan_dialects.api.openai.events import new_call_id
 from caravan_dialects.api.stream import Events, Framing
+from caravan_dialects.chat.thought_reader import ThoughtPart
+from caravan_dialects.chat.tool_parser import CallPart, TextPart
 from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import display_text
 
 _ENCODER = msgspec.json.Encoder()
-
 # An error in a stream is no event, but JSON between them: Google's packages look for it there. They read comments as
 # such JSON, so that an empty event keeps the connection open.
 _EVENTS = Framing("text/event-stream", b"", b"\n\n", keep_alive=b"\n\n")
 # One list, whose elements come as they are ready.
 _LIST = Framing("application/json", b"", b"", keep_alive=b"\n", end=b"]")
-
 # Makes a message of a stream of a chunk.
 Framed = Callable[[bytes], bytes]
+
+
+class ReplyParts:
+    """Makes the parts of one candidate. A call is a part of its own, once it is complete."""
+
+    __slots__ = ("_before", "_fragments", "_name", "_shows_thoughts")
+
+    def __init__(self, *, shows_thoughts: bool) -> None:
+        """``shows_thoughts``: whether the reply has parts with thoughts."""
+        self._shows_thoughts = shows_thoughts
+        # The kind of the last part, and the open call: its name, and the fragments of its arguments.
+        self._before: type[Part] | None = None
+        self._name: str | None = None
+        self._fragments: list[str] = []
+
+    def add(self, parts: Iterable[Part]) -> list[ReplyPart]:
+        """Return the parts that are complete with ``parts``. A text is complete at any time."""
+        made: list[ReplyPart] = []
+        for part in parts:
+            match part:
+                case CallPart(name=name, arguments=arguments):
+                    if name is not None:
+                        made += self.end()
+                        self._name = name
+                    self._fragments.append(arguments)
+                case ThoughtPart(text=text) | TextPart(text=text):
+                    made += self.end()
+                    if self._before not in {None, type(part)}:
+                        # After a part of another kind comes a blank line, which parts do not need.
+                        text = text.lstrip("\n")
+                    thought = isinstance(part, ThoughtPart)
+                    if text and not thought:
+                        made.append(ReplyPart(text=text))
+                    elif text and self._shows_thoughts:
+                        made.append(ReplyPart(text=text, thought=True))
+                case _:
+                    assert_never(part)
+            self._before = type(part)
+        return made
+
+    def end(self) -> list[ReplyPart]:
+        """Return the part of the open call, if there is one."""
+        name, self._name = self._name, None
+        if name is None:
+            return []
+        text = "".join(self._fragments)
+        self._fragments.clear()
+        # A call that was cut off is no object: the reply shows it as text.
+        if (args := object_of(text)) is None:
+            return [ReplyPart(text=Call(name, text).text)]
+        return [ReplyPart(function_call=ReplyCall(id=new_call_id(), name=name, args=args))]
+
+
+def merged(parts: Sequence[ReplyPart]) -> list[ReplyPart]:
+    """Return ``parts`` with texts in a row as one part."""
+    made: list[ReplyPart] = []
+    texts: list[str] = []
+    for place, part in enumerate(parts):
+        if part.text is msgspec.UNSET:
+            made.append(part)
+            continue
+        texts.append(part.text)
+        following = parts[place + 1] if place + 1 < len(parts) else None
+        if following is None or following.text is msgspec.UNSET or following.thought is not part.thought:
+            made.append(ReplyPart(text="".join(texts), thought=part.thought))
+            texts.clear()
+    return made
 
 
 class AskedContent(Asked):
@@ -79,9 +149,6 @@ class AskedContent(Asked):
     def framed(self, chunk: bytes) -> bytes:
         """Return the message of a stream for ``chunk``."""
         return b"data: " + chunk
-
-    def error_messages(self, error: Exception) -> Sequence[bytes]:
-        return (self.dialect.body(error, ""),)
 
 
 class AskedList(AskedContent):

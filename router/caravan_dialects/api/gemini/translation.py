@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from caravan_dialects.api.gemini.contents import chat_messages_of
-from caravan_dialects.api.gemini.json_schema import json_schema_of
 from caravan_dialects.api.gemini.schema import (
     CountTokensBody,
     GenerateContentRequest,
     GenerationConfig,
     ThinkingConfig,
 )
-from caravan_dialects.api.gemini.tools import ToolFields, tool_fields
+from caravan_dialects.api.gemini.tools import ToolFields, json_schema_of, tool_fields
 from caravan_dialects.api.generation.checks import check_positive, check_range
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.rules import invalid_grammar_error
 from caravan_dialects.api.generation.schema import JsonSchemaFormat, NamedSchema
+from caravan_dialects.api.generation.serving import serving_fields
 from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
 from caravan_dialects.api.openai.chat.schema import ChatRequest
 from caravan_dialects.api.openai.chat.validation import ChatSource
@@ -68,10 +68,7 @@ def source_of(body: GenerateContentRequest, model: ModelFacts) -> ChatSource:
         stop=config.stop_sequences,
         logprobs=config.response_logprobs,
         top_logprobs=config.logprobs,
-        priority=body.priority,
-        timeout=body.timeout,
-        cache_salt=body.cache_salt,
-        speculate=body.speculate,
+        **serving_fields(body),
     )
     places = SchemaPlaces(answer=f"{CONFIG}.{asked.field}", parameters="", tools=tools.places)
     return ChatSource(

@@ -1,14 +1,36 @@
-"""What a generating request asks for, in its dialect, before its model is known."""
+"""What a generating request asks for, in its dialect, before its model is known; and what the dialect answers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from caravan_dialects.api.dialect import Dialect
-from caravan_dialects.api.generation.answer import Answer
+from caravan_dialects.api.errors import Dialect
 from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.stream import SERVER_SENT, Framing
+from caravan_dialects.api.generation.run import Run, ValidRequest
+from caravan_dialects.api.stream import SERVER_SENT, Events, Framing
 from caravan_scheduler.core.engine import Fleet
+
+
+class Answer(ABC):
+    """The answer to one request: either `whole`, or `send` of each run and then `last_event`.
+
+    ``requests``: what is generated. The runs of each come in this order.
+    """
+
+    def __init__(self, requests: Sequence[ValidRequest]) -> None:
+        self.requests = requests
+
+    @abstractmethod
+    async def whole(self, runs: Sequence[Run]) -> bytes:
+        """Read all runs and return the JSON body. Raises EngineError."""
+
+    async def send(self, events: Events, index: int, run: Run) -> None:
+        """Stream one run. Raises EngineError. Answers that are never streamed do not implement it."""
+        raise NotImplementedError
+
+    def last_event(self, runs: Sequence[Run]) -> bytes | None:
+        """Return the JSON of the event after all runs have ended well; None if there is none."""
+        return None
 
 
 class Asked(ABC):

@@ -1,6 +1,7 @@
-"""Range checks that several dialects share. They raise a ValidationError and do not check None."""
+"""Range checks that several dialects share, and seeds. Checks raise a ValidationError and do not check None."""
 
 import math
+import secrets
 from collections.abc import Sequence
 
 from caravan_dialects.api.generation.rules import (
@@ -12,7 +13,7 @@ from caravan_dialects.api.generation.rules import (
     too_many_stops_error,
 )
 from caravan_dialects.api.limits import Limits
-from caravan_proto.messages.sampling import RANGES
+from caravan_proto.messages.sampling import MAX_SEED, RANGES
 
 # Dividing logits by a smaller temperature overflows float32; the result is greedy anyway.
 GREEDY_TEMPERATURE = 1e-5
@@ -20,6 +21,10 @@ GREEDY_TEMPERATURE = 1e-5
 MANY_STOPS = 64
 # Parameters of which clients learn first that they must be positive.
 _POSITIVE = frozenset({"temperature", "repetition_penalty"})
+# As a seed, it asks for a random one in every dialect, as in llama-server.
+RANDOM_SEED = -1
+# SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+_GAMMA = 0x9E3779B97F4A7C15
 
 
 def check_range(field: str, value: float | None, low: float, high: float) -> None:
@@ -69,3 +74,22 @@ def effective_temperature(temperature: float) -> float:
     """Return ``temperature``, or 0 (greedy) if it is too small to divide by."""
     assert math.isfinite(temperature), temperature
     return temperature if temperature >= GREEDY_TEMPERATURE else 0.0
+
+
+def draw_seed() -> int:
+    """Return a seed for a request without one."""
+    return secrets.randbits(64)
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Return the seed of choice ``index``: ``seed`` itself for the first, else the ``index``-th output of SplitMix64.
+
+    The first choice thus equals the choice of a request for one, and no two choices share their draws: SplitMix64
+    repeats no output within 2**64.
+    """
+    if index == 0:
+        return seed
+    mixed = (seed + index * _GAMMA) & MAX_SEED
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & MAX_SEED
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & MAX_SEED
+    return mixed ^ (mixed >> 31)

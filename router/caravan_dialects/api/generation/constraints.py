@@ -18,8 +18,8 @@ from caravan_dialects.api.generation.schema import (
 )
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.chat.closed_schema import closed_schema
-from caravan_dialects.chat.pattern_problem import ends_in_escape
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError
+from caravan_dialects.chat.schema_values import ends_in_escape
 from caravan_proto.messages.constraint import Constraint, ConstraintKind
 from caravan_scheduler.core.engine import Engine
 

@@ -1,17 +1,78 @@
-"""The context in which a body is validated: the model, its limits, the client."""
+"""The context in which a body is validated: the model that its name means, its limits, the client."""
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from caravan_dialects.api.generation.bounds import Bounds
-from caravan_dialects.api.generation.decoding import Decoding
-from caravan_dialects.api.generation.models import ServedModel
+from caravan_dialects.api.errors import UnknownModelError
 from caravan_dialects.api.generation.rules import embedding_model_error
 from caravan_dialects.api.generation.schema import ServingFields
 from caravan_dialects.api.generation.serving import Sender, Serving, serving_of
-from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.limits import Bounds, Limits
 from caravan_dialects.chat.template_renderer import TemplateRenderer
-from caravan_scheduler.core.engine import Engine, ModelFacts, TextEngine
+from caravan_dialects.media.decoder import MediaDecoder
+from caravan_dialects.media.file import MediaFile, MediaFileError
+from caravan_scheduler.core.engine import Engine, Fleet, ModelFacts, TextEngine
+from caravan_scheduler.core.media import Media, Picture
+from caravan_scheduler.core.request_metrics import RequestMetrics
+
+MODEL_HEADER = "X-Model"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model and the metrics of its requests."""
+
+    engine: Engine
+    metrics: RequestMetrics
+
+
+def model_name(fleet: Fleet, asked: str) -> str:
+    """Return the name of the model that ``asked`` means: its own, an alias or an adapter's; "" means the default.
+
+    If the fleet is not strict, its one model answers to every name. Returns "" for the default while that is not known
+    yet. Raises UnknownModelError.
+    """
+    engines, expected = fleet.engines, fleet.names.expected
+    names = [engine.model.name for engine in engines]
+    asked = fleet.names.meant(asked)
+    if asked in names or asked in expected:
+        return asked
+    for engine in engines:
+        if asked in (*engine.model.adapters, *engine.model.aliases):
+            return engine.model.name
+    if asked and fleet.names.strict:
+        raise UnknownModelError(asked)
+    return (*expected, *names, "")[0]
+
+
+class Decoding(Protocol):
+    """Makes media of files."""
+
+    async def decode(self, file: MediaFile) -> Media:
+        """Return the picture or the sound that ``file`` has. Raises MediaFileError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CountedDecoding:
+    """Decodes for requests of one model and one ``owner``, the name of an API key."""
+
+    decoder: MediaDecoder
+    metrics: RequestMetrics
+    owner: str
+
+    async def decode(self, file: MediaFile) -> Media:
+        """Return the picture or the sound that ``file`` has. Raises MediaFileError."""
+        began = time.monotonic()
+        try:
+            medium = await self.decoder.decode(file, self.owner)
+        except MediaFileError as error:
+            self.metrics.media_refused(error.reason.value)
+            raise
+        kind = "picture" if isinstance(medium, Picture) else "sound"
+        self.metrics.media_decoded(kind, time.monotonic() - began)
+        return medium
 
 
 class PromptContext(Protocol):

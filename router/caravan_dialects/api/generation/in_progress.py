@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from caravan_dialects.api.errors import AbortedError
-from caravan_dialects.api.generation.models import ServedModel
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run, started
+from caravan_dialects.api.generation.context import ServedModel
+from caravan_dialects.api.generation.run import Run, ValidRequest, started
 from caravan_scheduler.core.trace import NO_TRACE, RequestTrace
 
 

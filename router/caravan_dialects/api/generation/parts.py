@@ -7,13 +7,14 @@ a message stays a text, whatever is done to it; the rendered prompt is split at 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from caravan_dialects.api.generation.data_url import data_of
-from caravan_dialects.api.generation.rules import not_text_error
-from caravan_dialects.chat.control_text import draw_mark
-from caravan_dialects.chat.media_marks import without_marks
+from caravan_dialects.api.generation.rules import data_url_error, not_text_error
+from caravan_dialects.chat.control_text import draw_mark, without_marks
 from caravan_dialects.media.file import MediaFile
 from caravan_proto.messages.media import MediaFacts
 
+_SCHEME, _CODING = "data:", ";base64"
+# A URL may have millions of characters.
+_SHOWN = 200
 # The words of all dialects for pictures and sounds.
 _PICTURES = frozenset({"image", "image_url", "input_image"})
 _SOUNDS = frozenset({"input_audio"})
@@ -26,6 +27,14 @@ _STAND_INS = {
     "document": "[document]",
     "input_file": "[file]",
 }
+
+
+def data_of(field: str, url: str) -> str:
+    """Return the base64 of a data URL, whose media type is not looked at. Raises ValidationError."""
+    head, comma, data = url.partition(",")
+    if not comma or head[: len(_SCHEME)].lower() != _SCHEME or not head.lower().endswith(_CODING):
+        raise data_url_error(field, url[:_SHOWN])
+    return data
 
 
 def text_for(field: str, kind: str, *, of_tool: bool = False) -> str:

@@ -12,8 +12,7 @@ from caravan_dialects.api.errors import (
     RequestError,
     kind_of,
 )
-from caravan_dialects.auth.client import Client
-from caravan_dialects.auth.permits import PermitPool
+from caravan_dialects.auth.client import Client, PermitPool
 from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.core.request_metrics import Failure, RequestMetrics
 

@@ -1,20 +1,30 @@
-"""Tokenizes prompts, and checks that a prompt and its new tokens fit the context."""
+"""Tokenizes prompts with their media, and checks that a prompt and its new tokens fit the context."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from caravan_dialects.api.generation.bounds import Bounds
-from caravan_dialects.api.generation.context import PromptContext
+import msgspec
+
+from caravan_dialects.api.generation.context import Context, PromptContext
+from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.rules import (
     PromptTooLongError,
     PromptTooManyBytesError,
     TotalTooLongError,
     empty_prompt_error,
+    media_file_error,
+    media_size_error,
     token_id_error,
+    too_many_media_error,
     too_many_new_tokens_error,
 )
+from caravan_dialects.api.limits import Bounds
+from caravan_dialects.chat.control_text import with_media
+from caravan_dialects.media.file import MediaFileError
 from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.engine import Engine, ModelFacts
+from caravan_scheduler.core.media import Media
+from caravan_scheduler.core.prompt_media import MediaTokens, is_cell
 
 
 async def tokenize_prompt(
@@ -138,3 +148,52 @@ def check_new_tokens(field: str, generations: int, max_new: int, bounds: Bounds)
     given = generations * min(max_new, bounds.max_total_tokens)
     if given > bounds.max_request_new_tokens:
         raise too_many_new_tokens_error(field, bounds.max_request_new_tokens, given)
+
+
+async def decoded(context: PromptContext, parts: MediaParts) -> dict[str, Media]:
+    """Return the pictures and sounds of ``parts`` by their marks. Raises ValidationError."""
+    limit = context.limits.max_media
+    if len(parts.files) > limit:
+        raise too_many_media_error(list(parts.files.values())[limit].field, limit, len(parts.files))
+    found: dict[str, Media] = {}
+    # One after another, so that requests with one picture get their turns between those of this one.
+    for mark, named in parts.files.items():
+        try:
+            medium = await context.decoding.decode(named.file)
+        except MediaFileError as error:
+            raise media_file_error(named.field, str(error)) from error
+        facts = context.model.media
+        if facts is not None and medium.size_bytes > facts.max_bytes:
+            raise media_size_error(named.field, facts.max_bytes, medium.size_bytes)
+        found[mark] = medium
+    return found
+
+
+async def tokenize_mixed(context: Context, field: str, text: str, parts: MediaParts | None) -> MediaTokens:
+    """Tokenize a text that may have marks of ``parts``. Raises ValidationError, NoShardError, TextTooLongError."""
+    if parts is None or not parts.files:
+        return MediaTokens(await tokenize_prompt(context.engine, field, text, context.bounds), None)
+    check_bytes(field, text, context.bounds)
+    return await context.engine.queries.tokenize_parts(with_media([text], await decoded(context, parts)))
+
+
+def without_media(tokenized: TokenizedText) -> TokenizedText:
+    """Return the tokens of the text alone."""
+    kept = [at for at, token in enumerate(tokenized.token_ids) if not is_cell(token)]
+    return TokenizedText(
+        tuple(tokenized.token_ids[at] for at in kept),
+        tuple(tokenized.pieces[at] for at in kept),
+        tuple(tokenized.specials[at] for at in kept),
+    )
+
+
+class RenderedTokens(msgspec.Struct, frozen=True):
+    """``token_ids``: those of the prompt, without its images and audio."""
+
+    model: str
+    token_ids: list[int]
+
+
+def rendered_tokens(model: str, prompt: Iterable[int]) -> RenderedTokens:
+    """Return ``prompt``, which may have cells of media, for clients."""
+    return RenderedTokens(model, [token for token in prompt if not is_cell(token)])

@@ -1,16 +1,17 @@
-"""The generations of one request, from submission to the last token, with their accounting."""
+"""A validated request, and its generations from submission to the last token, with their accounting."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
 from caravan_dialects.api.errors import AbortedError, kind_of
-from caravan_dialects.api.generation.models import ServedModel
-from caravan_dialects.api.generation.request import ValidRequest
+from caravan_dialects.api.generation.context import ServedModel
 from caravan_dialects.text.assembler import Assembler, Piece, TextOptions
+from caravan_dialects.text.detokenize import PromptText
 from caravan_proto.messages.results import DraftCount, FinishReason
 from caravan_scheduler.core.engine import StreamTimes, TokenStream
 from caravan_scheduler.core.errors import ConstraintFailedError, DeadlineError, EngineError, IncompleteGenerationError
@@ -20,6 +21,25 @@ from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 from caravan_scheduler.core.trace import NO_TRACE, GenerationTrace, RequestTrace
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidRequest:
+    """One prompt: a generation for each candidate, and what the reply needs to know of the request.
+
+    ``text``: how tokens become text. ``characters``: length of the prompt as the client wrote it. ``prompt_text``: set
+    if the reply shows prompt tokens.
+    """
+
+    specs: tuple[GenerationSpec, ...]
+    text: TextOptions
+    characters: int
+    prompt_text: PromptText | None = None
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Token ids of the prompt, which all candidates share."""
+        return self.specs[0].prompt
 
 
 class Run:
@@ -261,3 +281,20 @@ async def collect(runs: Sequence[Run]) -> list[list[Piece]]:
     collected: list[list[Piece]] = [[] for _ in runs]
     await read_all(runs, [pieces.extend for pieces in collected])
     return collected
+
+
+def best_first(candidates: Sequence[Sequence[Piece]]) -> list[int]:
+    """Return the candidates' indices by descending mean logprob. Candidates of equal rank keep their order.
+
+    TGI ranks by the mean too: a sum would prefer short candidates. A candidate without a token comes last.
+    """
+    means = [_mean_logprob(pieces) for pieces in candidates]
+    return sorted(range(len(candidates)), key=lambda index: -means[index])
+
+
+def _mean_logprob(pieces: Sequence[Piece]) -> float:
+    if not pieces:
+        return float("-inf")
+    logprobs = [piece.token.logprob for piece in pieces if piece.token.logprob is not None]
+    assert len(logprobs) == len(pieces), "ranking needs a logprob for each token"
+    return sum(logprobs) / len(logprobs)

@@ -1,8 +1,33 @@
-"""Body fields that several dialects share."""
+"""Body fields that several dialects share, and marks of fields: without effect, refused, or read exactly."""
 
 from typing import Annotated, Any, Protocol
 
 import msgspec
+
+# Keys of `Meta.extra`. Below a field that is exact, unknown fields are refused whatever the server tolerates elsewhere.
+EXACT, NO_EFFECT, NEUTRAL = "caravan.exact", "caravan.no_effect", "caravan.neutral"
+
+
+NoEffect = Annotated[Any, msgspec.Meta(description="Accepted and without effect.", extra={NO_EFFECT: True})]
+Unsupported = Annotated[
+    Any,
+    msgspec.Meta(
+        description="Not supported: accepted only with the value that switches it off.",
+        extra={NEUTRAL: (False, 0, "", [], {})},
+    ),
+]
+SwitchedOff = Annotated[
+    Any,
+    msgspec.Meta(
+        description="Not supported: accepted only with the value that switches it off, which may be -1.",
+        extra={NEUTRAL: (False, 0, "", [], {}, -1)},
+    ),
+]
+OnlyNull = Annotated[Any, msgspec.Meta(description="Not supported: accepted only if it is null.", extra={NEUTRAL: ()})]
+TextOnly = Annotated[
+    Any,
+    msgspec.Meta(description='Accepted only with `["text"]`, which changes nothing.', extra={NEUTRAL: (["text"],)}),
+]
 
 Priority = Annotated[
     int | None,
@@ -43,6 +68,7 @@ Speculate = Annotated[
         "it. Default and maximum: the server's --speculate. Header for clients that cannot send it: X-Speculate."
     ),
 ]
+Schema = Annotated[dict[str, Any] | str, msgspec.Meta(description="A JSON schema, as an object or as JSON text.")]
 
 
 class ServingFields(Protocol):
@@ -59,9 +85,6 @@ class ServingFields(Protocol):
 
     @property
     def speculate(self) -> int | None: ...
-
-
-Schema = Annotated[dict[str, Any] | str, msgspec.Meta(description="A JSON schema, as an object or as JSON text.")]
 
 
 class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="text"):

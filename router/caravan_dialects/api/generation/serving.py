@@ -4,22 +4,21 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypedDict
 
 from caravan_dialects.api.generation.checks import check_positive, check_range
 from caravan_dialects.api.generation.rules import cache_salt_error, header_error, priority_error
 from caravan_dialects.api.generation.schema import ServingFields
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
-from caravan_proto.messages.constraint import Constraint, Thought
-from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.engine import TextSender
-from caravan_scheduler.core.generation import GenerationSpec, StoppingParams, Tenant
-from caravan_scheduler.core.prompt_media import PromptMedia
+from caravan_scheduler.core.generation import Tenant
 
 PRIORITY_HEADER = "X-Priority"
 TIMEOUT_HEADER = "X-Request-Timeout"
 SPECULATE_HEADER = "X-Speculate"
 
+_FIELDS = ("priority", "timeout", "cache_salt", "speculate")
 # Python's own readers also accept "1_0", "nan" and digits of other scripts.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?")
@@ -38,24 +37,8 @@ class Sender:
     request_id: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
-    """Parts of a GenerationSpec that few requests have."""
-
-    constraint: Constraint | None = None
-    adapter: str = ""
-    prompt_logprobs: bool = False
-    prediction: tuple[int, ...] = ()
-    thought: Thought | None = None
-    media: PromptMedia | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """``timeout_s``: from submission to the last token. Prompts share computed prefixes within a ``namespace``.
-
-    ``traceparent``, ``max_draft_tokens`` and ``request_id``: see `GenerationSpec`.
-    """
+class Serving(TypedDict):
+    """The fields of a `GenerationSpec` that say how it is served, whatever it generates."""
 
     priority: int
     tenant: Tenant
@@ -64,29 +47,6 @@ class Serving:
     traceparent: str
     max_draft_tokens: int
     request_id: str
-
-    def spec(
-        self, prompt: tuple[int, ...], sampling: SamplingParams, stopping: StoppingParams, extras: Extras
-    ) -> GenerationSpec:
-        """Return a generation that is served this way."""
-        return GenerationSpec(
-            prompt=prompt,
-            media=extras.media,
-            sampling=sampling,
-            stopping=stopping,
-            priority=self.priority,
-            tenant=self.tenant,
-            namespace=self.namespace,
-            constraint=extras.constraint,
-            adapter=extras.adapter,
-            prompt_logprobs=extras.prompt_logprobs,
-            timeout_s=self.timeout_s,
-            traceparent=self.traceparent,
-            max_draft_tokens=self.max_draft_tokens,
-            prediction=extras.prediction,
-            thought=extras.thought,
-            request_id=self.request_id,
-        )
 
 
 def serving_of(fields: ServingFields, sender: Sender, limits: Limits) -> Serving:
@@ -105,6 +65,11 @@ def serving_of(fields: ServingFields, sender: Sender, limits: Limits) -> Serving
         max_draft_tokens=_max_draft_tokens(fields.speculate, headers.get(SPECULATE_HEADER), limits),
         request_id=sender.request_id,
     )
+
+
+def serving_fields(body: object) -> dict[str, Any]:
+    """Return those of the `ServingFields` that ``body`` has, for the body that it is translated into."""
+    return {name: getattr(body, name, None) for name in _FIELDS}
 
 
 def text_sender_of(sender: Sender) -> TextSender:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caravan_dialects.ahead import each
-from caravan_dialects.api.generation.bounds import Bounds
 from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.fill import OtherFile, context_tokens
+from caravan_dialects.api.generation.fill import Gap, OtherFile, context_tokens, fill_prompt, trimmed
 from caravan_dialects.api.generation.prompt import check_prompt_ids, tokenize_plain, tokenize_prompt
 from caravan_dialects.api.generation.rules import (
     PromptTooManyBytesError,
@@ -14,10 +13,9 @@ from caravan_dialects.api.generation.rules import (
     too_many_prompts_error,
     unsupported_field_error,
 )
-from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.limits import Bounds, Limits
 from caravan_dialects.api.llama_server.rules import infill_error, too_many_extra_parts_error
 from caravan_dialects.api.llama_server.schema import InfillRequest, MarkedPrompt
-from caravan_dialects.text.fill_in_middle import Gap, fill_prompt, trimmed
 
 # Editors send some 16, each with some 64 lines.
 _MAX_EXTRA_PARTS = 256

@@ -1,19 +1,17 @@
 """Replies of llama-server's ``/completion`` and ``/infill``, whole and streamed."""
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.progress import PromptProgress, with_progress
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run, read_all
+from caravan_dialects.api.generation.run import Run, ValidRequest, read_all
 from caravan_dialects.api.llama_server.errors import LLAMA_SERVER
-from caravan_dialects.api.llama_server.line_limits import LineLimits
 from caravan_dialects.api.llama_server.prompts import Prompts
 from caravan_dialects.api.llama_server.schema import (
     LlamaCompletion,
@@ -22,7 +20,7 @@ from caravan_dialects.api.llama_server.schema import (
     TokenProbability,
 )
 from caravan_dialects.api.llama_server.validation import validate_llama
-from caravan_dialects.api.openai.timings import progress_shown, timings_at, timings_of
+from caravan_dialects.api.openai.usage import progress_shown, timings_at, timings_of
 from caravan_dialects.api.stream import Events
 from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import display_text
@@ -37,6 +35,48 @@ _STOP_TYPES = {
     FinishReason.STOP_TOKEN: "eos",
     FinishReason.STOP_SEQUENCE: "word",
 }
+
+
+class LineLimits:
+    """Watches an output for the ends that llama-server's ``n_indent`` and ``t_max_predict_ms`` mean.
+
+    ``indent``: from the second line on, the output ends at the first line that is indented by fewer spaces and tabs; 0
+    for no such end. ``seconds``: the output ends at the first line end that comes later after the first token; 0 for no
+    such end.
+    """
+
+    def __init__(self, indent: int, seconds: float) -> None:
+        self._indent = indent
+        self._seconds = seconds
+        self._began = 0.0
+        # Spaces and tabs at the start of the line so far; None behind them, and in the first line.
+        self._leading: int | None = None
+        self.has_new_line = False
+        self.ended = False
+
+    def take(self, text: str) -> str:
+        """Return what of the next ``text`` belongs to the output, and set ``ended`` if it ends there."""
+        if not self._began:
+            self._began = time.monotonic()
+        if not self._indent and "\n" not in text:
+            return text
+        is_late = self._seconds > 0 and time.monotonic() - self._began > self._seconds
+        for place, character in enumerate(text):
+            if self._leading is not None:
+                if character in " \t":
+                    self._leading += 1
+                    continue
+                if self._leading < self._indent:
+                    self.ended = True
+                    return text[:place]
+                self._leading = None
+            if character == "\n":
+                self.has_new_line = True
+                self._leading = 0
+                if is_late:
+                    self.ended = True
+                    return text[: place + 1]
+        return text
 
 
 class _Output:

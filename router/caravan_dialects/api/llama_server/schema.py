@@ -4,8 +4,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-from caravan_dialects.api.generation.marks import NoEffect, SwitchedOff
-from caravan_dialects.api.generation.schema import CacheSalt, ModelName, Priority, Schema, Speculate, Timeout
+from caravan_dialects.api.generation.schema import (
+    CacheSalt,
+    ModelName,
+    NoEffect,
+    Priority,
+    Schema,
+    Speculate,
+    SwitchedOff,
+    Timeout,
+)
 from caravan_dialects.api.openai.schema import ModelDownload, ProgressShown, Timings
 
 

@@ -5,12 +5,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from caravan_dialects.api.generation.bounds import Bounds
 from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.prompt import clamped, fit, tokenize_plain
-from caravan_dialects.api.generation.request import ValidRequest
 from caravan_dialects.api.generation.rules import TooManyBytesError, shown, unsupported_field_error
+from caravan_dialects.api.generation.run import ValidRequest
+from caravan_dialects.api.limits import Bounds
 from caravan_dialects.api.llama_server.prompts import Prompts
 from caravan_dialects.api.llama_server.schema import LlamaServerFields, LogitBias
 from caravan_dialects.api.openai.choices import Choices

@@ -1,12 +1,15 @@
 """Ollama's error envelope: ``{"error": MESSAGE}`` with OpenAI's statuses. TGI's ``error_type`` is added."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 
-from caravan_dialects.api.dialect import Dialect
-from caravan_dialects.api.errors import kind_of, message_of
+from caravan_dialects.api.errors import CatalogueFailedError, CatalogueRefusalError, Dialect, kind_of, message_of
 from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError
 from caravan_dialects.api.openai.errors import openai_status
 from caravan_dialects.api.tgi.errors import TGI, ErrorBody
+from caravan_scheduler.core.catalogue import CatalogueError, CatalogueFaultError
 
 _CHAT = "prompt too long; exceeded max context length"
 _VECTORS = "the input length exceeds the context length"
@@ -30,3 +33,14 @@ def _body(error: Exception, _request_id: str) -> bytes:
 
 
 OLLAMA = Dialect(name="Ollama", envelope=TGI.envelope, status=openai_status, body=_body)
+
+
+@contextmanager
+def catalogue_errors() -> Iterator[None]:
+    """Turn the catalogue's errors into the client's. Raises CatalogueRefusalError, CatalogueFailedError."""
+    try:
+        yield
+    except CatalogueFaultError as error:
+        raise CatalogueFailedError(str(error)) from None
+    except CatalogueError as error:
+        raise CatalogueRefusalError(str(error)) from None

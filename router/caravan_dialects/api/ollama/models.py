@@ -10,16 +10,16 @@ from caravan_dialects.api.ollama.recipe import parameters_text, recipe_of
 from caravan_dialects.api.ollama.reply import time_text
 from caravan_dialects.chat.thought_format import thought_format_of
 from caravan_proto.messages.model import ModelFile
+from caravan_scheduler.core.catalogue import CatalogueModel, MadeModel, ModelDescription, ModelState
 from caravan_scheduler.core.engine import ModelFacts
-from caravan_scheduler.core.library import LibraryModel, MadeModel, ModelDescription, ModelState
 
 # Ollama returns a time that is centuries ahead for a model that is never unloaded.
 _NEVER = "2300-01-01T00:00:00Z"
 _IN_MEMORY = (ModelState.LOADED, ModelState.UNLOADING)
 
 
-def tags_of(models: Iterable[ModelFacts], library: Mapping[str, LibraryModel]) -> ollama.OllamaTagList:
-    """List models and their adapters, and those of ``library`` that were never loaded."""
+def tags_of(models: Iterable[ModelFacts], catalogue: Mapping[str, CatalogueModel]) -> ollama.OllamaTagList:
+    """List models and their adapters, and those of ``catalogue`` that were never loaded."""
     known = list(models)
     tags = [
         ollama.OllamaTag(
@@ -34,11 +34,11 @@ def tags_of(models: Iterable[ModelFacts], library: Mapping[str, LibraryModel]) -
         for name in _names(model)
     ]
     seen = {model.name for model in known}
-    tags += [_unseen(model) for model in library.values() if model.name not in seen]
+    tags += [_unseen(model) for model in catalogue.values() if model.name not in seen]
     return ollama.OllamaTagList(tags)
 
 
-def _unseen(model: LibraryModel) -> ollama.OllamaTag:
+def _unseen(model: CatalogueModel) -> ollama.OllamaTag:
     """Describe a model that was never loaded, of which no more than its file is known."""
     return ollama.OllamaTag(
         name=model.name,
@@ -79,8 +79,10 @@ def described_made(made: MadeModel, base: ollama.OllamaShowReply) -> ollama.Olla
     )
 
 
-def loaded(models: Iterable[ModelFacts], library: Mapping[str, LibraryModel], now_s: float) -> ollama.OllamaRunningList:
-    """List the models that are loaded, and their adapters: all, but for those of ``library`` that are not.
+def loaded(
+    models: Iterable[ModelFacts], catalogue: Mapping[str, CatalogueModel], now_s: float
+) -> ollama.OllamaRunningList:
+    """List the models that are loaded, and their adapters: all, but for those of ``catalogue`` that are not.
 
     ``now_s``: Unix time.
     """
@@ -91,18 +93,18 @@ def loaded(models: Iterable[ModelFacts], library: Mapping[str, LibraryModel], no
             size=model.weight_bytes or msgspec.UNSET,
             digest=model.digest,
             details=_details(name, model),
-            expires_at=_expiry(library.get(model.name), now_s),
+            expires_at=_expiry(catalogue.get(model.name), now_s),
             size_vram=msgspec.UNSET if model.device_bytes is None else model.device_bytes,
             context_length=model.max_sequence_tokens,
         )
         for model in models
-        if model.name not in library or library[model.name].state in _IN_MEMORY
+        if model.name not in catalogue or catalogue[model.name].state in _IN_MEMORY
         for name in _names(model)
     ]
     return ollama.OllamaRunningList(running)
 
 
-def _expiry(model: LibraryModel | None, now_s: float) -> str:
+def _expiry(model: CatalogueModel | None, now_s: float) -> str:
     if model is None or model.expires_in_s is None:
         return _NEVER
     return time_text(datetime.fromtimestamp(now_s + model.expires_in_s, UTC))

@@ -6,19 +6,17 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.body import object_of
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.ollama import schema as ollama
 from caravan_dialects.api.ollama.errors import OLLAMA
 from caravan_dialects.api.ollama.validation import bare_name
-from caravan_dialects.api.openai.chat.logprobs import chat_logprobs
-from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
+from caravan_dialects.api.openai.chat.output import ChatOutput, Collected, Part, chat_logprobs, read_outputs
 from caravan_dialects.api.openai.chat.schema import TokenLogprob
 from caravan_dialects.api.openai.chat.truncation import validate_chat
 from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat
-from caravan_dialects.api.openai.chat.whole import Call, Collected
 from caravan_dialects.api.stream import LINES, Events
 from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import IncrementalDecoder
@@ -167,7 +165,7 @@ def _said(collected: Collected, *, ended: bool) -> Said:
     thinking, text = collected.take()
     if not ended:
         return Said(thinking=thinking, text=text)
-    calls = [(call, _object_of(call)) for call in collected.calls]
+    calls = [(call, object_of(call.arguments)) for call in collected.calls]
     text += "".join(call.text for call, arguments in calls if arguments is None)
     return Said(
         thinking=thinking,
@@ -178,13 +176,6 @@ def _said(collected: Collected, *, ended: bool) -> Said:
             if arguments is not None
         ],
     )
-
-
-def _object_of(call: Call) -> dict[str, object] | None:
-    try:
-        return msgspec.json.decode(call.arguments, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 def generate_reply(model: str, said: Said) -> OllamaReply:

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from caravan_dialects.api.generation.marks import NoEffect, Unsupported
-from caravan_dialects.api.generation.schema import CacheSalt, Priority, Speculate, Timeout
+from caravan_dialects.api.generation.schema import CacheSalt, NoEffect, Priority, Speculate, Timeout, Unsupported
 from caravan_dialects.api.openai.chat.schema import NamedToolChoice, TokenLogprob, Tool
 
 KeepAlive = Annotated[

@@ -1,5 +1,7 @@
-"""Translates Ollama's requests into chat requests."""
+"""Translates Ollama's requests into chat requests, and reads the texts to embed and how long a model stays loaded."""
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,11 +10,19 @@ import msgspec
 from caravan_dialects.api.generation.checks import check_positive, check_range
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts, text_for
-from caravan_dialects.api.generation.prompt import check_prompt_ids
-from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.generation.prompt import (
+    Truncation,
+    check_prompt_ids,
+    check_token_ids,
+    nth,
+    tokenize_texts,
+    tokenize_truncated,
+)
+from caravan_dialects.api.generation.rules import too_many_prompts_error, unsupported_field_error
 from caravan_dialects.api.generation.schema import Format, JsonFormat, JsonObjectFormat
+from caravan_dialects.api.generation.serving import serving_fields
 from caravan_dialects.api.ollama import schema as ollama
-from caravan_dialects.api.ollama.rules import insert_error
+from caravan_dialects.api.ollama.rules import insert_error, keep_alive_error
 from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
 from caravan_dialects.api.openai.chat.schema import ChatRequest, FunctionCall, Message, NamedToolChoice, Tool, ToolCall
 from caravan_dialects.api.openai.chat.validation import ChatSource
@@ -30,6 +40,8 @@ _HUBS = frozenset({"hf.co", "huggingface.co"})
 _SHOWN = 40
 _NO_OPTIONS = ollama.OllamaOptions()
 _PLACES = SchemaPlaces(answer="format")
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def bare_name(name: str | None) -> str:
@@ -123,10 +135,7 @@ def _chat_request(
         top_logprobs=body.top_logprobs if body.logprobs else None,
         tools=tools,
         tool_choice=tool_choice,
-        priority=body.priority,
-        timeout=body.timeout,
-        cache_salt=body.cache_salt,
-        speculate=body.speculate,
+        **serving_fields(body),
     )
 
 
@@ -202,3 +211,74 @@ def _pictures(field: str, images: Sequence[str] | None, media: MediaParts) -> st
     if not media.sees:
         return text_for(f"{field}[0]", "image")
     return "".join(media.picture(f"{field}[{number}]", image) for number, image in enumerate(images))
+
+
+async def texts_of_embed(body: ollama.OllamaEmbedRequest, context: Context) -> list[tuple[int, ...]]:
+    """Return the token ids of each text of ``/api/embed``. Raises ValidationError, EngineError."""
+    check_range("dimensions", body.dimensions, 1, context.model.embedding_size)
+    limit = _limit(body.options, context)
+    # In Ollama, an empty text only loads the model. Here it is always loaded.
+    texts = ([body.input] if body.input else []) if isinstance(body.input, str) else body.input or []
+    most = context.limits.max_embed_texts
+    if len(texts) > most:
+        raise too_many_prompts_error("input", most, len(texts))
+    return await _token_ids(context, "input", texts, limit, truncate=body.truncate is not False)
+
+
+async def texts_of_embeddings(body: ollama.OllamaEmbeddingsRequest, context: Context) -> list[tuple[int, ...]]:
+    """Return the token ids of the text of ``/api/embeddings``, if there is one. Raises ValidationError, EngineError."""
+    limit = _limit(body.options, context)
+    texts = [body.prompt] if body.prompt else []
+    return await _token_ids(context, "prompt", texts, limit, truncate=body.truncate is not False)
+
+
+def _limit(options: ollama.OllamaOptions | None, context: Context) -> int:
+    """Return the number of tokens that a text may have. Raises ValidationError."""
+    limit = context.model.max_embed_tokens
+    if options is None:
+        return limit
+    check_ranges(options, "options.")
+    return limit if options.num_ctx is None else min(options.num_ctx, limit)
+
+
+async def _token_ids(
+    context: Context, field: str, texts: Sequence[str], limit: int, *, truncate: bool
+) -> list[tuple[int, ...]]:
+    engine, bounds = context.engine, context.bounds
+    if truncate:
+        # Text beyond the longest prompt is far beyond the limit: it need not be tokenized to be cut off.
+        texts = [text.encode()[: bounds.max_prompt_bytes].decode(errors="ignore") for text in texts]
+    tokens = await tokenize_texts(engine, field, texts, bounds)
+    for place, text in enumerate(texts):
+        if truncate and len(tokens[place]) > limit:
+            cut = await tokenize_truncated(engine, field, text, bounds, Truncation(limit=limit, keep_end=False))
+            tokens[place] = cut.token_ids
+        check_token_ids(nth(field, place, len(texts)), tokens[place], limit, context.model)
+    return tokens
+
+
+def seconds_of(keep_alive: str | float | None) -> float | None:
+    """Return seconds, infinity for a negative value; None if nothing is said. Raises ValidationError.
+
+    A number is in seconds; a text is a duration of Go such as "5m" or "1h30m", or a number.
+    Source: Ollama's docs/api.md, and ``api.Duration`` in its api/types.go.
+    """
+    if keep_alive is None or keep_alive == "":
+        return None
+    seconds = keep_alive if isinstance(keep_alive, float | int) else _parse(keep_alive)
+    if seconds is None or math.isnan(seconds):
+        raise keep_alive_error(keep_alive)
+    return math.inf if seconds < 0 else seconds
+
+
+def _parse(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    unsigned = text.removeprefix("-")
+    parts = _PART.findall(unsigned)
+    if not parts or "".join(number + unit for number, unit in parts) != unsigned:
+        return None
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return -seconds if text.startswith("-") else seconds

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caravan_dialects.api.generation.candidates import best_first
 from caravan_dialects.api.generation.checks import check_candidates
+from caravan_dialects.api.generation.run import best_first
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.rules import best_of_above_n_streaming_error, best_of_below_n_error
 from caravan_dialects.api.openai.sampling import one_of

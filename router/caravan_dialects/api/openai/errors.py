@@ -2,10 +2,10 @@
 
 import msgspec
 
-from caravan_dialects.api.dialect import Dialect
 from caravan_dialects.api.errors import (
     TABLE,
     ContextLengthError,
+    Dialect,
     ErrorFamily,
     ErrorKind,
     KeyConcurrencyError,

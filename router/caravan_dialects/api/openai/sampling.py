@@ -1,4 +1,4 @@
-"""Sampling parameters of OpenAI's routes, with vLLM's extra ones: for the request, and for each choice."""
+"""Sampling and stopping by OpenAI's routes, with vLLM's extra parameters: for the request, and for each choice."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,15 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from caravan_dialects.api.generation.checks import (
+    RANDOM_SEED,
     check_range,
     check_sampled,
+    check_stops,
+    choice_seed,
+    draw_seed,
     effective_temperature,
 )
-from caravan_dialects.api.generation.seeds import RANDOM_SEED, choice_seed, draw_seed
+from caravan_dialects.api.generation.rules import token_id_error
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.rules import (
     alias_error,
@@ -18,19 +22,63 @@ from caravan_dialects.api.openai.rules import (
     choice_parameters_error,
     mirostat_error,
     not_a_probability_error,
+    repeated_sampler_error,
     too_many_biases_error,
+    too_many_stop_tokens_error,
+    unknown_sampler_error,
 )
-from caravan_dialects.api.openai.samplers import left_out, order_of
 from caravan_dialects.api.openai.schema import GeneratingFields, SamplingFields
-from caravan_proto.limits import MAX_BIAS
-from caravan_proto.messages.sampling import MAX_SEED, RANGES, SamplingParams
+from caravan_dialects.text.assembler import TextOptions
+from caravan_proto.limits import MAX_BIAS, MAX_STOP_TOKEN_IDS
+from caravan_proto.messages.sampling import MAX_SEED, RANGES, SAMPLERS, SamplingParams, switched_off
 from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.generation import StoppingParams
 
+# llama-server's sampler for filling in, which has no effect here; and one that comes last wherever it stands.
+_APART = ("infill", "adaptive_p")
+_KNOWN = (*SAMPLERS, *_APART)
+# llama-server also takes "top-k" and "topk" for "top_k", and so on.
+_NAMES = {
+    **{name.replace("_", ""): name for name in _KNOWN},
+    "typicalp": "typ_p", "typ": "typ_p", "nucleus": "top_p", "temp": "temperature",
+}  # fmt: skip
 # Each id has one spelling, so that the keys of an object name each token once.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
-
 _Value = TypeVar("_Value", bound=float | str)
 Biases = tuple[tuple[int, float], ...]
+
+
+def order_of(field: str, samplers: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of all samplers: those of ``samplers`` in their order, then the others; () for None.
+
+    Raises ValidationError.
+    """
+    if samplers is None:
+        return ()
+    used = [name for name in _named(field, samplers) if name not in _APART]
+    return tuple(used) + tuple(name for name in SAMPLERS if name not in used)
+
+
+def left_out(samplers: Sequence[str] | None) -> dict[str, Any]:
+    """Return the fields that switch off every sampler but ``samplers``; none for None. Raises ValidationError."""
+    if samplers is None:
+        return {}
+    used = _named("samplers", samplers)
+    off = switched_off(name for name in SAMPLERS if name not in used)
+    # None would mean the request's own.
+    return off if "adaptive_p" in used else {**off, "adaptive_target": -1.0}
+
+
+def _named(field: str, samplers: Sequence[str]) -> list[str]:
+    named: list[str] = []
+    for given in samplers:
+        name = _NAMES.get(given.lower().replace("_", "").replace("-", ""))
+        if name is None:
+            raise unknown_sampler_error(field, _KNOWN, given)
+        if name in named:
+            raise repeated_sampler_error(field, given)
+        named.append(name)
+    return named
 
 
 def one_of(field: str, alias: str, given: _Value | None, given_alias: _Value | None) -> _Value | None:
@@ -130,3 +178,31 @@ def _merged(request: SamplingFields, choice: SamplingFields) -> SamplingFields:
     own = {field: value for field in fields if (value := getattr(choice, field)) is not None}
     merged = {field: getattr(request, field) for field in fields} | own
     return SamplingFields(**(merged | left_out(merged["samplers"])))
+
+
+def text_options_of(fields: GeneratingFields, limits: Limits) -> TextOptions:
+    """Return how tokens become text. Raises ValidationError."""
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or ()
+    return TextOptions(
+        stops=check_stops(stops, limits),
+        keep_stop=bool(fields.include_stop_str_in_output),
+        special_text=fields.skip_special_tokens is False,
+        min_tokens=fields.min_tokens or 0,
+    )
+
+
+def stopping_of(fields: GeneratingFields, max_new: int, model: ModelFacts) -> StoppingParams:
+    """Return when a sequence of at most ``max_new`` tokens ends. Raises ValidationError."""
+    check_range("min_tokens", fields.min_tokens, 0, max_new)
+    stop_token_ids = fields.stop_token_ids or ()
+    if len(stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise too_many_stop_tokens_error(MAX_STOP_TOKEN_IDS, len(stop_token_ids))
+    for token_id in stop_token_ids:
+        if not 0 <= token_id < model.vocabulary_size:
+            raise token_id_error("stop_token_ids", model.vocabulary_size, token_id)
+    return StoppingParams(
+        max_new_tokens=max_new,
+        ignore_eos=bool(fields.ignore_eos),
+        stop_token_ids=frozenset(stop_token_ids),
+        min_tokens=fields.min_tokens or 0,
+    )

@@ -4,8 +4,19 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from caravan_dialects.api.generation.marks import EXACT, NoEffect, OnlyNull, Unsupported
-from caravan_dialects.api.generation.schema import CacheSalt, Format, ModelName, Priority, Schema, Speculate, Timeout
+from caravan_dialects.api.generation.schema import (
+    EXACT,
+    CacheSalt,
+    Format,
+    ModelName,
+    NoEffect,
+    OnlyNull,
+    Priority,
+    Schema,
+    Speculate,
+    Timeout,
+    Unsupported,
+)
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

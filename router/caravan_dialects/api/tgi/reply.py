@@ -7,12 +7,9 @@ from typing import ClassVar
 import msgspec
 
 from caravan_dialects.api.errors import ValidationError
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
-from caravan_dialects.api.generation.candidates import best_first
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run, collect
+from caravan_dialects.api.generation.run import Run, ValidRequest, best_first, collect
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.stream import Events
 from caravan_dialects.api.tgi.errors import TGI
@@ -29,8 +26,7 @@ from caravan_dialects.api.tgi.schema import (
 )
 from caravan_dialects.api.tgi.validation import candidates_of, parameters_of, validate_generate, wants_details
 from caravan_dialects.text.assembler import Piece
-from caravan_dialects.text.detokenize import display_text
-from caravan_dialects.text.prompt_text import PromptText
+from caravan_dialects.text.detokenize import PromptText, display_text
 from caravan_scheduler.core.engine import Fleet
 from caravan_scheduler.core.errors import TextTooLongError
 from caravan_scheduler.core.prompt_media import is_cell

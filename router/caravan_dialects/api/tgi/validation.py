@@ -1,29 +1,29 @@
 """TGI's rules for ``/generate``, in TGI's order."""
 
+import re
 from dataclasses import replace
 
 from caravan_dialects.api.generation.checks import (
+    RANDOM_SEED,
     check_candidates,
     check_positive,
     check_range,
     check_sampled,
     check_stops,
+    choice_seed,
+    draw_seed,
     effective_temperature,
 )
 from caravan_dialects.api.generation.constraints import ConstraintReader, compiled
 from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.media import tokenize_mixed
 from caravan_dialects.api.generation.parts import MediaParts
-from caravan_dialects.api.generation.prompt import Truncation, check_new_tokens, fit, tokenize_truncated
-from caravan_dialects.api.generation.request import ValidRequest
+from caravan_dialects.api.generation.prompt import Truncation, check_new_tokens, fit, tokenize_mixed, tokenize_truncated
 from caravan_dialects.api.generation.rules import (
     not_between_zero_and_one_error,
     unsupported_field_error,
 )
-from caravan_dialects.api.generation.seeds import RANDOM_SEED, choice_seed, draw_seed
-from caravan_dialects.api.generation.serving import Extras
+from caravan_dialects.api.generation.run import ValidRequest
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.api.tgi.pictures import with_pictures
 from caravan_dialects.api.tgi.rules import (
     best_of_disabled_error,
     best_of_streaming_error,
@@ -35,16 +35,24 @@ from caravan_dialects.api.tgi.rules import (
 )
 from caravan_dialects.api.tgi.schema import CompatGenerateRequest, GenerateParameters, GenerateRequest
 from caravan_dialects.text.assembler import TextOptions
-from caravan_dialects.text.prompt_text import as_decoded
+from caravan_dialects.text.detokenize import as_decoded
 from caravan_proto.messages.sampling import MAX_SEED, RANGES, SamplingParams
 from caravan_scheduler.core.engine import ModelFacts
-from caravan_scheduler.core.generation import StoppingParams
+from caravan_scheduler.core.generation import GenerationSpec, StoppingParams
 from caravan_scheduler.core.prompt_media import MediaTokens
 
+_PICTURE = re.compile(r"!\[\]\(([^)]*)\)")
 # TGI's own limit, which its clients know of.
 MAX_STOPS = 4
 # As in TGI, a request without ``parameters`` samples; a request with them is greedy unless they enable sampling.
 _NO_PARAMETERS = GenerateParameters(do_sample=True)
+
+
+def with_pictures(text: str, media: MediaParts) -> str:
+    """Return ``text`` with marks for its pictures, if the model sees. Raises ValidationError."""
+    if not media.sees:
+        return text
+    return _PICTURE.sub(lambda found: media.picture_at("inputs", found[1]), text)
 
 
 def parameters_of(body: GenerateRequest | CompatGenerateRequest) -> GenerateParameters:
@@ -93,13 +101,20 @@ async def validate_generate(
     min_new = parameters.min_new_tokens or 0
     stopping = StoppingParams(max_new_tokens=max_new, min_tokens=min_new)
     asked = ConstraintReader(limits).response_format("grammar", parameters.grammar)
-    extras = Extras(constraint=await compiled(context.engine, asked), adapter=adapter, media=prompt.media)
+    constraint = await compiled(context.engine, asked)
     prompt_logprobs = bool(parameters.decoder_input_details)
     return ValidRequest(
         specs=tuple(
             # The first candidate computes the prompt's logprobs for all.
-            serving.spec(
-                tokens.token_ids, sampling, stopping, replace(extras, prompt_logprobs=prompt_logprobs and index == 0)
+            GenerationSpec(
+                prompt=tokens.token_ids,
+                sampling=sampling,
+                stopping=stopping,
+                media=prompt.media,
+                constraint=constraint,
+                adapter=adapter,
+                prompt_logprobs=prompt_logprobs and index == 0,
+                **serving,
             )
             for index, sampling in enumerate(_samplings(parameters, model, stream=stream))
         ),

@@ -4,27 +4,74 @@ A dialect describes its part as an `Asked`; its handler is ``answer(request, Ask
 `counting_refusals` for what fails before.
 """
 
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from aiohttp import web
 
 from caravan_dialects.api.errors import RequestError
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
-from caravan_dialects.api.generation.in_progress import RequestInProgress
-from caravan_dialects.api.generation.models import model_name
+from caravan_dialects.api.generation.asked import Answer, Asked
+from caravan_dialects.api.generation.context import model_name
+from caravan_dialects.api.generation.in_progress import RequestInProgress, RequestsInProgress
 from caravan_dialects.api.generation.permits import holding_permits
-from caravan_dialects.api.generation.run import Run, on_all
-from caravan_router.http.generation.context import context_of
-from caravan_router.http.generation.counting import counting_request
-from caravan_router.http.generation.headers import compute_headers, timing_headers
-from caravan_router.http.generation.in_progress import in_progress
-from caravan_router.http.generation.models import header_model, metrics_of
+from caravan_dialects.api.generation.run import Run, ValidRequest, on_all
+from caravan_router.http.generation.models import context_of, counting_request, header_model, metrics_of
 from caravan_router.http.server.body import forget_body
+from caravan_router.http.server.dialect import path_of
 from caravan_router.http.server.event_stream import EventStream
-from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.http.server.middleware import REQUEST_ID
+from caravan_router.http.server.state import ARRIVED, CLIENT, STATE, TRACE, AppState, owner_of
 from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.core.trace import ServedRequest
+
+
+def compute_headers(state: AppState, characters: int) -> dict[str, str]:
+    """Return the headers that are known before the first token."""
+    return {"x-compute-type": state.info.compute_type, "x-compute-characters": str(characters)}
+
+
+def timing_headers(state: AppState, requests: Sequence[ValidRequest], runs: Sequence[Run]) -> dict[str, str]:
+    """Return the headers of a reply that is sent whole.
+
+    Times are sums over ``runs``; each prompt of ``requests`` counts once. x-compute-time is in seconds, the others in
+    milliseconds.
+    """
+    timings = [run.timings() for run in runs]
+    tokens = sum(run.tokens for run in runs)
+    total = sum(timing.total_s for timing in timings)
+    inference = sum(timing.inference_s for timing in timings)
+    return {
+        **compute_headers(state, sum(request.characters for request in requests)),
+        "x-compute-time": f"{total:.6f}",
+        "x-total-time": _milliseconds(total),
+        "x-validation-time": _milliseconds(sum(timing.validation_s for timing in timings)),
+        "x-queue-time": _milliseconds(sum(timing.queue_s for timing in timings)),
+        "x-inference-time": _milliseconds(inference),
+        "x-time-per-token": _milliseconds(inference / max(1, tokens)),
+        "x-prompt-tokens": str(sum(len(request.prompt) for request in requests)),
+        "x-generated-tokens": str(tokens),
+    }
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))
+
+
+IN_PROGRESS = web.AppKey("in_progress", RequestsInProgress)
+
+
+@contextmanager
+def in_progress(request: web.Request) -> Iterator[RequestInProgress]:
+    """List ``request`` until the end of the block."""
+    entry = RequestInProgress(
+        request_id=request[REQUEST_ID],
+        owner=owner_of(request),
+        route=path_of(request),
+        arrived=request[ARRIVED],
+        trace=request[TRACE],
+    )
+    with request.app[IN_PROGRESS].listing(entry):
+        yield entry
 
 
 async def answer(request: web.Request, asked: Asked) -> web.StreamResponse:

@@ -1,14 +1,23 @@
-"""Finds the model that a request is for."""
+"""The model that a request is for: its context, its metrics, and what counts against its key."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
 
 from aiohttp import web
 
-from caravan_dialects.api.errors import NoLibraryError, UnknownModelError
-from caravan_dialects.api.generation.models import MODEL_HEADER, ServedModel, model_name
-from caravan_router.http.server.state import AppState
+from caravan_dialects.api.errors import NoCatalogueError, RequestError, UnknownModelError
+from caravan_dialects.api.generation.context import MODEL_HEADER, Context, CountedDecoding, ServedModel, model_name
+from caravan_dialects.api.generation.permits import check_rate, counting_failures, counting_texts
+from caravan_dialects.api.generation.serving import Sender
+from caravan_dialects.api.limits import bounds_of
+from caravan_router.http.server.middleware import REQUEST_ID
+from caravan_router.http.server.route import Handler
+from caravan_router.http.server.state import CLIENT, NAMED_MODEL, STATE, TRACE, AppState, owner_of
 from caravan_router.metrics.recorder import ModelMetrics
+from caravan_scheduler.core.catalogue import Catalogue, CatalogueModel
 from caravan_scheduler.core.engine import ModelFacts
-from caravan_scheduler.core.errors import NoShardError
-from caravan_scheduler.core.library import Library, LibraryModel
+from caravan_scheduler.core.errors import EngineError, NoShardError
 
 
 def header_model(request: web.Request) -> str:
@@ -53,20 +62,90 @@ async def awaited_model(state: AppState, asked: str) -> ServedModel:
 
 
 def listed_models(state: AppState) -> list[ModelFacts]:
-    """Return all known models, the default first. Raises NoShardError if there is none yet, nor any in the library."""
+    """Return all known models, the default first. Raises NoShardError if neither shards nor a catalogue have any."""
     served = [engine.model for engine in state.fleet.engines]
-    if not served and state.library is None:
+    if not served and state.catalogue is None:
         raise NoShardError("no shard has joined yet")
     return served
 
 
-def library_of(state: AppState) -> Library:
-    """Return the library. Raises NoLibraryError if the server has none."""
-    if state.library is None:
-        raise NoLibraryError
-    return state.library
+def catalogue_of(state: AppState) -> Catalogue:
+    """Return the catalogue. Raises NoCatalogueError if the server has none."""
+    if state.catalogue is None:
+        raise NoCatalogueError
+    return state.catalogue
 
 
-def library_models(state: AppState) -> dict[str, LibraryModel]:
-    """Return the models of the library by name, the default first; none if there is no library."""
-    return {} if state.library is None else {model.name: model for model in state.library.models()}
+def catalogue_models(state: AppState) -> dict[str, CatalogueModel]:
+    """Return the models of the catalogue by name, the default first; none if there is no catalogue."""
+    return {} if state.catalogue is None else {model.name: model for model in state.catalogue.models()}
+
+
+async def context_of(request: web.Request, asked: str) -> Context:
+    """Return the context for the model that ``asked`` means; wait for its first shard if none has joined yet.
+
+    Raises UnknownModelError, NoShardError.
+    """
+    state = request.app[STATE]
+    served = await awaited_model(state, asked)
+    facts = served.engine.model
+    return Context(
+        sender=Sender(
+            key=request[CLIENT].key,
+            headers=request.headers,
+            traceparent=request[TRACE].traceparent,
+            request_id=request[REQUEST_ID],
+        ),
+        limits=state.limits,
+        templates=state.templates,
+        decoding=CountedDecoding(state.decoder, served.metrics, owner_of(request)),
+        served=served,
+        model=facts,
+        adapter=asked if asked in facts.adapters else "",
+        bounds=bounds_of(state.limits, facts),
+    )
+
+
+# Set when a request is counted in the metrics and against the rate of its key, which happens once.
+_COUNTED = web.RequestKey("counted", bool)
+
+
+@contextmanager
+def counting_request(request: web.Request, metrics: ModelMetrics, generations: int) -> Iterator[None]:
+    """Count a request for ``generations``, and count them as failed if the block raises.
+
+    Raises RateLimitedError, whatever the block would raise, if the key has no request left in this minute.
+    """
+    request[_COUNTED] = True
+    metrics.request_arrived(generations)
+    with counting_failures(metrics, generations):
+        check_rate(request[CLIENT])
+        yield
+
+
+def counting_refusals(handler: Handler) -> Handler:
+    """Count a request for one generation if ``handler`` refuses it before the number of generations is known."""
+
+    @wraps(handler)
+    async def counted(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except (RequestError, EngineError):
+            if _COUNTED in request:
+                raise
+            asked = asked_model(request, request.get(NAMED_MODEL))
+            with counting_request(request, metrics_of(request.app[STATE], asked), 1):
+                raise
+
+    return counted
+
+
+def reading_texts(handler: Handler) -> Handler:
+    """Count a request that only tokenizes as one of its key's that runs, and against the key's rate."""
+
+    @wraps(handler)
+    async def counted(request: web.Request) -> web.StreamResponse:
+        with counting_texts(request[CLIENT]):
+            return await handler(request)
+
+    return counted

@@ -6,12 +6,12 @@ from aiohttp import web
 from caravan_dialects.api.errors import UnknownModelError
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.schema import Architecture, Model, ModelDownload, ModelList, ModelStatus
-from caravan_router.http.generation.models import library_models, listed_models
-from caravan_router.http.server.json_reply import json_reply
+from caravan_router.http.generation.models import catalogue_models, listed_models
+from caravan_router.http.server.route import json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
+from caravan_scheduler.core.catalogue import CatalogueModel, Download, ModelState
 from caravan_scheduler.core.engine import ModelFacts
-from caravan_scheduler.core.library import Download, LibraryModel, ModelState
 
 SUMMARY = "List the models and adapters, the default model first, including those that are loaded on demand"
 
@@ -35,10 +35,10 @@ def found(state: AppState, asked: str) -> Model:
 def listed(state: AppState) -> list[Model]:
     """Return the models and their adapters, the default model first. Raises NoShardError."""
     known = {facts.name: facts for facts in listed_models(state)}
-    library = library_models(state)
+    catalogue = catalogue_models(state)
     listed = []
-    for name in dict.fromkeys((*library, *known)):
-        entry = _entry(state, name, library.get(name))
+    for name in dict.fromkeys((*catalogue, *known)):
+        entry = _entry(state, name, catalogue.get(name))
         if (facts := known.get(name)) is None:
             listed.append(entry)
             continue
@@ -50,11 +50,11 @@ def listed(state: AppState) -> list[Model]:
             msgspec.structs.replace(one, architecture=reads, created=created)
             for one in (entry, *_adapters(state, facts))
         ]
-    arriving = () if state.library is None else state.library.arriving()
+    arriving = () if state.catalogue is None else state.catalogue.arriving()
     return listed + [_entry(state, model.name, model) for model in arriving]
 
 
-def _entry(state: AppState, name: str, model: LibraryModel | None) -> Model:
+def _entry(state: AppState, name: str, model: CatalogueModel | None) -> Model:
     entry = Model(name, "model", state.started_s, name, name, None)
     if model is None:
         return entry

@@ -5,9 +5,8 @@ from aiohttp import web
 from caravan_dialects.api.errors import UnknownRequestError
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.requests import RequestList, request_list
-from caravan_router.http.generation.in_progress import IN_PROGRESS
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import Parameter
+from caravan_router.http.generation.answer import IN_PROGRESS
+from caravan_router.http.server.route import Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_dialects.api.dialect import Dialect
-from caravan_dialects.api.errors import ends_connection, headers_of, kind_of
+from caravan_dialects.api.errors import Dialect, ends_connection, headers_of, kind_of
 
 
 def path_of(request: web.Request) -> str:

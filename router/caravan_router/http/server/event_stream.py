@@ -1,18 +1,47 @@
 """Streamed responses, server-sent events or lines of JSON, with keep-alive comments; slow readers are cut off."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from aiohttp import web
 
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.stream import SERVER_SENT, Framing
+from caravan_router.http.server.state import ENDING
 
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
+
+
+T = TypeVar("T")
+
+
+@contextlib.asynccontextmanager
+async def until_the_end(request: web.Request, items: AsyncGenerator[T, None]) -> AsyncIterator[AsyncIterator[T]]:
+    """Give ``items``, which never end, until the server ends. Close them."""
+    async with contextlib.aclosing(items), contextlib.aclosing(_until_the_end(request, items)) as found:
+        yield found
+
+
+async def _until_the_end(request: web.Request, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    ending = asyncio.create_task(request.app[ENDING].wait())
+    coming = asyncio.ensure_future(anext(items))
+    try:
+        while True:
+            await asyncio.wait({coming, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return
+            yield coming.result()
+            coming = asyncio.ensure_future(anext(items))
+    finally:
+        ending.cancel()
+        coming.cancel()
+        await asyncio.wait({coming})
+
 
 # Set once a streamed response has started: errors can no longer become a status.
 STREAM_BEGUN = web.RequestKey("stream_begun", bool)

@@ -15,8 +15,7 @@ from caravan_dialects.api.errors import (
     MalformedFormError,
     UnsupportedMediaError,
 )
-from caravan_router.http.server.body import payload_limit
-from caravan_router.http.server.body_room import SHARE
+from caravan_router.http.server.body import SHARE, payload_limit
 from caravan_router.http.server.ignored import note_ignored
 from caravan_router.http.server.state import NAMED_MODEL, STATE
 

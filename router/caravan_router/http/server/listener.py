@@ -1,30 +1,73 @@
-"""The listening port: accepts a bounded number of connections and closes stuck ones."""
+"""The listening port: accepts a bounded number of connections, closes stuck ones, and is handed to another router.
+
+Both sides of a handover meet at a Unix socket. The router that runs sends a descriptor of its listening socket; the
+other one listens on it, which takes connections from the same queue, and answers with a byte. Then the first router
+stops.
+"""
 
 import asyncio
 import contextlib
+import logging
+import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from aiohttp import web
 
-from caravan_dialects.api.dialect import Dialect
-from caravan_dialects.api.errors import TooManyConnectionsError, headers_of, kind_of
+from caravan_dialects.api.errors import Dialect, TooManyConnectionsError, headers_of, kind_of
 from caravan_dialects.api.limits import Limits
+from caravan_proto.files import CHECK_S, FileWatch
+from caravan_proto.tls import TlsFileError, TlsFiles
 from caravan_router.http.server.connection import Connection
 from caravan_router.http.server.dialect import DIALECTS, Dialects
 from caravan_router.http.server.state import ENDING
 
+_log = logging.getLogger(__name__)
 _MOST_BETWEEN_CHECKS_S = 1.0
 # How long requests are taken on open connections when no more connections are.
 _LAST_REQUESTS_S = 2.0
 _POLL_S = 0.05
 # How long the client of a refused connection has for reading why.
 _REFUSAL_S = 2.0
+_TIMEOUT_S = 5.0
+
+
+class Tls:
+    """Owns the SSL context. Changed files are for later handshakes; authorities are added to it, and none removed."""
+
+    def __init__(self, files: TlsFiles, check_s: float = CHECK_S) -> None:
+        """Read the files, which blocks. Raises TlsFileError."""
+        self._files = files
+        self.file = FileWatch(files.paths, check_s)
+        self.context = _context(files)
+
+    async def run(self) -> None:
+        """Read changed files again, until cancelled. Broken ones are logged and change nothing."""
+        async for _ in self.file.changes():
+            try:
+                # A key that does not fit would leave the context half changed, so another context tries the files.
+                await asyncio.to_thread(_context, self._files)
+                # Not in a thread: between the certificate and its key, a handshake on this loop would fail.
+                self._files.load_into(self.context)
+            except TlsFileError as error:
+                _log.error("certificate not reloaded, keeping the old one: %s", error)
+            else:
+                _log.info("certificate reloaded")
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    if files.ca_certs is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    files.load_into(context)
+    return context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +213,80 @@ class _Refused(asyncio.Protocol):
         # closes it once it has read that, or it is closed later.
         transport.write_eof()
         asyncio.get_running_loop().call_later(_REFUSAL_S, transport.close)
+
+
+_OFFER, _TAKEN = b"p", b"t"
+
+
+class Handover:
+    """The Unix socket at ``path``, where the router that listens can be replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._before: socket.socket | None = None
+
+    async def receive(self) -> socket.socket | None:
+        """Return the listening socket of the router that runs; None if none runs. `confirm` must follow."""
+        return await asyncio.to_thread(self._receive)
+
+    def _receive(self) -> socket.socket | None:
+        before = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before.settimeout(_TIMEOUT_S)
+        try:
+            before.connect(str(self._path))
+            offer, descriptors, _, _ = socket.recv_fds(before, len(_OFFER), 1)
+        except OSError:
+            before.close()
+            return None
+        if offer != _OFFER or not descriptors:
+            before.close()
+            return None
+        self._before = before
+        return socket.socket(fileno=descriptors[0])
+
+    def confirm(self) -> None:
+        """Let the router before this one stop: this one listens."""
+        if self._before is not None:
+            with self._before, contextlib.suppress(OSError):
+                self._before.sendall(_TAKEN)
+            self._before = None
+
+    @contextlib.asynccontextmanager
+    async def offering(self, descriptor: int, on_taken: Callable[[], None]) -> AsyncIterator[None]:
+        """Offer the listening socket ``descriptor``. ``on_taken``: called when another router listens on it."""
+        offering = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # A name of its own first: the file of a router that runs is replaced at once, and never missing.
+        own = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        own.unlink(missing_ok=True)
+        offering.bind(str(own))
+        own.chmod(0o600)
+        offering.listen()
+        offering.setblocking(False)
+        inode = own.stat().st_ino
+        own.replace(self._path)
+        serving = asyncio.create_task(self._offer(offering, descriptor, on_taken))
+        try:
+            yield
+        finally:
+            serving.cancel()
+            offering.close()
+            with contextlib.suppress(OSError):
+                if self._path.stat().st_ino == inode:
+                    self._path.unlink()
+
+    async def _offer(self, offering: socket.socket, descriptor: int, on_taken: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(offering)
+            with connection:
+                try:
+                    async with asyncio.timeout(_TIMEOUT_S):
+                        socket.send_fds(connection, [_OFFER], [descriptor])
+                        answer = await loop.sock_recv(connection, len(_TAKEN))
+                except OSError as error:
+                    _log.warning("a handover failed", extra={"reason": str(error)})
+                    continue
+            if answer == _TAKEN:
+                _log.info("another router listens now")
+                on_taken()
+                return

@@ -1,20 +1,58 @@
-"""One row of the route table: aiohttp registers it, OpenAPI describes it."""
+"""One row of the route table: aiohttp registers it, OpenAPI describes it.
 
-from collections.abc import Awaitable, Callable
+And the replies of routes that generate nothing.
+"""
+
+import gzip
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 from aiohttp import web
 
-from caravan_dialects.api.dialect import Dialect
+from caravan_dialects.api.errors import Dialect
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
 LINES = "application/x-ndjson"
 
+
+def json_reply(reply: object, **headers: str) -> web.Response:
+    """Return ``reply`` as JSON."""
+    return web.Response(body=msgspec.json.encode(reply), headers=headers, content_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """``compressed``: the content under gzip."""
+
+    content: bytes
+    compressed: bytes
+    content_type: str
+
+    @classmethod
+    def of(cls, content: bytes, content_type: str) -> "Compressed":
+        """Compress ``content``."""
+        return cls(content, gzip.compress(content, 9, mtime=0), content_type)
+
+    def reply(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
+        """Return the content in a form that the client takes. ``headers`` may have a ``Vary``."""
+        body, sent = self.content, {**headers, "Content-Type": self.content_type}
+        sent["Vary"] = ", ".join(filter(None, (headers.get("Vary"), "Accept-Encoding")))
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            body, sent["Content-Encoding"] = self.compressed, "gzip"
+        return web.Response(body=body, headers=sent)
+
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+
 BODY_ERRORS = (400, 408, 413, 415, 503)
+
+
 GENERATION_ERRORS = (*BODY_ERRORS, 404, 410, 424, 429, 503, 504)
+
+
 STORE_ERRORS = (404, 503)
 
 

@@ -8,10 +8,10 @@ from typing import Any, TypedDict, Unpack
 
 from aiohttp import web
 
-from caravan_dialects.api.dialect import Dialect
+from caravan_dialects.api.errors import Dialect
 from caravan_dialects.api.generation.reading import BodyReader
+from caravan_router.http.server.body import Tolerance, read_body
 from caravan_router.http.server.route import EVENTS, JSON, Handler, Parameter, Route
-from caravan_router.http.server.typed_body import Tolerance, read_body
 
 # Takes the request and, if it has a second parameter, the body of that type.
 Answering = Callable[..., Awaitable[web.StreamResponse]]

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.auth.client import Client
-from caravan_dialects.auth.permits import PermitPools
+from caravan_dialects.auth.client import Client, PermitPools
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
 from caravan_router.metrics.recorder import Metrics
+from caravan_scheduler.core.catalogue import Catalogue
 from caravan_scheduler.core.engine import Fleet
-from caravan_scheduler.core.library import Library
 from caravan_scheduler.core.trace import RequestTrace, Tracing
 
 
@@ -35,8 +34,8 @@ class InfoExtras:
 class AppState:
     """The parts that handlers share.
 
-    ``keyring``: None if no API key is needed. ``library``: None if no model is loaded and unloaded here. ``started_s``:
-    when the server started, in seconds since 1970; what has no time of its own is as old.
+    ``keyring``: None if no API key is needed. ``catalogue``: None if no model is loaded and unloaded here.
+    ``started_s``: when the server started, in seconds since 1970; what has no time of its own is as old.
     """
 
     fleet: Fleet
@@ -48,7 +47,7 @@ class AppState:
     decoder: MediaDecoder
     store: Store
     keyring: Keyring | None
-    library: Library | None = None
+    catalogue: Catalogue | None = None
     started_s: int = field(default_factory=lambda: int(time.time()))
 
 

@@ -11,38 +11,38 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from caravan_models.fingerprint import fingerprint
+from caravan_models.contents import fingerprint
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, JointEmbed, StartupError, TokenBatch
-from caravan_shard.backends.file_contents import FileContents
-from caravan_shard.backends.llama.adapters import LlamaAdapters
-from caravan_shard.backends.llama.candidate_probe import chooses_candidates
-from caravan_shard.backends.llama.cell_names import CellNames, digest
-from caravan_shard.backends.llama.cell_state import StateFormat
-from caravan_shard.backends.llama.context import Contexts, OpenContext
-from caravan_shard.backends.llama.device_candidates import PATIENCE, DeviceCandidates
-from caravan_shard.backends.llama.devices import drafting_devices, find_devices
-from caravan_shard.backends.llama.embedder import LlamaEmbedder
-from caravan_shard.backends.llama.filter import LlamaFilter
+from caravan_shard.backends.base import (
+    Capacity,
+    CellSlice,
+    DecodeOutcome,
+    FileContents,
+    JointEmbed,
+    StartupError,
+    TokenBatch,
+)
+from caravan_shard.backends.llama.devices.devices import drafting_devices, find_devices
+from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.forward import LlamaForward
-from caravan_shard.backends.llama.joint_draw import find_joint_draw
-from caravan_shard.backends.llama.joint_logprobs import find_joint_logprobs
-from caravan_shard.backends.llama.known_equality import known_equality, library_files
-from caravan_shard.backends.llama.model import LoadedModel, open_model
-from caravan_shard.backends.llama.numerics import NumericsProbe
-from caravan_shard.backends.llama.projector_file import load_projector
-from caravan_shard.backends.llama.recurrent_memory import RecurrentMemory
-from caravan_shard.backends.llama.restoring import what_restoring_changes
-from caravan_shard.backends.llama.rollback import RollbackMemory
-from caravan_shard.backends.llama.row_by_row import ROW_BY_ROW, has_own_kernels
+from caravan_shard.backends.llama.kernels.joint_draw import draw_threads, find_joint_draw
+from caravan_shard.backends.llama.kernels.joint_logprobs import find_joint_logprobs
+from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
+from caravan_shard.backends.llama.kernels.row_by_row import ROW_BY_ROW, has_own_kernels
+from caravan_shard.backends.llama.media.projector_file import load_projector
+from caravan_shard.backends.llama.memory.cell_state import StateFormat
+from caravan_shard.backends.llama.memory.context import Contexts, OpenContext
+from caravan_shard.backends.llama.memory.recurrent import RecurrentMemory, RollbackMemory, what_restoring_changes
+from caravan_shard.backends.llama.model.adapters import LlamaAdapters
+from caravan_shard.backends.llama.model.loading import LoadedModel, open_model
+from caravan_shard.backends.llama.numerics import CellNames, NumericsProbe, digest, known_equality, library_files
+from caravan_shard.backends.llama.sampling.candidates import PATIENCE, DeviceCandidates, chooses_candidates
+from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.config import ShardConfig
-from caravan_shard.media.encoder import MediaEncoder
-from caravan_shard.media.spans import CellSpan
-from caravan_shard.sampling.joint_draw import JointDraw
-from caravan_shard.sampling.joint_logprobs import JointLogprobs
+from caravan_shard.media import CellSpan, MediaEncoder
 from caravan_shard.sampling.top_candidates import StepCandidates
 
 _log = logging.getLogger(__name__)
@@ -86,16 +86,6 @@ class LlamaCppBackend:
             },
         )
 
-    @property
-    def joint_draw(self) -> JointDraw:
-        """What draws rows of a step together, in this build of llama.cpp."""
-        return find_joint_draw(self._contexts.draw_threads)
-
-    @property
-    def joint_logprobs(self) -> JointLogprobs:
-        """What computes log probabilities of rows of a step together, in this build of llama.cpp."""
-        return find_joint_logprobs()
-
     def _set_up(self, loaded: LoadedModel, config: ShardConfig, *, is_draft_model: bool) -> None:
         """Make the context, measure what depends on the host, and load the draft model. Raises StartupError."""
         self.vocabulary = loaded.vocabulary
@@ -104,6 +94,8 @@ class LlamaCppBackend:
         self._adapters = LlamaAdapters(loaded.pointer, config.adapters)
         self.facts = replace(loaded.facts, adapters=self._adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
+        self.joint_draw = find_joint_draw(draw_threads(config))
+        self.joint_logprobs = find_joint_logprobs()
         self._contexts = Contexts(loaded.pointer, config, self.facts.trained_context)
         if not is_draft_model:
             self.media = load_projector(config, loaded.pointer, self._contexts)
@@ -256,6 +248,7 @@ class LlamaCppBackend:
             flash_attention=flash_attention,
             same_in_company=same_in_company,
             same_in_chunks=same_in_chunks,
+            kernels=installed_kernels(),
         )
         _log.info(
             "compared a token's logits alone and together",

@@ -1,18 +1,30 @@
 """Finds out at the start how a shard computes, and whether that depends on what else is computed.
 
 Kernels for one row and for several may add in another order, and libraries that were built for another processor may
-have other kernels. All of it shows in the bits of logits.
+have other kernels. All of it shows in the bits of logits. What a start found out is kept in a file, so that the next
+start with the same flags need not compare them. It also decides the names of cells: those of one name can stand for
+each other.
 """
 
+import dataclasses
 import hashlib
+import json
+import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import llama_cpp
 import numpy as np
 
+from caravan_models.contents import Contents
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
-from caravan_shard.backends.llama.memory import LlamaMemory
+from caravan_shard.backends.llama.memory.cell_state import StateFormat
+from caravan_shard.backends.llama.memory.memory import LlamaMemory
+from caravan_shard.backends.llama.memory.recurrent_state import RecurrentFormat
+from caravan_shard.config import ShardConfig
 
 # llama.cpp computes attention over a multiple of 256 cells, and flash attention for one row over 512 or more with
 # another kernel.
@@ -24,6 +36,41 @@ _MANY = (2, 3, 5, 8, 9, 31, 65, 130)
 # Larger chunks than this are compared with chunks of this size.
 _COMPARED = 8
 _FIRST_TOKEN = 3
+
+_log = logging.getLogger(__name__)
+
+
+def digest(*parts: object) -> str:
+    """Return the SHA-256 of values that print alike where they are equal."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CellNames:
+    """Names for what is in files. ``numerics``: of cells that another kind of shard would compute otherwise."""
+
+    config: ShardConfig
+    form: StateFormat | RecurrentFormat | None
+    numerics: tuple[str, ...] = ()
+
+    def of(self, contents: Contents) -> str:
+        """Return the name of the cells of files with these contents."""
+        projector = (contents.projector,) if contents.projector else ()
+        return digest(self.of_texts(contents.model, contents.adapters), *projector, *self.numerics)
+
+    def of_texts(self, model: str, adapters: Sequence[str]) -> str:
+        """Return the name of the cells of a model and adapters that these texts stand for, without a projector."""
+        config = self.config
+        return digest(
+            model,
+            [(adapter.name, adapter.scale, text) for adapter, text in zip(config.adapters, adapters, strict=True)],
+            config.cache_type_k,
+            config.cache_type_v,
+            self.form,
+            llama_cpp.__version__,
+            # Cells that were saved before there were such flags stay valid.
+            *config.rope_changes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +195,60 @@ def _both(before: bool | None, now: bool | None) -> bool | None:
     if before is None or now is None:
         return before if now is None else now
     return before and now
+
+
+def known_equality(cache_dir: str, inputs: str, measure: Callable[[], Equality]) -> Equality:
+    """Return what a file of ``cache_dir`` says for ``inputs``, or what ``measure`` finds, which is written there.
+
+    ``inputs``: a digest, in hexadecimal, of all that decides how a shard computes: model, flags, build, and features of
+    the CPU. Without a folder, and with a file that cannot be read, it is measured. A folder may be shared by processes.
+    """
+    if not cache_dir:
+        return measure()
+    path = Path(cache_dir) / f"equality-{inputs[:32]}.json"
+    known = _read(path, inputs)
+    if known is not None:
+        return known
+    found = measure()
+    _write(path, {"inputs": inputs, **dataclasses.asdict(found)})
+    return found
+
+
+def library_files() -> list[tuple[str, int, int]]:
+    """Return name, bytes and time of each library of llama.cpp: another build of a version may have other kernels."""
+    found = []
+    for path in sorted((Path(llama_cpp.__file__).parent / "lib").glob("*.so*")):
+        status = path.stat()
+        found.append((path.name, status.st_size, status.st_mtime_ns))
+    return found
+
+
+def _read(path: Path, inputs: str) -> Equality | None:
+    try:
+        match json.loads(path.read_bytes()):
+            case {
+                "inputs": str() as written,
+                "company": bool() | None as company,
+                "chunk": bool() | None as chunk,
+                "logits": str() as logits,
+            } if written == inputs:
+                return Equality(company, chunk, logits)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.warning("a file of --cache-dir cannot be read", extra={"path": str(path), "error": str(error)})
+    return None
+
+
+def _write(path: Path, content: dict[str, object]) -> None:
+    """Write a file that others see only once it is complete. A shard starts without it as well."""
+    new = path.with_suffix(f".{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            new.write_text(json.dumps(content))
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError as error:
+        _log.warning("cannot write a file of --cache-dir", extra={"path": str(path), "error": str(error)})

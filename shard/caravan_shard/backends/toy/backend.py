@@ -15,15 +15,29 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, DraftModel, JointEmbed, TokenBatch
-from caravan_shard.backends.file_contents import FileContents
-from caravan_shard.backends.toy.cache import EMPTY_STATE, ToyCache, next_state
+from caravan_shard.backends.base import (
+    Capacity,
+    CellSlice,
+    DecodeOutcome,
+    DraftModel,
+    FileContents,
+    JointEmbed,
+    TokenBatch,
+)
 from caravan_shard.backends.toy.media import ToyEncoder
-from caravan_shard.backends.toy.model import EOS, TOY_FACTS, ToyVocabulary, toy_logits
-from caravan_shard.media.spans import CellSpan
+from caravan_shard.backends.toy.model import (
+    EMPTY_STATE,
+    EOS,
+    TOY_FACTS,
+    ToyCache,
+    ToyVocabulary,
+    next_state,
+    toy_logits,
+)
+from caravan_shard.media import CellSpan
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.joint_draw import leave_all
-from caravan_shard.sampling.joint_logprobs import leave_all_logprobs
+from caravan_shard.sampling.logprobs import leave_all_logprobs
 from caravan_shard.sampling.top_candidates import StepCandidates
 
 # Called before each forward pass, on the worker's thread; may block. An outcome other than None becomes that of the

@@ -13,7 +13,7 @@ import numpy as np
 from caravan_proto.limits import MAX_MEDIA_BYTES
 from caravan_proto.messages.media import MediaFacts, MediaKind, MediaShape
 from caravan_shard.arrays import Floats
-from caravan_shard.media.encoder import EncodedSlice, MediumTokens, SliceSize
+from caravan_shard.media import EncodedSlice, MediumTokens, SliceSize
 
 PATCH = 4
 HOP = 400
@@ -42,7 +42,6 @@ class ToyEncoder:
         self._waits = threading.Event()
 
     def tokenize(self, shape: MediaShape) -> MediumTokens:
-        """See `MediaEncoder`."""
         cells = _cells(shape)
         return [self._size(min(SLICE_CELLS, cells - first)) for first in range(0, cells, SLICE_CELLS)]
 
@@ -50,7 +49,6 @@ class ToyEncoder:
         return SliceSize(cells, max(1, int(cells**0.5)) if self.facts.atomic else cells)
 
     def encode(self, shape: MediaShape, data: bytes) -> Sequence[EncodedSlice]:
-        """See `MediaEncoder`."""
         self._waits.wait(self._seconds)
         self.count += 1
         spelled = toy_bytes(shape, data)

@@ -15,19 +15,15 @@ import pytest
 from caravan_dialects import api
 from caravan_dialects.api.anthropic.reply import AskedMessage
 from caravan_dialects.api.anthropic.schema import MessagesRequest
-from caravan_dialects.api.cloud.reply import AskedVertex
-from caravan_dialects.api.cloud.schema import VertexRequest
+from caravan_dialects.api.cloud import AskedVertex, VertexRequest
 from caravan_dialects.api.errors import ValidationError
 from caravan_dialects.api.gemini.reply import AskedContent, AskedList
 from caravan_dialects.api.gemini.schema import GenerateContentRequest
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
-from caravan_dialects.api.generation.bounds import bounds_of
-from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.models import ServedModel
+from caravan_dialects.api.generation.asked import Answer, Asked
+from caravan_dialects.api.generation.context import Context, ServedModel
 from caravan_dialects.api.generation.run import on_all, started
 from caravan_dialects.api.generation.serving import Sender
-from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.limits import Limits, bounds_of
 from caravan_dialects.api.llama_server.prompts import joined_prompts, split_prompt
 from caravan_dialects.api.llama_server.reply import AskedLlamaServer
 from caravan_dialects.api.llama_server.schema import LlamaCompletionRequest
@@ -49,7 +45,7 @@ from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_scheduler.core.trace import NO_TRACE
-from caravan_testing.counted_requests import CountedRequests
+from caravan_testing.requests import CountedRequests
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 
 LIMITS = Limits()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from caravan_dialects.api.errors import ValidationError
-from caravan_dialects.api.gemini.json_schema import json_schema_of
+from caravan_dialects.api.gemini.tools import json_schema_of
 
 
 @pytest.mark.parametrize(

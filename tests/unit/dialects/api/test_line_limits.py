@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from caravan_dialects.api.llama_server.line_limits import LineLimits
+from caravan_dialects.api.llama_server.reply import LineLimits
 
 
 def splits(text: str) -> list[list[str]]:
@@ -41,7 +41,7 @@ def test_a_line_that_is_indented_less_ends_the_output(indent: int, text: str, ex
 
 def test_the_first_line_end_after_the_time_ends_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("caravan_dialects.api.llama_server.line_limits.time.monotonic", lambda: now)
+    monkeypatch.setattr("caravan_dialects.api.llama_server.reply.time.monotonic", lambda: now)
     limits = LineLimits(0, 2.0)
     assert limits.take("a\nb") == "a\nb"
     now = 102.5

@@ -1,13 +1,32 @@
-"""Bodies are read in one pass; those that do not fit are mended, by what their type says."""
+"""Bodies are read in one pass and take no more than was said before; those that do not fit are mended by their type."""
 
+import tracemalloc
 from typing import Annotated, Any
 
 import msgspec
 import pytest
 
+from caravan_dialects.api.body import most_decoded_bytes
 from caravan_dialects.api.errors import BodyMismatchError, MalformedBodyError, ValidationError
-from caravan_dialects.api.generation.marks import EXACT, NoEffect, OnlyNull, SwitchedOff, TextOnly, Unsupported
 from caravan_dialects.api.generation.reading import BodyReader
+from caravan_dialects.api.generation.schema import EXACT, NoEffect, OnlyNull, SwitchedOff, TextOnly, Unsupported
+
+BODIES = {
+    "objects": b"[" + b"{}," * 30_000 + b"{}]",
+    "small objects": b"[" + b'{"a":{}},' * 30_000 + b"{}]",
+    "nested objects": b"[" + (b'{"a":' * 100 + b"1" + b"}" * 100 + b",") * 300 + b"1]",
+    "lists": b"[" + b"[]," * 30_000 + b"[]]",
+    "nested lists": b"[" + (b"[" * 100 + b"]" * 100 + b",") * 500 + b"1]",
+    "integers": b"[" + b"1000," * 60_000 + b"1]",
+    "numbers": b"[" + b"1.5," * 60_000 + b"1]",
+    "strings": b"[" + b'"ab",' * 50_000 + b'"ab"]',
+    "names": msgspec.json.encode({f"k{number}": number for number in range(30_000)}),
+    "a long string": msgspec.json.encode("a" * 1_500_000),
+    "escapes": msgspec.json.encode('\\"\n' * 500_000),
+    "a wide character": msgspec.json.encode("🐫" + "a" * 1_500_000),
+    "an escaped wide character": b'"\\ud83d\\udc2b' + b"a" * 1_500_000 + b'"',
+    "other letters": msgspec.json.encode("語é" * 500_000),
+}
 
 
 class Cat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cat"):
@@ -160,3 +179,15 @@ class Open(msgspec.Struct, frozen=True):
 def test_a_type_that_allows_unknown_fields_names_them_too() -> None:
     body, ignored = BodyReader(Open).read(b'{"count":1.0,"x":1,"part":{"text":"a","y":1}}')
     assert (body, ignored) == (Open(1, Part("a")), ["x", "part.y"])
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_the_bound_holds(body: bytes) -> None:
+    tracemalloc.start()
+    try:
+        decoded = msgspec.json.decode(body)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    del decoded
+    assert taken <= most_decoded_bytes(body) + 200

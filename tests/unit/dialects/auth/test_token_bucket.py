@@ -1,6 +1,6 @@
 import pytest
 
-from caravan_dialects.auth.token_bucket import TokenBucket
+from caravan_dialects.auth.client import TokenBucket
 
 
 def test_a_burst_of_one_minutes_requests_passes_and_then_only_the_rate() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from caravan_dialects.chat.call_form import CallForm, CallForms
-from caravan_dialects.chat.template_environment import compiled
-from caravan_dialects.chat.template_errors import TemplateError, TemplateStoppedError
+from caravan_dialects.chat.template_messages import TemplateStoppedError
+from caravan_dialects.chat.template_probes import CallForm, CallForms
+from caravan_testing.tool_families import render_here
 
 _CALL = "{{ c.function.name }}({{ c.function.arguments"
 _SHOWN_WITH = {
@@ -32,24 +32,17 @@ def template(message: str, call: str) -> str:
     return "{% for m in messages %}" + message.replace("CALL", call) + "{% endfor %}"
 
 
-async def render(source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
-    try:
-        return compiled(source).render(variables)
-    except Exception as error:
-        raise TemplateError(str(error)) from error
-
-
 @pytest.mark.parametrize("name", _SHOWN_WITH)
 @pytest.mark.parametrize("null", [False, True])
 async def test_the_form_is_one_in_which_the_template_shows_the_call(name: str, *, null: bool) -> None:
     call, expected = _SHOWN_WITH[name]
-    form = await CallForms(render).of(template(_NULL if null else _EMPTY, call))
+    form = await CallForms(render_here).of(template(_NULL if null else _EMPTY, call))
     assert form == CallForm(as_text=expected.as_text, null=null)
 
 
 async def test_a_template_that_shows_no_calls_gets_the_usual_form() -> None:
-    assert await CallForms(render).of("{{ messages[0].content }}") == CallForm()
-    assert await CallForms(render).of("{{ messages[1].tool_calls[0].id }}") == CallForm()
+    assert await CallForms(render_here).of("{{ messages[0].content }}") == CallForm()
+    assert await CallForms(render_here).of("{{ messages[1].tool_calls[0].id }}") == CallForm()
 
 
 async def test_messages_are_put_into_the_form() -> None:
@@ -82,7 +75,7 @@ async def test_a_template_is_examined_once_unless_it_was_stopped() -> None:
         rendered.append(source)
         if len(rendered) == 1:
             raise TemplateStoppedError(1.0)
-        return await render(source, variables, max_bytes)
+        return await render_here(source, variables, max_bytes)
 
     forms = CallForms(stopped_once)
     source = template(_NULL, _SHOWN_WITH["an object"][0])

@@ -8,7 +8,7 @@ import pytest
 
 from caravan_dialects.chat.closed_schema import closed_schema, json_layout
 from caravan_dialects.chat.grammar_terms import json_term
-from caravan_testing.byte_grammar import accepts, compiles
+from caravan_testing.tool_families import accepts, compiles
 
 TEXT = {"type": "string"}
 INTEGER = {"type": "integer"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_dialects.chat.exact_tokens import with_exact_tokens
+from caravan_dialects.chat.prompt import with_exact_tokens
 from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER
 from caravan_testing.scripted_engine import ScriptedEngine

@@ -1,19 +1,51 @@
 """The form of schemas that grammars are made of: references, what is left out, what is refused."""
 
 import json
+import re
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import jsonschema
 import pytest
 
 from caravan_dialects.chat.plain_schema import plain_schema
-from caravan_dialects.chat.schema_problem import UnsupportedSchemaError
+from caravan_dialects.chat.schema_references import UnsupportedSchemaError
+from caravan_dialects.chat.schema_values import ends_in_escape, pattern_problem
 
 TEXT = {"type": "string"}
 INTEGER = {"type": "integer"}
 BIG = 2**53 + 1
 ENDLESS_MAP = {"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1}
+IDLE: list[dict[str, Any]] = [
+    {"title": "t", "description": "d", "default": {"type": "null"}, "examples": [1], "deprecated": True},
+    {"$schema": "http://example.com/unknown", "$id": "http://h/x", "$comment": "c", "$anchor": "a"},
+    {"readOnly": True, "writeOnly": False, "nullable": False, "discriminator": {}, "x-order": 1, "x-guidance": {}},
+    {"contentEncoding": "base64", "contentMediaType": "a/b", "contentSchema": {"not": {}}},
+    {"minLength": 0, "minItems": 0, "minProperties": 0, "uniqueItems": False, "required": [], "pattern": ""},
+    {"maxLength": 2**53 - 1, "maxItems": 2**31, "maxProperties": 2**32},
+    {"propertyNames": True, "unevaluatedItems": {}, "additionalItems": INTEGER},
+    {"propertyNames": {"type": "string", "description": "d"}},
+    {"propertyNames": {}, "if": {"const": 1}, "minContains": 2, "dependentRequired": {}, "dependentSchemas": {}},
+    {"if": {"const": 1}, "then": {"title": "t"}, "else": True},
+    {"then": INTEGER, "else": TEXT, "not": False, "contains": INTEGER, "minContains": 0},
+    *({"format": name} for name in ("password", "binary", "path", "regex", "iri", "idn-email", "int32", "byte", "x")),
+]
+# fmt: off
+_WORDS = (
+    "type", "enum", "const", "required", "items", "prefixItems", "additionalItems", "additionalProperties",
+    "properties", "patternProperties", "propertyNames", "minItems", "maxItems", "minLength", "maxLength", "minimum",
+    "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf", "oneOf", "allOf", "not", "if", "then",
+    "else", "contains", "minContains", "uniqueItems", "dependentRequired", "dependentSchemas", "unevaluatedItems",
+    "unevaluatedProperties", "$ref", "$defs", "$id", "$anchor", "$dynamicRef", "$recursiveRef", "format", "pattern",
+    "minProperties",
+)
+# fmt: on
+_ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 1.5, 10**30, "x", "integer", ["integer", "null"], [], {}, ["a"], [{}], [TEXT], [[]]),
+    *({"a": {}}, {"a": 1}, {"a": ["b"]}, {"type": "object"}, {"$ref": "#"}),
+)
+ESCAPE = "the regular expression ends with a backslash that escapes nothing"
 
 
 def objects(**properties: Any) -> dict[str, Any]:
@@ -78,22 +110,6 @@ def references_of(value: Any) -> list[str]:
 def test_a_nested_id_that_generators_write_does_not_hide_the_definitions_of_the_whole() -> None:
     schema = objects(a={"$id": "/properties/a", "$ref": "#/$defs/x"}) | {"$defs": {"x": INTEGER}}
     assert plain_schema(schema) == objects(a={"$ref": "#/$defs/x"}) | {"$defs": {"x": INTEGER}}
-
-
-IDLE: list[dict[str, Any]] = [
-    {"title": "t", "description": "d", "default": {"type": "null"}, "examples": [1], "deprecated": True},
-    {"$schema": "http://example.com/unknown", "$id": "http://h/x", "$comment": "c", "$anchor": "a"},
-    {"readOnly": True, "writeOnly": False, "nullable": False, "discriminator": {}, "x-order": 1, "x-guidance": {}},
-    {"contentEncoding": "base64", "contentMediaType": "a/b", "contentSchema": {"not": {}}},
-    {"minLength": 0, "minItems": 0, "minProperties": 0, "uniqueItems": False, "required": [], "pattern": ""},
-    {"maxLength": 2**53 - 1, "maxItems": 2**31, "maxProperties": 2**32},
-    {"propertyNames": True, "unevaluatedItems": {}, "additionalItems": INTEGER},
-    {"propertyNames": {"type": "string", "description": "d"}},
-    {"propertyNames": {}, "if": {"const": 1}, "minContains": 2, "dependentRequired": {}, "dependentSchemas": {}},
-    {"if": {"const": 1}, "then": {"title": "t"}, "else": True},
-    {"then": INTEGER, "else": TEXT, "not": False, "contains": INTEGER, "minContains": 0},
-    *({"format": name} for name in ("password", "binary", "path", "regex", "iri", "idn-email", "int32", "byte", "x")),
-]
 
 
 @pytest.mark.parametrize("idle", IDLE, ids=str)
@@ -269,22 +285,6 @@ def test_models_told_apart_by_a_constant_are_any_of_them() -> None:
     assert "oneOf" in plain_schema(optional)
 
 
-# fmt: off
-_WORDS = (
-    "type", "enum", "const", "required", "items", "prefixItems", "additionalItems", "additionalProperties",
-    "properties", "patternProperties", "propertyNames", "minItems", "maxItems", "minLength", "maxLength", "minimum",
-    "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf", "oneOf", "allOf", "not", "if", "then",
-    "else", "contains", "minContains", "uniqueItems", "dependentRequired", "dependentSchemas", "unevaluatedItems",
-    "unevaluatedProperties", "$ref", "$defs", "$id", "$anchor", "$dynamicRef", "$recursiveRef", "format", "pattern",
-    "minProperties",
-)
-# fmt: on
-_ODD: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1.5, 10**30, "x", "integer", ["integer", "null"], [], {}, ["a"], [{}], [TEXT], [[]]),
-    *({"a": {}}, {"a": 1}, {"a": ["b"]}, {"type": "object"}, {"$ref": "#"}),
-)
-
-
 @pytest.mark.parametrize("word", _WORDS)
 def test_a_word_with_any_value_is_taken_or_refused(word: str) -> None:
     for value in _ODD:
@@ -295,3 +295,58 @@ def test_a_word_with_any_value_is_taken_or_refused(word: str) -> None:
         ):
             with suppress(UnsupportedSchemaError):
                 plain_schema(schema)
+
+
+@pytest.mark.parametrize("pattern", ["\\", "^a\\", "a\\\\\\", "[a]\\"])
+def test_a_backslash_at_the_end_escapes_nothing(pattern: str) -> None:
+    assert ends_in_escape(pattern)
+    assert pattern_problem(pattern) == ESCAPE
+
+
+@pytest.mark.parametrize(
+    ("pattern", "at"),
+    [("*", 0), ("a**", 2), ("a*??", 3), ("a{2}{3}", 4), ("(+)", 1), ("a|?", 2), ("^*", 1), ("x$+", 2)],
+)
+def test_something_must_precede_a_count(pattern: str, at: int) -> None:
+    assert pattern_problem(pattern) == f"the regular expression has nothing to repeat at {at}"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "",
+        r"a\\\\",
+        "^[a-z*+?]{2,6}$",
+        "[]*+]+",
+        "[^]*+]+?",
+        r"[\]*]*",
+        "[a[*+]b]+",
+        "(?:a|b)*?",
+        "(?P<n>a)+",
+        "(?<n>a){2}",
+        "(?i)a",
+        "(a?)*",
+        "a{2,}?",
+        r"\*+",
+        r"\d{3}-\d{4}",
+        "a{b",
+        "}",
+        "]",
+    ],
+)
+def test_what_is_right_has_no_problem(pattern: str) -> None:
+    assert pattern_problem(pattern) is None
+
+
+def test_what_python_reads_has_no_problem() -> None:
+    random = Random(7)
+    for _ in range(5_000):
+        pattern = "".join(random.choice("ab\\()[]*+?^$|-{}1,d") for _ in range(random.randint(1, 7)))
+        # Python repeats groups of anchors, has possessive counts, and reads classes in another way.
+        if "[" in pattern or re.search(r"[+*?}]\+|[\^$][*?{+]|\{,", pattern):
+            continue
+        try:
+            re.compile(pattern)
+        except re.error:
+            continue
+        assert pattern_problem(pattern) is None, pattern

@@ -3,16 +3,16 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from caravan_dialects import guarded_process
-from caravan_dialects.chat.template_errors import TemplateError, TemplateOutputError
+from caravan_dialects.chat.template_messages import TemplateError, TemplateOutputError
 from caravan_dialects.chat.template_renderer import MAX_SOURCE_BYTES, TemplateRenderer
 from caravan_scheduler.core.errors import HelperError
+from caravan_testing.closing import Closing
 
 # For templates that would never end: they use up so much processor time.
 TIME_LIMIT_S = 0.5
@@ -21,10 +21,8 @@ LONG_TIME_LIMIT_S = 60.0
 
 
 @pytest.fixture
-async def renderer() -> AsyncIterator[TemplateRenderer]:
-    renderer = TemplateRenderer(LONG_TIME_LIMIT_S)
-    yield renderer
-    await renderer.close()
+def renderer(closing: Closing) -> TemplateRenderer:
+    return closing(TemplateRenderer(LONG_TIME_LIMIT_S))
 
 
 async def test_templates_get_the_functions_and_filters_of_transformers(renderer: TemplateRenderer) -> None:
@@ -98,65 +96,56 @@ async def test_a_bad_template_is_an_error_that_names_its_problem_and_the_next_is
         assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
 
 
-async def test_a_template_without_end_is_ended_and_the_next_is_served() -> None:
-    renderer = TemplateRenderer(TIME_LIMIT_S, LONG_TIME_LIMIT_S)
-    try:
-        for source in (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "{{ 9 ** (9 ** 9) }}",
-        ):
-            async with asyncio.timeout(LONG_TIME_LIMIT_S):
-                with pytest.raises(TemplateError, match=f"did not end within {TIME_LIMIT_S:g} s"):
-                    await renderer.render(source, {"messages": []}, 1000)
-            assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
-    finally:
-        await renderer.close()
+async def test_a_template_without_end_is_ended_and_the_next_is_served(closing: Closing) -> None:
+    renderer = closing(TemplateRenderer(TIME_LIMIT_S, LONG_TIME_LIMIT_S))
+    for source in (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 9 ** (9 ** 9) }}",
+    ):
+        async with asyncio.timeout(LONG_TIME_LIMIT_S):
+            with pytest.raises(TemplateError, match=f"did not end within {TIME_LIMIT_S:g} s"):
+                await renderer.render(source, {"messages": []}, 1000)
+        assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
 
 
-async def test_a_process_that_is_stopped_or_killed_loses_no_request() -> None:
-    renderer = TemplateRenderer(TIME_LIMIT_S, grace_s=0.5)
-    try:
-        await renderer.render("start", {}, 10)
-        for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM):
-            (pid,) = renderer.processes.idle_pids
-            os.kill(pid, number)
-            assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
-            assert pid not in renderer.processes.idle_pids
-    finally:
-        await renderer.close()
+async def test_a_process_that_is_stopped_or_killed_loses_no_request(closing: Closing) -> None:
+    renderer = closing(TemplateRenderer(TIME_LIMIT_S, grace_s=0.5))
+    await renderer.render("start", {}, 10)
+    for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM):
+        (pid,) = renderer.processes.idle_pids
+        os.kill(pid, number)
+        assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
+        assert pid not in renderer.processes.idle_pids
 
 
 @pytest.fixture(params=[signal.SIGKILL, signal.SIGSTOP])
-def ended(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A folder with a library, in place of jinja2, that ends or stops as if another process did that."""
+def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Processes load a library in place of jinja2 that ends or stops as if another process did that."""
     (tmp_path / "jinja2.py").write_text(f"import os; os.kill(os.getpid(), {request.param:d})")
-    return tmp_path
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
+@pytest.mark.usefixtures("ended")
 async def test_a_template_is_not_blamed_for_two_processes_that_others_end(
-    monkeypatch: pytest.MonkeyPatch, ended: Path
+    monkeypatch: pytest.MonkeyPatch, closing: Closing
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ended))
     # Time for its start is part of what a process may take.
     monkeypatch.setattr(guarded_process, "_START_S", 1.0)
-    renderer = TemplateRenderer(TIME_LIMIT_S, grace_s=0.1)
-    try:
-        with pytest.raises(HelperError, match="cannot be rendered at present"):
-            await renderer.render("x", {}, 10)
-        monkeypatch.undo()
-        assert await renderer.render("x", {}, 10) == "x"
-    finally:
-        await renderer.close()
+    renderer = closing(TemplateRenderer(TIME_LIMIT_S, grace_s=0.1))
+    with pytest.raises(HelperError, match="cannot be rendered at present"):
+        await renderer.render("x", {}, 10)
+    monkeypatch.undo()
+    assert await renderer.render("x", {}, 10) == "x"
 
 
-async def test_a_process_that_cannot_be_started_is_not_blamed_on_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = TemplateRenderer()
+async def test_a_process_that_cannot_be_started_is_not_blamed_on_the_template(
+    monkeypatch: pytest.MonkeyPatch, renderer: TemplateRenderer
+) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(HelperError, match="could not be started"):
         await renderer.render("x", {}, 10)
     monkeypatch.undo()
     assert await renderer.render("x", {}, 10) == "x"
-    await renderer.close()
 
 
 async def test_the_source_has_a_size_limit(renderer: TemplateRenderer) -> None:
@@ -171,8 +160,7 @@ async def test_the_output_limit_counts_bytes(renderer: TemplateRenderer) -> None
     assert (caught.value.limit_bytes, caught.value.given_bytes) == (4, 6)
 
 
-async def test_a_slow_template_does_not_delay_others() -> None:
-    renderer = TemplateRenderer(LONG_TIME_LIMIT_S)
+async def test_a_slow_template_does_not_delay_others(renderer: TemplateRenderer) -> None:
     # Start both processes.
     await asyncio.gather(*(renderer.render("warm", {}, 10) for _ in range(2)))
     slow = asyncio.create_task(renderer.render("{{ 9 ** (9 ** 9) }}", {}, 10))
@@ -181,18 +169,15 @@ async def test_a_slow_template_does_not_delay_others() -> None:
     assert not slow.done()
     slow.cancel()
     await asyncio.wait([slow])
-    await renderer.close()
 
 
-async def test_a_client_that_leaves_ends_only_its_own_process() -> None:
-    renderer = TemplateRenderer(LONG_TIME_LIMIT_S)
+async def test_a_client_that_leaves_ends_only_its_own_process(renderer: TemplateRenderer) -> None:
     leaving = asyncio.create_task(renderer.render("{{ 9 ** (9 ** 9) }}", {}, 10))
     await asyncio.sleep(0.2)
     leaving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaving
     assert await renderer.render("next", {}, 10) == "next"
-    await renderer.close()
 
 
 async def test_many_concurrent_renderings_are_all_served(renderer: TemplateRenderer) -> None:

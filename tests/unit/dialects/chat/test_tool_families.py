@@ -8,17 +8,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from caravan_dialects.chat.template_environment import compiled
-from caravan_dialects.chat.template_errors import TemplateError
-from caravan_dialects.chat.thought_calls import ThoughtCalls
+from caravan_dialects.chat.thought_reader import ThoughtCalls
 from caravan_dialects.chat.tool_derivation import ToolFormats
 from caravan_dialects.chat.tool_format import CONTROL, KEY, ToolFormat, is_tag, pieces
 from caravan_dialects.chat.tool_grammar import opens_calls, tool_constraint
 from caravan_dialects.chat.tool_parser import Part, TextPart, ToolParser
-from caravan_testing.byte_grammar import accepts, drawn
 from caravan_testing.examples import places
 from caravan_testing.scripted_engine import ScriptedEngine
-from caravan_testing.tool_families import FAMILIES, Call, Family
+from caravan_testing.tool_families import FAMILIES, Call, Family, accepts, drawn, joined, render_here
 
 LOOSE = {"type": "object", "additionalProperties": {"type": "integer"}}
 NESTED = {
@@ -54,32 +51,18 @@ CASES: dict[str, list[Call]] = {
 USUAL_CASES = ("one", "parallel", "nested", "code")
 
 
-async def _render(source: str, variables: Mapping[str, Any], max_bytes: int) -> str:
-    try:
-        return compiled(source).render(variables)
-    except Exception as error:
-        raise TemplateError(str(error)) from error
+FORMATS = ToolFormats(render_here)
 
 
-FORMATS = ToolFormats(_render)
-
-
-def joined(parts: Sequence[Part]) -> tuple[str, list[Call]]:
-    text, calls = "", list[tuple[str, str]]()
-    for part in parts:
-        if isinstance(part, TextPart):
-            text += part.text
-        elif part.name is None:
-            calls[-1] = (calls[-1][0], calls[-1][1] + part.arguments)
-        else:
-            calls.append((part.name, part.arguments))
+def loaded(parts: Sequence[Part]) -> tuple[str, list[Call]]:
+    text, calls = joined(parts)
     return text, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 def read(tool_format: ToolFormat, texts: Sequence[str]) -> tuple[str, list[Call]]:
     parser = ToolParser(tool_format, FUNCTIONS)
     parts = [part for text in texts for part in parser.feed(text)]
-    return joined(parts + parser.finish())
+    return loaded(parts + parser.finish())
 
 
 def cases() -> list[Any]:
@@ -171,7 +154,7 @@ async def test_a_call_at_the_end_of_a_thought_is_not_lost(family: Family) -> Non
             reader = ThoughtCalls(tool_format, FUNCTIONS)
             shown = "".join(reader.feed(text) for text in texts)
             rest, found = reader.finish()
-            assert (shown + rest, joined(found)) == (thought, ("", calls))
+            assert (shown + rest, loaded(found)) == (thought, ("", calls))
 
 
 @pytest.mark.parametrize("family", MARKED, ids=lambda family: family.name)
@@ -216,7 +199,7 @@ async def test_whatever_the_constraint_allows_is_a_valid_call(family: Family) ->
     for seed in range(4):
         output = drawn(constraint.source, Random(seed), most=2000)
         parser = ToolParser(tool_format, functions)
-        text, calls = joined([*parser.feed(output), *parser.finish()])
+        text, calls = loaded([*parser.feed(output), *parser.finish()])
         assert (text, bool(calls)) == ("", True), output
         for name, arguments in calls:
             jsonschema.validate(arguments, BOUNDED if name == "get_weather" else {"maxProperties": 0})

@@ -5,30 +5,25 @@ import base64
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from caravan_dialects.media.decoder import MediaDecoder
-from caravan_dialects.media.file import MediaFile
-from caravan_dialects.media.limits import MAX_PICTURE_BYTES
-from caravan_dialects.media.problems import MediaFileError, Reason
+from caravan_dialects.media.file import MAX_PICTURE_BYTES, MediaFile, MediaFileError, Reason
 from caravan_scheduler.core.errors import HelperError
 from caravan_scheduler.core.media import Picture, Sound
-from caravan_testing.hostile_pictures import harmless_files, hostile_files, noise, picture_file
-from caravan_testing.sounds import RATE, tone, wav
+from caravan_testing.closing import Closing
+from caravan_testing.hostile_pictures import RATE, harmless_files, hostile_files, noise, picture_file, tone, wav
 
 # For files that end of themselves, also on a busy machine.
 LONG_TIME_LIMIT_S = 60.0
 
 
 @pytest.fixture
-async def decoder() -> AsyncIterator[MediaDecoder]:
-    decoder = MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=0)
-    yield decoder
-    await decoder.close()
+def decoder(closing: Closing) -> MediaDecoder:
+    return closing(MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=0))
 
 
 def in_base64(data: bytes) -> MediaFile:
@@ -115,87 +110,62 @@ async def test_a_process_that_was_killed_loses_no_request(decoder: MediaDecoder)
     assert not set(decoder.processes.idle_pids) & set(pids)
 
 
-async def test_a_process_that_hangs_is_replaced_and_the_file_tried_again() -> None:
-    decoder = MediaDecoder(time_limit_s=1.0, grace_s=0.5, remembered_bytes=0)
-    try:
-        await decoder.decode(MediaFile(FILE))
-        (pid,) = decoder.processes.idle_pids
-        os.kill(pid, signal.SIGSTOP)
-        assert await decoder.decode(MediaFile(FILE)) == Picture.of(24, 24, PICTURE.tobytes())
-        assert pid not in decoder.processes.idle_pids
-    finally:
-        await decoder.close()
+async def test_a_process_that_hangs_is_replaced_and_the_file_tried_again(closing: Closing) -> None:
+    decoder = closing(MediaDecoder(time_limit_s=1.0, grace_s=0.5, remembered_bytes=0))
+    await decoder.decode(MediaFile(FILE))
+    (pid,) = decoder.processes.idle_pids
+    os.kill(pid, signal.SIGSTOP)
+    assert await decoder.decode(MediaFile(FILE)) == Picture.of(24, 24, PICTURE.tobytes())
+    assert pid not in decoder.processes.idle_pids
 
 
-async def test_a_file_that_uses_up_its_time_is_refused_and_not_tried_again() -> None:
-    decoder = MediaDecoder(time_limit_s=0.001, grace_s=LONG_TIME_LIMIT_S)
+async def test_a_file_that_uses_up_its_time_is_refused_and_not_tried_again(closing: Closing) -> None:
+    decoder = closing(MediaDecoder(time_limit_s=0.001, grace_s=LONG_TIME_LIMIT_S))
     large = picture_file(noise().resize((3000, 3000)), "JPEG")
-    try:
-        with pytest.raises(MediaFileError, match=r"takes more than 0\.001 s to decode") as caught:
-            await decoder.decode(MediaFile(large))
-        assert caught.value.reason is Reason.TIME
-    finally:
-        await decoder.close()
+    with pytest.raises(MediaFileError, match=r"takes more than 0\.001 s to decode") as caught:
+        await decoder.decode(MediaFile(large))
+    assert caught.value.reason is Reason.TIME
 
 
 @pytest.fixture
-def crashing(tmp_path: Path) -> Path:
-    """A folder with a library that crashes, in place of Pillow."""
-    return _in_place_of_pillow(tmp_path, "import os; os.abort()")
+def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Processes load this code in place of Pillow."""
+    (tmp_path / "PIL").mkdir()
+    (tmp_path / "PIL" / "__init__.py").write_text(request.param)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
-@pytest.fixture
-def killed(tmp_path: Path) -> Path:
-    """A folder with a library, in place of Pillow, that ends as where the kernel kills a process for memory."""
-    return _in_place_of_pillow(tmp_path, "import os; os.kill(os.getpid(), 9)")
-
-
-def _in_place_of_pillow(folder: Path, code: str) -> Path:
-    (folder / "PIL").mkdir()
-    (folder / "PIL" / "__init__.py").write_text(code)
-    return folder
-
-
-async def test_a_file_that_ends_two_processes_is_refused(monkeypatch: pytest.MonkeyPatch, crashing: Path) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(crashing))
-    decoder = MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=0)
-    try:
-        with pytest.raises(MediaFileError, match="two processes that tried it ended") as caught:
-            await decoder.decode(MediaFile(FILE))
-        assert caught.value.reason is Reason.DECODER
-        monkeypatch.delenv("PYTHONPATH")
-        assert isinstance(await decoder.decode(MediaFile(FILE)), Picture)
-    finally:
-        await decoder.close()
-
-
-async def test_a_file_is_not_blamed_for_two_processes_that_others_end(
-    monkeypatch: pytest.MonkeyPatch, killed: Path
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("library", ["import os; os.abort()"], indirect=True)
+async def test_a_file_that_ends_two_processes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, decoder: MediaDecoder
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(killed))
-    decoder = MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=0)
-    try:
-        with pytest.raises(HelperError, match="cannot be decoded at present"):
-            await decoder.decode(MediaFile(FILE))
-    finally:
-        await decoder.close()
-
-
-async def test_a_picture_that_needs_too_much_memory_is_refused() -> None:
-    decoder = MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=0)
-    try:
+    with pytest.raises(MediaFileError, match="two processes that tried it ended") as caught:
         await decoder.decode(MediaFile(FILE))
-        (pid,) = decoder.processes.idle_pids
-        size = await _memory(pid, column=0) + (64 << 20)
-        resource.prlimit(pid, resource.RLIMIT_AS, (size, size))
-        large = picture_file(noise(1).resize((6000, 6000)))
-        with pytest.raises(MediaFileError, match="too much memory") as caught:
-            await decoder.decode(MediaFile(large))
-        assert caught.value.reason is Reason.MEMORY
-        assert decoder.processes.idle_pids == [pid]
-        assert isinstance(await decoder.decode(MediaFile(FILE)), Picture)
-    finally:
-        await decoder.close()
+    assert caught.value.reason is Reason.DECODER
+    monkeypatch.delenv("PYTHONPATH")
+    assert isinstance(await decoder.decode(MediaFile(FILE)), Picture)
+
+
+# As where the kernel kills a process for memory.
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("library", ["import os; os.kill(os.getpid(), 9)"], indirect=True)
+async def test_a_file_is_not_blamed_for_two_processes_that_others_end(decoder: MediaDecoder) -> None:
+    with pytest.raises(HelperError, match="cannot be decoded at present"):
+        await decoder.decode(MediaFile(FILE))
+
+
+async def test_a_picture_that_needs_too_much_memory_is_refused(decoder: MediaDecoder) -> None:
+    await decoder.decode(MediaFile(FILE))
+    (pid,) = decoder.processes.idle_pids
+    size = await _memory(pid, column=0) + (64 << 20)
+    resource.prlimit(pid, resource.RLIMIT_AS, (size, size))
+    large = picture_file(noise(1).resize((6000, 6000)))
+    with pytest.raises(MediaFileError, match="too much memory") as caught:
+        await decoder.decode(MediaFile(large))
+    assert caught.value.reason is Reason.MEMORY
+    assert decoder.processes.idle_pids == [pid]
+    assert isinstance(await decoder.decode(MediaFile(FILE)), Picture)
 
 
 async def test_the_process_can_open_nothing(decoder: MediaDecoder) -> None:
@@ -207,32 +177,26 @@ async def test_the_process_can_open_nothing(decoder: MediaDecoder) -> None:
     assert "PATH=" not in environment.replace("PYTHONPATH=", "")
 
 
-async def test_a_file_that_comes_again_is_not_decoded_again() -> None:
-    decoder = MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=2 * 3 * 24 * 24)
-    try:
-        first = await decoder.decode(MediaFile(FILE), "a")
-        assert await decoder.decode(MediaFile(FILE), "a") is first
-        # What one client has sent tells another nothing.
-        other = await decoder.decode(MediaFile(FILE), "b")
-        assert other == first
-        assert other is not first
-        # There is room for two.
-        await decoder.decode(in_base64(FILE), "a")
-        again = await decoder.decode(MediaFile(FILE), "a")
-        assert again == first
-        assert again is not first
-    finally:
-        await decoder.close()
+async def test_a_file_that_comes_again_is_not_decoded_again(closing: Closing) -> None:
+    decoder = closing(MediaDecoder(LONG_TIME_LIMIT_S, remembered_bytes=2 * 3 * 24 * 24))
+    first = await decoder.decode(MediaFile(FILE), "a")
+    assert await decoder.decode(MediaFile(FILE), "a") is first
+    # What one client has sent tells another nothing.
+    other = await decoder.decode(MediaFile(FILE), "b")
+    assert other == first
+    assert other is not first
+    # There is room for two.
+    await decoder.decode(in_base64(FILE), "a")
+    again = await decoder.decode(MediaFile(FILE), "a")
+    assert again == first
+    assert again is not first
 
 
 @pytest.mark.slow
-async def test_the_largest_transparent_picture_fits_the_memory_of_a_process() -> None:
+async def test_the_largest_transparent_picture_fits_the_memory_of_a_process(closing: Closing) -> None:
     """No other format and mode needs as much."""
-    decoder = MediaDecoder(LONG_TIME_LIMIT_S)
-    try:
-        data = await asyncio.to_thread(lambda: picture_file(Image.new("RGBA", (7000, 7000), (9, 9, 9, 9)), "WEBP"))
-        picture = await decoder.decode(MediaFile(data))
-        assert isinstance(picture, Picture)
-        assert (picture.width, picture.height) == (2048, 2048)
-    finally:
-        await decoder.close()
+    decoder = closing(MediaDecoder(LONG_TIME_LIMIT_S))
+    data = await asyncio.to_thread(lambda: picture_file(Image.new("RGBA", (7000, 7000), (9, 9, 9, 9)), "WEBP"))
+    picture = await decoder.decode(MediaFile(data))
+    assert isinstance(picture, Picture)
+    assert (picture.width, picture.height) == (2048, 2048)

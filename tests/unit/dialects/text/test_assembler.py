@@ -1,112 +1,129 @@
+"""Tokens become pieces of text, which end at stop strings."""
+
+import pytest
+
 from caravan_dialects.text.assembler import Assembler, Piece, TextOptions
+from caravan_dialects.text.stops import StopMatch, StopMatcher
 from caravan_proto.messages.results import FinishReason
+from caravan_scheduler.core.tokens import GeneratedToken
 from caravan_testing.scripted_engine import EOS_TOKEN, word
 
 
-def assembler_for(*stops: str, keep_stop: bool = False, special_text: bool = False, min_tokens: int = 0) -> Assembler:
-    return Assembler(TextOptions(stops=stops, keep_stop=keep_stop, special_text=special_text, min_tokens=min_tokens))
+def test_held_is_the_longest_suffix_that_may_begin_a_stop_string() -> None:
+    matcher = StopMatcher(["\n\nUser", "aab"])
+    held = [(matcher.feed(text), matcher.held) for text in ("x", "\n", "\nU", "s", "z", "aaa")]
+    assert held == [(None, 0), (None, 1), (None, 3), (None, 4), (None, 0), (None, 2)]
 
 
-def shown(pieces: list[Piece]) -> list[tuple[str, FinishReason | None]]:
+def test_a_match_over_several_pieces_is_found() -> None:
+    matcher = StopMatcher(["stop"])
+    assert matcher.feed("so st") is None
+    assert matcher.feed("o") is None
+    assert matcher.feed("p!") == StopMatch(3, 7, "stop")
+
+
+@pytest.mark.parametrize("cut", [(("abc",)), (("a", "bc")), (("ab", "c"))])
+def test_the_first_stop_string_to_be_completed_wins_however_the_text_is_split(cut: tuple[str, ...]) -> None:
+    matcher = StopMatcher(["abc", "b"])
+    found = next(match for match in map(matcher.feed, cut) if match)
+    assert found == StopMatch(1, 2, "b")
+
+
+def test_of_stop_strings_that_end_together_the_longest_wins() -> None:
+    assert StopMatcher(["b", "xab", "ab"]).feed("xab") == StopMatch(0, 3, "xab")
+
+
+def test_an_ignored_match_may_overlap_one_that_counts() -> None:
+    matcher = StopMatcher(["aba"])
+    assert matcher.feed("aba", ignore_matches=True) is None
+    assert matcher.held == 1
+    assert matcher.feed("ba") == StopMatch(2, 5, "aba")
+
+
+Shown = list[tuple[str, FinishReason | None]]
+
+
+def shown(pieces: list[Piece]) -> Shown:
     return [(piece.text, piece.finish) for piece in pieces]
 
 
-def test_without_stop_strings_each_token_is_released_at_once() -> None:
-    assembler = assembler_for()
-    assert shown(assembler.push(word("a"))) == [("a", None)]
-    assert shown(assembler.push(EOS_TOKEN)) == [("", FinishReason.EOS_TOKEN)]
+EOS, STOP, LENGTH = FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE, FinishReason.LENGTH
+SMILE = "🙂".encode()
+BRACE = word("}", finish=EOS)
+# The options, and for each token the pieces that it releases.
+CASES: dict[str, tuple[TextOptions, list[tuple[GeneratedToken, Shown]]]] = {
+    "without stop strings each token is released at once": (
+        TextOptions(),
+        [(word("a"), [("a", None)]), (EOS_TOKEN, [("", EOS)])],
+    ),
+    "a token is held while it may begin a stop string": (
+        TextOptions(stops=("brown",)),
+        [
+            (word("the "), [("the ", None)]),
+            (word("big b"), []),
+            (word("ro"), []),
+            (word("ad"), [("big b", None), ("ro", None), ("ad", None)]),
+        ],
+    ),
+    "tokens of a stop string lose its text, and the last has the finish reason": (
+        TextOptions(stops=("brown",)),
+        [(word("the b"), []), (word("ro"), []), (word("wn fox"), [("the ", None), ("", None), ("", STOP)])],
+    ),
+    "the end releases text that only looked like a stop string": (
+        TextOptions(stops=("brown",)),
+        [(word("bro"), []), (EOS_TOKEN, [("bro", None), ("", EOS)])],
+    ),
+    "a stop string completed by the last token is the finish reason": (
+        TextOptions(stops=(".",)),
+        [(word("a.", finish=LENGTH), [("a", STOP)])],
+    ),
+    "an ordinary token that ends a constrained output is shown": (TextOptions(), [(BRACE, [("}", EOS)])]),
+    "it is also with stop strings": (TextOptions(stops=("x",)), [(BRACE, [("}", EOS)])]),
+    "it is also with special text": (TextOptions(special_text=True), [(BRACE, [("}", EOS)])]),
+    "a control token adds no text": (TextOptions(stops=("<s>",)), [(word("<s>", special=True), [("", None)])]),
+    "a kept stop string ends the text and nothing waits for it": (
+        TextOptions(stops=("brown",), keep_stop=True),
+        [(word("the b"), [("the b", None)]), (word("ro"), [("ro", None)]), (word("wn fox"), [("wn", STOP)])],
+    ),
+    "text of control tokens is shown on request and can stop": (
+        TextOptions(stops=("|end>",), special_text=True),
+        [(word("<s>", special=True), [("<s>", None)]), (word("<|end>", special=True), [("<", STOP)])],
+    ),
+    "the end token is not shown with special text only": (TextOptions(special_text=True), [(EOS_TOKEN, [("", EOS)])]),
+    "the end token is not shown with stop strings only": (TextOptions(keep_stop=True), [(EOS_TOKEN, [("", EOS)])]),
+    "the end token is shown where both are": (
+        TextOptions(special_text=True, keep_stop=True),
+        [(EOS_TOKEN, [("</s>", EOS)])],
+    ),
+    "a stop string within the first tokens does not count": (
+        TextOptions(stops=("b",), min_tokens=2),
+        [(word("ab"), [("ab", None)]), (word("b"), [("b", None)]), (word("cb"), [("c", STOP)])],
+    ),
+    "a stop string that begins in the first tokens and ends after them counts": (
+        TextOptions(stops=("brown",), min_tokens=2),
+        [(word("brown b"), []), (word("ro"), []), (word("wn"), [("brown ", None), ("", None), ("", STOP)])],
+    ),
+}
 
 
-def test_a_token_is_held_while_it_may_begin_a_stop_string() -> None:
-    assembler = assembler_for("brown")
-    assert shown(assembler.push(word("the "))) == [("the ", None)]
-    assert shown(assembler.push(word("big b"))) == []
-    assert shown(assembler.push(word("ro"))) == []
-    assert shown(assembler.push(word("ad"))) == [("big b", None), ("ro", None), ("ad", None)]
-
-
-def test_tokens_of_a_stop_string_lose_its_text_and_the_last_has_the_finish_reason() -> None:
-    assembler = assembler_for("brown")
-    assert shown(assembler.push(word("the b"))) == []
-    assert shown(assembler.push(word("ro"))) == []
-    assert shown(assembler.push(word("wn fox"))) == [("the ", None), ("", None), ("", FinishReason.STOP_SEQUENCE)]
-
-
-def test_the_end_releases_text_that_only_looked_like_a_stop_string() -> None:
-    assembler = assembler_for("brown")
-    assert shown(assembler.push(word("bro"))) == []
-    assert shown(assembler.push(EOS_TOKEN)) == [("bro", None), ("", FinishReason.EOS_TOKEN)]
-
-
-def test_a_stop_string_completed_by_the_last_token_is_the_finish_reason() -> None:
-    assembler = assembler_for(".")
-    assert shown(assembler.push(word("a.", finish=FinishReason.LENGTH))) == [("a", FinishReason.STOP_SEQUENCE)]
+@pytest.mark.parametrize(("options", "tokens"), CASES.values(), ids=CASES)
+def test_what_each_token_releases(options: TextOptions, tokens: list[tuple[GeneratedToken, Shown]]) -> None:
+    assembler = Assembler(options)
+    assert [shown(assembler.push(token)) for token, _ in tokens] == [expected for _, expected in tokens]
 
 
 def test_half_a_character_at_the_end_is_flushed_into_the_last_token() -> None:
-    assembler = assembler_for()
-    assert shown(assembler.push(word("🙂".encode()[:2]))) == [("", None)]
-    assert shown(assembler.push(word(b"\x99", finish=FinishReason.LENGTH)))[0][0] == "\N{REPLACEMENT CHARACTER}"
+    assembler = Assembler(TextOptions())
+    assert shown(assembler.push(word(SMILE[:2]))) == [("", None)]
+    assert shown(assembler.push(word(b"\x99", finish=LENGTH)))[0][0] == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_an_ordinary_token_that_ends_a_constrained_output_is_shown() -> None:
-    for assembler in (assembler_for(), assembler_for("x"), assembler_for(special_text=True)):
-        assert shown(assembler.push(word("}", finish=FinishReason.EOS_TOKEN))) == [("}", FinishReason.EOS_TOKEN)]
-
-
-def test_a_control_token_adds_no_text() -> None:
-    assembler = assembler_for("<s>")
-    assert shown(assembler.push(word("<s>", special=True))) == [("", None)]
-
-
-def test_a_kept_stop_string_ends_the_text_and_nothing_waits_for_it() -> None:
-    assembler = assembler_for("brown", keep_stop=True)
-    assert shown(assembler.push(word("the b"))) == [("the b", None)]
-    assert shown(assembler.push(word("ro"))) == [("ro", None)]
-    assert shown(assembler.push(word("wn fox"))) == [("wn", FinishReason.STOP_SEQUENCE)]
-
-
-def test_text_of_control_tokens_is_shown_on_request_and_can_stop() -> None:
-    assembler = assembler_for("|end>", special_text=True)
-    assert shown(assembler.push(word("<s>", special=True))) == [("<s>", None)]
-    assert shown(assembler.push(word("<|end>", special=True))) == [("<", FinishReason.STOP_SEQUENCE)]
-
-
-def test_the_end_token_is_shown_only_where_special_text_and_stop_strings_are() -> None:
-    assert shown(assembler_for(special_text=True).push(EOS_TOKEN)) == [("", FinishReason.EOS_TOKEN)]
-    assert shown(assembler_for(keep_stop=True).push(EOS_TOKEN)) == [("", FinishReason.EOS_TOKEN)]
-    both = assembler_for(special_text=True, keep_stop=True)
-    assert shown(both.push(EOS_TOKEN)) == [("</s>", FinishReason.EOS_TOKEN)]
-
-
-def test_an_ordinary_token_that_ends_the_sequence_is_shown() -> None:
-    """A grammar may end a sequence with one."""
-    assert shown(assembler_for().push(word("}", finish=FinishReason.EOS_TOKEN))) == [("}", FinishReason.EOS_TOKEN)]
-
-
-def test_a_stop_string_within_the_first_tokens_does_not_count() -> None:
-    assembler = assembler_for("b", min_tokens=2)
-    assert shown(assembler.push(word("ab"))) == [("ab", None)]
-    assert shown(assembler.push(word("b"))) == [("b", None)]
-    assert shown(assembler.push(word("cb"))) == [("c", FinishReason.STOP_SEQUENCE)]
-
-
-def test_a_stop_string_that_begins_in_the_first_tokens_and_ends_after_them_counts() -> None:
-    assembler = assembler_for("brown", min_tokens=2)
-    assert shown(assembler.push(word("brown b"))) == []
-    assert shown(assembler.push(word("ro"))) == []
-    assert shown(assembler.push(word("wn"))) == [("brown ", None), ("", None), ("", FinishReason.STOP_SEQUENCE)]
-
-
-def test_flush_returns_the_held_pieces_and_marks_the_last() -> None:
-    assembler = assembler_for("brown")
-    assert shown(assembler.push(word("the b"))) == []
-    assert shown(assembler.push(word("ro"))) == []
-    assert shown(assembler.flush()) == [("the b", None), ("ro", FinishReason.LENGTH)]
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(["the b", "ro"], [("the b", None), ("ro", LENGTH)]), ([b"b" + SMILE[:2]], [("b", LENGTH)])],
+)
+def test_flush_returns_the_held_pieces_and_drops_half_a_character(tokens: list[str | bytes], expected: Shown) -> None:
+    assembler = Assembler(TextOptions(stops=("brown",)))
+    assert all(assembler.push(word(token)) == [] for token in tokens)
+    assert shown(assembler.flush()) == expected
     assert assembler.flush() == []
-
-
-def test_flush_drops_half_a_character() -> None:
-    assembler = assembler_for("brown")
-    assert shown(assembler.push(word(b"b" + "🙂".encode()[:2]))) == []
-    assert shown(assembler.flush()) == [("b", FinishReason.LENGTH)]

@@ -1,6 +1,5 @@
 """Chat completions: the generations that the engine gets, and the replies."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +27,6 @@ PROMPT = "[user]hi\n[assistant]"
 @pytest.fixture
 def engine() -> ScriptedEngine:
     return ScriptedEngine(model=replace(MODEL, chat_template=TEMPLATE))
-
-
-@pytest.fixture
-async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    async with serving(engine) as running:
-        yield running
-        assert running.is_idle()
 
 
 def text_of(spec: GenerationSpec) -> str:

@@ -1,7 +1,6 @@
 """Tools: how the prompt describes them, how the output is constrained, and how calls are parsed."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from caravan_proto.messages.constraint import ConstraintKind
 from caravan_proto.messages.results import FinishReason
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, letters, word
 
 HERMES = (
     "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools> Answer <tool_call>{% endif %}"
@@ -36,17 +35,6 @@ def engine() -> ScriptedEngine:
     return ScriptedEngine(
         model=replace(MODEL, chat_template=HERMES, max_sequence_tokens=4096), script=lambda _: letters(CALL)
     )
-
-
-@pytest.fixture
-async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    async with serving(engine) as running:
-        yield running
-        assert running.is_idle()
-
-
-def letters(text: str, size: int = 3) -> list[Step]:
-    return [*(word(text[at : at + size]) for at in range(0, len(text), size)), EOS_TOKEN]
 
 
 def text_of(engine: ScriptedEngine) -> str:

@@ -1,7 +1,10 @@
-"""/v1/conversations: items, heads, forks of what runs, changes, exports, owners, hostile bodies."""
+"""Conversations: items, heads, forks, changes, owners, hostile bodies, failing stores, truncation, prewarming."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,23 +12,22 @@ import pytest
 
 from caravan_dialects.conversations.database import Database
 from caravan_dialects.conversations.nodes import Chain, Head
-from caravan_dialects.conversations.store import Store
-from caravan_router.http.openai.responses.running import RUNNING
+from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
+from caravan_router.http.openai.responses import RUNNING
 from caravan_router.http.server.state import STATE
 from caravan_scheduler.core.generation import GenerationSpec
-from caravan_testing.http_server import Service, keys, serving
-from caravan_testing.scripted_engine import EOS_TOKEN, Pause, Step, word
+from caravan_testing.http_server import Service, keys, named_events, serving
+from caravan_testing.scripted_engine import EOS_TOKEN, WORD_MODEL, Pause, Step, WordEngine, count_up, prompt_text, word
 from caravan_testing.waiting import eventually
-from caravan_testing.word_engine import WORD_MODEL, WordEngine, prompt_text
 
 PATH = "/v1/conversations"
+RESPONSES = "/v1/responses"
+WAYS = ({"generate": False}, {"prompt_cache_options": {"prewarm": True, "ttl": "30m"}, "generate": True})
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    async with serving(WordEngine()) as running:
-        yield running
-        assert running.is_idle()
+def engine() -> WordEngine:
+    return WordEngine()
 
 
 def user(text: str) -> dict[str, str]:
@@ -421,3 +423,270 @@ async def test_keys_see_their_own_conversations_only() -> None:
         body = {"input": "x", "conversation": path.rpartition("/")[2]}
         assert (await service.client.post("/v1/responses", json=body, headers=b)).status == 404
         assert (await service.client.get(path, headers=a)).status == 200
+
+
+CONVERSATION, RESPONSE = "/v1/conversations/conv_1", "/v1/responses/resp_1"
+
+
+ITEMS = [{"role": "user", "content": "a"}]
+
+
+REQUESTS: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("POST", "/v1/conversations", {}),
+    ("GET", CONVERSATION, None),
+    ("POST", CONVERSATION, {"metadata": {}}),
+    ("DELETE", CONVERSATION, None),
+    ("GET", f"{CONVERSATION}/items", None),
+    ("POST", f"{CONVERSATION}/items", {"items": ITEMS}),
+    ("GET", f"{CONVERSATION}/items/msg_1", None),
+    ("DELETE", f"{CONVERSATION}/items/msg_1", None),
+    ("POST", f"{CONVERSATION}/fork", {}),
+    ("POST", f"{CONVERSATION}/rewind", {"turns": 1}),
+    ("POST", f"{CONVERSATION}/shift", {"drop": 0}),
+    ("POST", f"{CONVERSATION}/edit", {"operations": []}),
+    ("GET", f"{CONVERSATION}/export", None),
+    ("GET", RESPONSE, None),
+    ("DELETE", RESPONSE, None),
+    ("POST", f"{RESPONSE}/cancel", None),
+    ("GET", f"{RESPONSE}/input_items", None),
+    ("POST", "/v1/responses", {"input": "a", "previous_response_id": "resp_1"}),
+    ("POST", "/v1/responses", {"input": "a", "conversation": "conv_1", "stream": True}),
+    ("POST", "/v1/responses/input_tokens", {"input": "a", "conversation": "conv_1"}),
+]
+
+
+def damage(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("DROP TABLE nodes")
+        database.execute("DROP TABLE heads")
+
+
+async def test_requests_that_need_the_store_are_told_to_come_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "state"
+    async with serving(WordEngine(), store=Store(StoreSettings(file=file))) as service:
+        await service.reply("/v1/conversations", {})
+        await asyncio.to_thread(damage, file)
+        for method, path, body in REQUESTS:
+            async with service.client.request(method, path, json=body) as response:
+                assert response.status == 503, (method, path, await response.text())
+                assert response.headers["Retry-After"] == "1"
+                assert (await response.json())["error"]["code"] == "store_unavailable"
+        assert service.is_idle()
+        # What was computed is answered, and says that it cannot be continued.
+        answered = await service.reply("/v1/responses", {"input": "a"})
+        assert (answered["status"], answered["store"]) == ("completed", False)
+        streamed = await service.post("/v1/responses", {"input": "a", "stream": True})
+        last = named_events(await streamed.text())[-1]
+        assert (last["type"], last["response"]["store"]) == ("response.completed", False)
+        await service.reply("/v1/responses", {"input": "a", "store": False})
+        await service.reply("/v1/completions", {"prompt": "a"})
+    failures = [record for record in caplog.records if record.name == "caravan_dialects.conversations.store"]
+    assert len(failures) == len(REQUESTS) + 2
+    assert all("no such table" in record.getMessage() for record in failures)
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_conversation_does_not_lose_a_turn_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(WordEngine()) as service:
+        conversation = (await service.reply("/v1/conversations", {}))["id"]
+
+        async def fail(*_: object) -> bool:
+            raise StoreError
+
+        monkeypatch.setattr(Store, "commit", fail)
+        refused = await service.post("/v1/responses", {"input": "a", "conversation": conversation})
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert (await refused.json())["error"]["code"] == "not_stored"
+
+
+CHAT, OLLAMA = "/v1/chat/completions", "/api/chat"
+
+
+# Of 512 tokens, one for each character but for control tokens.
+KEPT = 384
+
+
+def turn(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def history(turns: int) -> list[dict[str, Any]]:
+    """Return a system message, ``turns`` turns of about 60 tokens, and the last one."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "S"}]
+    for number in range(turns):
+        messages += [turn(f"{number:02}" + "x" * 20), {"role": "assistant", "content": "a" * 20}]
+    return [*messages, turn("Last")]
+
+
+async def refused(service: Service, path: str, body: dict[str, Any]) -> str:
+    response = await service.post(path, {"model": "any", **body})
+    assert response.status == 400, await response.text()
+    return await response.text()
+
+
+async def ollama(service: Service, messages: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
+    reply: dict[str, Any] = await service.reply(OLLAMA, {"model": "any", "messages": messages, "stream": False, **body})
+    return reply
+
+
+async def test_a_chat_leaves_out_the_oldest_turns_only_if_asked(service: Service) -> None:
+    body = {"messages": history(20)}
+    for disabled in ({}, {"truncation": "disabled"}):
+        assert "context length is 512 tokens" in await refused(service, CHAT, body | disabled)
+    reply = await service.reply(CHAT, body | {"truncation": "auto"})
+    turns = reply["truncated"]["turns"]
+    assert turns > 0
+    assert reply["truncated"]["messages"] == list(range(1, 1 + 2 * turns))
+    text = prompt_text(service.engine)
+    assert text.startswith(f"[system]S</s>[user]{turns:02}x")
+    assert text.endswith("[user]Last</s>[assistant]")
+    assert KEPT - 60 < reply["usage"]["prompt_tokens"] <= KEPT
+    short = await service.reply(CHAT, {"messages": history(2), "truncation": "auto"})
+    assert "truncated" not in short
+
+
+async def test_the_first_chunk_of_a_stream_says_what_was_left_out(service: Service) -> None:
+    body = {"messages": history(20), "truncation": "auto"}
+    whole = await service.reply(CHAT, body)
+    *chunks, _done = await service.events(CHAT, body | {"stream": True})
+    assert [chunk.get("truncated") for chunk in chunks] == [whole["truncated"], *[None] * (len(chunks) - 1)]
+
+
+async def test_system_messages_stay_where_turns_go(service: Service) -> None:
+    messages = history(20)
+    messages.insert(3, {"role": "system", "content": "Later"})
+    reply = await service.reply(CHAT, {"messages": messages, "truncation": "auto"})
+    assert reply["truncated"]["messages"][:4] == [1, 2, 4, 5]
+    assert prompt_text(service.engine).startswith("[system]S</s>[system]Later</s>[user]")
+
+
+async def test_room_is_left_for_the_tokens_that_are_asked_for(service: Service) -> None:
+    service.engine.script = count_up
+    body = {"messages": history(20), "truncation": "auto"}
+    reply = await service.reply(CHAT, body | {"max_tokens": 200})
+    assert reply["usage"]["prompt_tokens"] <= 312
+    assert reply["usage"]["completion_tokens"] == 200
+    # At most half of the context is kept free, and an output ends with it.
+    reply = await service.reply(CHAT, body | {"max_completion_tokens": 5000})
+    assert 196 < reply["usage"]["prompt_tokens"] <= 256
+    assert reply["usage"]["total_tokens"] == 512
+    assert reply["choices"][0]["finish_reason"] == "length"
+
+
+CALL = {"id": "c1", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("names_call", [True, False])
+async def test_no_result_of_a_tool_loses_its_call(service: Service, names_call: bool) -> None:
+    result = {"role": "tool", "content": "found", **({"tool_call_id": "c1"} if names_call else {})}
+    messages = [
+        turn("x" * 300),
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        turn("Hurry"),
+        result,
+        {"role": "assistant", "content": "a" * 60},
+        turn("Next"),
+        {"role": "assistant", "content": "b" * 60},
+        turn("Last"),
+    ]
+    reply = await service.reply(CHAT, {"messages": messages, "truncation": "auto"})
+    # A cut before "Hurry" would leave enough out, but the result belongs to a call before it.
+    assert reply["truncated"] == {"turns": 1, "messages": [0, 1, 2, 3, 4]}
+    assert prompt_text(service.engine).startswith("[user]Next</s>")
+
+
+async def test_no_output_of_a_response_loses_its_call(service: Service) -> None:
+    items = [
+        turn("x" * 300),
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        turn("Hurry"),
+        {"type": "function_call_output", "call_id": "c1", "output": "found"},
+        {"role": "assistant", "content": "a" * 60},
+        turn("Next"),
+        {"role": "assistant", "content": "b" * 60},
+        turn("Last"),
+    ]
+    reply = await service.reply("/v1/responses", {"input": items, "truncation": "auto"})
+    assert (reply["truncated"]["turns"], len(reply["truncated"]["items"])) == (1, 5)
+    assert prompt_text(service.engine).startswith("[user]Next</s>")
+
+
+@pytest.mark.parametrize("path", [CHAT, OLLAMA])
+async def test_a_last_turn_that_does_not_fit_is_refused(service: Service, path: str) -> None:
+    auto = {"truncation": "auto"} if path == CHAT else {}
+    for messages in ([turn("x" * 600)], [*history(3), turn("x" * 600)]):
+        for limit in ({}, {"max_tokens": 5} if path == CHAT else {"options": {"num_predict": 5}}):
+            message = await refused(service, path, {"messages": messages, **auto, **limit})
+            assert ("at most 511 are allowed" if path == CHAT else "at most 511 tokens. Given: 6") in message
+    assert not service.engine.streams
+
+
+async def test_ollama_leaves_out_turns_unless_told_otherwise(service: Service) -> None:
+    for told in ({}, {"truncate": True}, {"truncate": None}, {"shift": False}):
+        reply = await ollama(service, history(20), **told)
+        assert KEPT - 60 < reply["prompt_eval_count"] <= KEPT
+        assert prompt_text(service.engine).startswith("[system]S</s>[user]")
+        assert prompt_text(service.engine).endswith("[user]Last</s>[assistant]")
+    assert "prompt too long" in await refused(service, OLLAMA, {"messages": history(20), "truncate": False})
+    assert "`shift` is not supported: leave it out, or set it to false. Given: True" in await refused(
+        service, OLLAMA, {"messages": history(1), "shift": True}
+    )
+
+
+async def test_ollamas_num_ctx_limits_the_prompt(service: Service) -> None:
+    reply = await ollama(service, history(4), options={"num_ctx": 200})
+    assert 90 < reply["prompt_eval_count"] <= 150
+    assert (await ollama(service, history(4)))["prompt_eval_count"] > 200
+    fits = await ollama(service, history(2), options={"num_ctx": 200})
+    assert 150 < fits["prompt_eval_count"] <= 200, "nothing has to go"
+    # The last turn alone may be longer, as long as it fits the context that is served.
+    assert (await ollama(service, [turn("x" * 300)], options={"num_ctx": 200}))["prompt_eval_count"] > 300
+    body = {"messages": history(4), "options": {"num_ctx": 200}, "truncate": False}
+    assert "`messages` must have at most 200 tokens" in await refused(service, OLLAMA, body)
+
+
+async def test_a_generation_of_ollama_ends_at_the_end_of_the_context(service: Service) -> None:
+    service.engine.script = count_up
+    reply = await ollama(service, history(20), options={"num_predict": 5000})
+    assert reply["prompt_eval_count"] + reply["eval_count"] == 512
+    assert reply["done_reason"] == "length"
+
+
+async def test_anthropics_messages_are_refused(service: Service) -> None:
+    messages = history(20)[1:]
+    assert "prompt is too long" in await refused(service, "/v1/messages", {"messages": messages, "max_tokens": 8})
+    assert "truncation" in await refused(service, CHAT, {"messages": messages, "truncation": "always"})
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_prompt_is_computed_and_nothing_generated(service: Service, way: dict[str, Any]) -> None:
+    body = {"input": "Hi", "instructions": "A", "max_output_tokens": 50, **way}
+    reply = await service.reply(RESPONSES, body)
+    assert (reply["status"], reply["incomplete_details"], reply["output"]) == ("completed", None, [])
+    assert (reply["usage"]["output_tokens"], reply["usage"]["input_tokens"]) == (0, len(service.engine.spec.prompt))
+    assert service.engine.spec.stopping.max_new_tokens == 1
+    response = await service.post(RESPONSES, body | {"stream": True})
+    events = named_events(await response.text())
+    assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.completed"]
+    assert events[-1]["response"]["output"] == []
+    # What follows has the prompt that was computed.
+    prompt = service.engine.spec.prompt
+    del body["generate" if "prompt_cache_options" not in way else "prompt_cache_options"]
+    reply = await service.reply(RESPONSES, body)
+    assert service.engine.spec.prompt == prompt
+    assert reply["output"][0]["content"][0]["text"] == "Hello you"
+
+
+async def test_what_was_prepared_can_be_continued(service: Service) -> None:
+    first = await service.reply(RESPONSES, {"input": "Hi", "generate": False})
+    async with service.client.get(f"{RESPONSES}/{first['id']}") as stored:
+        assert await stored.json() == first
+    await service.reply(RESPONSES, {"input": "More", "previous_response_id": first["id"]})
+    assert prompt_text(service.engine) == "[user]Hi</s>[user]More</s>[assistant]"
+
+
+@pytest.mark.parametrize("neutral", [{"generate": True}, {"prompt_cache_options": {"prewarm": False}}, {}])
+async def test_others_generate(service: Service, neutral: dict[str, Any]) -> None:
+    assert (await service.reply(RESPONSES, {"input": "Hi", **neutral}))["output"]

@@ -1,6 +1,5 @@
 """Google's Gemini API: replies whole and streamed, errors, counts, vectors and models."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +12,12 @@ from caravan_proto.messages.results import FinishReason
 from caravan_scheduler.core.errors import GenerationError
 from caravan_testing.http_server import Service, events, keys, serving
 from caravan_testing.scripted_engine import (
-    EOS_TOKEN,
     MODEL,
     FailingEmbedEngine,
     ScriptedEngine,
-    Step,
     count_up,
     length_vector,
+    letters,
     word,
 )
 
@@ -43,17 +41,6 @@ PATH = "/v1beta/models/any"
 def engine() -> ScriptedEngine:
     model = replace(MODEL, chat_template=TEMPLATE, max_sequence_tokens=4096)
     return ScriptedEngine(model=model, script=lambda _: letters("Yes so"))
-
-
-@pytest.fixture
-async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    async with serving(engine) as running:
-        yield running
-        assert running.is_idle()
-
-
-def letters(text: str, size: int = 3) -> list[Step]:
-    return [*(word(text[at : at + size]) for at in range(0, len(text), size)), EOS_TOKEN]
 
 
 def text_of(engine: ScriptedEngine) -> str:

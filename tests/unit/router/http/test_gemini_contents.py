@@ -1,16 +1,15 @@
 """The prompts that Gemini's contents become."""
 
 import base64
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from caravan_testing.hostile_pictures import tone, wav
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import MODEL, SEEING_MODEL, ScriptedEngine
 from caravan_testing.seen_prompts import PICTURE, in_base64, seen
-from caravan_testing.sounds import tone, wav
 
 TEMPLATE = (
     "{% if tools %}<tools>{% for t in tools %}{{ t.function.name }} {% endfor %}</tools><tool_call>{% endif %}"
@@ -26,13 +25,6 @@ PATH = "/v1beta/models/any:generateContent"
 @pytest.fixture
 def engine() -> ScriptedEngine:
     return ScriptedEngine(model=replace(MODEL, chat_template=TEMPLATE, max_sequence_tokens=4096))
-
-
-@pytest.fixture
-async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    async with serving(engine) as running:
-        yield running
-        assert running.is_idle()
 
 
 async def prompt_of(service: Service, contents: Any, **body: Any) -> str:

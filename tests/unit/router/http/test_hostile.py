@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from caravan_dialects.api.limits import Limits
-from caravan_router.http.ops.routes import openapi_document
+from caravan_router.http.ops import openapi_document
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
 

@@ -9,11 +9,10 @@ import pytest
 
 from caravan_dialects.api.limits import Limits
 from caravan_scheduler.core.engine import ModelFacts
-from caravan_testing.hostile_pictures import noise, picture_file
+from caravan_testing.hostile_pictures import noise, picture_file, tone, wav
 from caravan_testing.http_server import Service, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine
 from caravan_testing.seen_prompts import PICTURE, data_url, in_base64, picture_part, seen, sound_part
-from caravan_testing.sounds import tone, wav
 
 ROLES = "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
 

@@ -1,7 +1,7 @@
 """Anthropic's Messages API: the prompts that requests become, and the replies, whole and streamed."""
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from caravan_proto.messages.constraint import ConstraintKind
 from caravan_proto.messages.results import FinishReason
 from caravan_scheduler.core.errors import GenerationError
 from caravan_testing.http_server import Service, named_events, serving
-from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import MODEL, ScriptedEngine, letters, word
 
 # Knows tools and thoughts, which the model opens itself.
 TEMPLATE = (
@@ -34,17 +34,6 @@ THOUGHTFUL = f"<think>\nHm, Łódź.\n</think>\n\nLet me look.\n{CALL}"
 def engine() -> ScriptedEngine:
     model = replace(MODEL, chat_template=TEMPLATE, max_sequence_tokens=4096)
     return ScriptedEngine(model=model, script=lambda _: letters("Yes so"))
-
-
-@pytest.fixture
-async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    async with serving(engine) as running:
-        yield running
-        assert running.is_idle()
-
-
-def letters(text: str, size: int = 3) -> list[Step]:
-    return [*(word(text[at : at + size]) for at in range(0, len(text), size)), EOS_TOKEN]
 
 
 def text_of(engine: ScriptedEngine) -> str:

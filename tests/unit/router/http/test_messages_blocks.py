@@ -1,13 +1,12 @@
 """Blocks that Claude Code and others send beside texts, calls and results, and tools that are not functions."""
 
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from caravan_testing.http_server import Service, named_events, serving
-from caravan_testing.word_engine import WordEngine, prompt_text
+from caravan_testing.http_server import Service, named_events
+from caravan_testing.scripted_engine import WordEngine, prompt_text
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 WEATHER = {"name": "weather", "description": "d", "input_schema": {"type": "object"}}
@@ -16,10 +15,8 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    async with serving(WordEngine()) as running:
-        yield running
-        assert running.is_idle()
+def engine() -> WordEngine:
+    return WordEngine()
 
 
 def text(content: str) -> dict[str, Any]:

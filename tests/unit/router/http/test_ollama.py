@@ -1,6 +1,5 @@
 """Ollama's routes: the generations that the engine gets, and the replies."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,13 +25,6 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 @pytest.fixture
 def engine() -> ScriptedEngine:
     return ScriptedEngine(model=replace(MODEL, chat_template=TEMPLATE, max_sequence_tokens=1024))
-
-
-@pytest.fixture
-async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    async with serving(engine) as running:
-        yield running
-        assert running.is_idle()
 
 
 def text_of(engine: ScriptedEngine) -> str:

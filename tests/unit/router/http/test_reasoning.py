@@ -1,6 +1,6 @@
 """Thoughts are read apart from the answer in chat completions and in Ollama's routes."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 
 from caravan_proto.messages.results import FinishReason
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import EOS_TOKEN, MODEL, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import MODEL, ScriptedEngine, Step, letters, word
 
 # Shows earlier thoughts, as Qwen's templates do, and tools. The model opens its thoughts itself.
 QWEN = (
@@ -43,10 +43,6 @@ THOUGHT, ANSWER = "Two and\n\n two.", "It is 4."
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 
-def letters(text: str, size: int = 3) -> list[Step]:
-    return [*(word(text[at : at + size]) for at in range(0, len(text), size)), EOS_TOKEN]
-
-
 def control(text: str) -> Step:
     return word(text, special=True)
 
@@ -67,13 +63,6 @@ FAMILIES: list[tuple[str, Sequence[Step]]] = [
 @pytest.fixture
 def engine() -> ScriptedEngine:
     return engine_of(QWEN, FAMILIES[0][1])
-
-
-@pytest.fixture
-async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    async with serving(engine) as running:
-        yield running
-        assert running.is_idle()
 
 
 def engine_of(template: str, output: Sequence[Step]) -> ScriptedEngine:

@@ -8,8 +8,7 @@ import pytest
 
 from caravan_scheduler.core.tokens import Alternative
 from caravan_testing.http_server import named_events, serving
-from caravan_testing.scripted_engine import EOS_TOKEN, ScriptedEngine, Step, word
-from caravan_testing.word_engine import TEMPLATE, WORD_MODEL
+from caravan_testing.scripted_engine import EOS_TOKEN, TEMPLATE, WORD_MODEL, ScriptedEngine, Step, word
 
 RESPONSES = "/v1/responses"
 WANTED = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}

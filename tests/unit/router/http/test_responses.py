@@ -9,9 +9,18 @@ import pytest
 
 from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, keys, named_events, serving
-from caravan_testing.scripted_engine import EOS_TOKEN, Pause, ScriptedEngine, Step, word
+from caravan_testing.scripted_engine import (
+    EOS_TOKEN,
+    TEMPLATE,
+    WORD_MODEL,
+    Pause,
+    ScriptedEngine,
+    Step,
+    WordEngine,
+    prompt_text,
+    word,
+)
 from caravan_testing.waiting import eventually
-from caravan_testing.word_engine import TEMPLATE, WORD_MODEL, WordEngine, prompt_text
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 NAMESPACES = [{"type": "namespace", "name": name, "description": "Sums", "tools": [TOOL]} for name in ("a", "b")]

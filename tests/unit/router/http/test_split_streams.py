@@ -9,9 +9,8 @@ from openai import OpenAI
 
 from caravan_proto.messages.results import FinishReason
 from caravan_testing.http_server import Service, serving
-from caravan_testing.raw_http import exchange, post
+from caravan_testing.raw_http import exchange, post, splitting
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine, Step, word
-from caravan_testing.splitting_proxy import splitting
 
 # The family, the flag and "é" have several code points each; NUL and line breaks are part of the text.
 TEXT = (

@@ -1,12 +1,22 @@
 """Invalid requests with their error messages, and valid ones that are close to a limit."""
 
+import math
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from caravan_dialects.api.limits import Limits
+from caravan_dialects.auth.key import ApiKey, digest_of
+from caravan_router.auth.keyring import Keyring
+from caravan_router.http.app import Access
+from caravan_router.http.routes import ROUTES as ALL_ROUTES
+from caravan_router.http.server.route import GENERATION_ERRORS
+from caravan_scheduler.core.errors import DeadlineError, QueueTimeoutError
+from caravan_scheduler.core.generation import ANYONE, GenerationSpec, Tenant
 from caravan_testing.http_server import Service, events, serving
-from caravan_testing.scripted_engine import ScriptedEngine
+from caravan_testing.scripted_engine import CHAT_MODEL, MODEL, ScriptedEngine, Step, word
 
 # Parameters of /generate with their error messages. The prompt has 3 tokens, the context 256.
 TGI_RULES = [
@@ -75,6 +85,22 @@ TGI_RULES = [
     ({"temperature": 0, "top_k": 0}, "`temperature` must be strictly positive. Given: 0.0"),
     ({"top_p": 2.0, "top_k": 0}, "`top_p` must be > 0.0 and < 1.0. Given: 2.0"),
 ]
+ROUTES: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 1}}),
+    ("/generate_stream", {"inputs": "a", "parameters": {"max_new_tokens": 1}}),
+    ("/", {"inputs": "a", "parameters": {"max_new_tokens": 1}}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": 1, "n": 2, "stream": True}),
+]
+_MESSAGES = [{"role": "user", "content": "a"}]
+_CHAT = {"messages": _MESSAGES}
+_GEMINI: dict[str, Any] = {"contents": [{"parts": [{"text": "a"}]}]}
+_GEMINI_REFUSED: tuple[Any, ...] = (
+    _GEMINI | {"generationConfig": {"candidateCount": 0}},
+    _GEMINI | {"generationConfig": {"temperature": -1}},
+    {"contents": []},
+)
+_GENERATE = {"inputs": "a", "parameters": {"best_of": 0}}
 
 
 def _error(message: str) -> dict[str, str]:
@@ -124,6 +150,8 @@ async def test_tgi_rules_in_a_stream(
 
 
 TOO_LONG = "`inputs` must have at most 255 tokens, and `inputs` tokens + `max_new_tokens` must be <= 256. Given: 257"
+
+
 PROMPT_RULES = [
     ("", {}, "`inputs` cannot be empty"),
     ("a" * 256, {}, TOO_LONG),
@@ -350,3 +378,201 @@ async def test_the_new_tokens_of_all_generations_have_a_common_limit(path: str, 
         assert response.status in {400, 422}
         assert "times the number of generations must be <= 43 tokens. Given: 44" in await response.text()
         assert not service.engine.streams
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+async def test_fields_reach_the_engine(service: Service, path: str, body: dict[str, Any]) -> None:
+    fields = {"priority": 7, "timeout": 2.5, "cache_salt": "mine"}
+    response = await service.post(path, body | fields)
+    assert response.status == 200, await response.text()
+    await response.text()
+    for stream in service.engine.streams:
+        spec = stream.spec
+        assert (spec.priority, spec.timeout_s, spec.namespace, spec.tenant) == (7, 2.5, "\0mine", ANYONE)
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+async def test_defaults_reach_the_engine(service: Service, path: str, body: dict[str, Any]) -> None:
+    await (await service.post(path, body)).text()
+    spec = service.engine.spec
+    assert (spec.priority, spec.timeout_s, spec.namespace, spec.tenant) == (0, math.inf, "\0", ANYONE)
+
+
+@pytest.mark.parametrize(("path", "body"), ROUTES)
+async def test_headers_replace_fields_and_fields_win(service: Service, path: str, body: dict[str, Any]) -> None:
+    await (await service.post(path, body, X_Priority="-3", X_Request_Timeout="1.5")).text()
+    assert (service.engine.spec.priority, service.engine.spec.timeout_s) == (-3, 1.5)
+    both = body | {"priority": 0, "timeout": 9}
+    await (await service.post(path, both, X_Priority="-3", X_Request_Timeout="1.5")).text()
+    assert (service.engine.spec.priority, service.engine.spec.timeout_s) == (0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "headers", "param", "message"),
+    [
+        ({"priority": 101}, {}, "priority", "`priority` must be >= -100 and <= 100. Given: 101"),
+        ({"priority": -101}, {}, "priority", "`priority` must be >= -100 and <= 100. Given: -101"),
+        ({"priority": 1.5}, {}, "priority", "Expected `int | null`, got `float` - at `$.priority`"),
+        ({"timeout": 0}, {}, "timeout", "`timeout` must be strictly positive. Given: 0.0"),
+        ({"cache_salt": ""}, {}, "cache_salt", "`cache_salt` must have 1 to 256 bytes. Given: 0"),
+        ({"cache_salt": "é" * 129}, {}, "cache_salt", "`cache_salt` must have 1 to 256 bytes. Given: 258"),
+        ({}, {"X_Priority": "101"}, "X-Priority", "`X-Priority` must be >= -100 and <= 100. Given: 101"),
+        ({}, {"X_Priority": "high"}, "X-Priority", "header `X-Priority` must be a whole number. Given: 'high'"),
+        (
+            {"priority": 1},
+            {"X_Priority": "1_0"},
+            "X-Priority",
+            "header `X-Priority` must be a whole number. Given: '1_0'",
+        ),
+        (
+            {},
+            {"X_Request_Timeout": "0"},
+            "X-Request-Timeout",
+            "`X-Request-Timeout` must be strictly positive. Given: 0.0",
+        ),
+        (
+            {"timeout": 1},
+            {"X_Request_Timeout": "nan"},
+            "X-Request-Timeout",
+            "header `X-Request-Timeout` must be seconds as a decimal number. Given: 'nan'",
+        ),
+    ],
+)
+async def test_values_out_of_range_are_refused(
+    service: Service, fields: dict[str, Any], headers: dict[str, str], param: str, message: str
+) -> None:
+    response = await service.post("/v1/completions", {"prompt": "a"} | fields, **headers)
+    assert response.status == 400
+    error = (await response.json())["error"]
+    assert (error["param"], error["message"]) == (param, f"Input validation error: {message}")
+    response = await service.post("/generate", {"inputs": "a"} | fields, **headers)
+    assert response.status == 422
+    assert await response.json() == {"error": f"Input validation error: {message}", "error_type": "validation"}
+    assert not service.engine.streams
+
+
+FAILURES = [
+    (QueueTimeoutError("no turn within 5 s"), 429, "overloaded", "queue_timeout"),
+    (DeadlineError("not done within 1 s"), 504, "deadline_exceeded", "deadline"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code", "metric"), FAILURES)
+async def test_a_timeout_has_a_status(
+    service: Service, error: QueueTimeoutError | DeadlineError, status: int, code: str, metric: str
+) -> None:
+    service.engine.script = lambda _: [error]
+    tgi = await service.post("/generate", {"inputs": "a"})
+    openai = await service.post("/v1/completions", {"prompt": "a"})
+    assert tgi.status == openai.status == status
+    assert (await tgi.json())["error_type"] == (await openai.json())["error"]["code"] == code
+    assert str(error) in (await tgi.json())["error"]
+    assert tgi.headers.get("Retry-After") == ("1" if status == 429 else None)
+    assert await service.sample(f'tgi_request_failure{{err="{metric}"}}') == 2
+
+
+@pytest.mark.parametrize(("error", "status", "code", "metric"), FAILURES)
+async def test_a_timeout_in_a_started_stream_is_an_event(
+    service: Service, error: QueueTimeoutError | DeadlineError, status: int, code: str, metric: str
+) -> None:
+    def script(_: GenerationSpec) -> list[Step]:
+        return [word("a"), error]
+
+    service.engine.script = script
+    *_, last = events(await (await service.post("/generate_stream", {"inputs": "a"})).text())
+    assert last["error_type"] == code
+    body = {"prompt": "a", "n": 2, "stream": True}
+    *_, last, done = events(await (await service.post("/v1/completions", body)).text())
+    assert (last["error"]["code"], done) == (code, "[DONE]")
+    assert await service.sample(f'tgi_request_failure{{err="{metric}"}}') == 3
+
+
+_RATED = ApiKey(digest=digest_of("key"), tenant=Tenant(name="rated"), requests_per_minute=1)
+
+
+# For each route, bodies that are refused at different stages: before the reply is made, and with the model known.
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "/generate": (_GENERATE, {"inputs": "a", "parameters": {"temperature": -1}}),
+    "/generate_stream": (_GENERATE, {"inputs": "a", "parameters": {"adapter_id": 1}}),
+    "/": (_GENERATE, {"inputs": "a", "parameters": {"top_p": 2}, "stream": False}),
+    "/v1/completions": ({"prompt": "a", "n": 0}, {"prompt": "a", "temperature": -1}),
+    "/v1/chat/completions": (_CHAT | {"n": 0}, _CHAT | {"temperature": -1}),
+    "/v1/responses": (
+        {"input": "a", "background": True},
+        {"input": "a", "previous_response_id": "resp_none"},
+        {"input": "a", "tools": [{"type": "function", "name": ""}]},
+        {"input": "a", "temperature": -1},
+    ),
+    "/chat/completions": (_CHAT | {"n": 0}, _CHAT | {"temperature": -1}),
+    "/responses": ({"input": "a", "background": True}, {"input": "a", "temperature": -1}),
+    "/v1/messages": (_CHAT | {"max_tokens": 1, "temperature": -1}, _CHAT | {"max_tokens": 0}),
+    **{
+        f"/{version}/models/{{model}}:{method}": _GEMINI_REFUSED
+        for version in ("v1", "v1beta")
+        for method in ("generateContent", "streamGenerateContent")
+    },
+    "/completion": ({"prompt": "a", "n_cmpl": 0}, {"prompt": []}, {"prompt": "a", "top_p": 2}),
+    "/completions": ({"prompt": "a", "n_cmpl": 0}, {"prompt": "a", "top_p": 2}),
+    "/infill": ({"input_prefix": "a", "input_suffix": "b", "n_cmpl": 0}, {"input_prefix": "a", "input_suffix": "b"}),
+    "/api/generate": ({"prompt": "a", "options": {"temperature": -1}}, {"prompt": "a", "options": {"num_ctx": 0}}),
+    "/api/chat": (_CHAT | {"options": {"temperature": -1}}, _CHAT | {"options": {"num_predict": -9}}),
+    "/invocations": ({}, _GENERATE, _CHAT | {"n": 0}, {"prompt": "a", "n": 0}),
+    "/vertex": ({"instances": []}, {"instances": [_GENERATE]}, {"instances": [_CHAT | {"temperature": -1}]}),
+}
+
+
+# What no route can read.
+_UNREADABLE: tuple[Any, ...] = ([], {"no_such_field": 1, "messages": 1, "instances": 1, "options": 1, "input": 1})
+
+
+def test_every_generating_route_is_in_the_table() -> None:
+    """Those that take forms have tests of their own, in `test_audio`."""
+    generating = [route for route in ALL_ROUTES if set(GENERATION_ERRORS) <= set(route.errors) and not route.operator]
+    assert {route.path for route in generating if route.form is None} <= set(_REFUSED)
+
+
+@pytest.mark.parametrize("path", _REFUSED)
+async def test_a_refusal_is_a_request_that_failed(service: Service, path: str) -> None:
+    service.engine.model = CHAT_MODEL
+    for count, body in enumerate((*_REFUSED[path], *_UNREADABLE), 1):
+        response = await service.post(path, body)
+        # TGI sends some errors as an event of a stream.
+        assert 400 <= response.status < 500 or path == "/generate_stream", await response.text()
+        assert await service.sample("tgi_request_count") == count, body
+        assert await service.sample('tgi_request_failure{err="validation"}') == count, body
+    assert not service.engine.streams
+
+
+@pytest.mark.parametrize("path", _REFUSED)
+async def test_a_refusal_costs_the_key_a_request(path: str) -> None:
+    for body in (*_REFUSED[path], *_UNREADABLE):
+        access = Access(keyring=Keyring([_RATED], time.monotonic()))
+        async with serving(ScriptedEngine(model=CHAT_MODEL), access=access) as service:
+            first = await service.post(path, body, Authorization="Bearer key")
+            assert first.status != 429
+            again = await service.post(path, body, Authorization="Bearer key")
+            assert again.status == 429, (body, await again.text())
+            assert again.headers["Retry-After"]
+            assert await service.sample('tgi_request_failure{err="rate_limited"}') == 1
+            assert await service.sample("tgi_request_count") == 2
+
+
+async def test_an_unknown_model_costs_the_key_a_request() -> None:
+    engine = ScriptedEngine(expected=("toy",))
+    for path, body in (("/generate", {"inputs": "a"}), ("/v1/embeddings", {"input": "a"})):
+        access = Access(keyring=Keyring([_RATED], time.monotonic()))
+        async with serving(engine, access=access) as service:
+            statuses = [
+                (await service.post(path, body | {"model": "none"}, Authorization="Bearer key")).status
+                for _ in range(2)
+            ]
+            assert statuses == [404, 429]
+
+
+async def test_a_refusal_counts_for_the_model_that_the_body_names() -> None:
+    engine = ScriptedEngine(others=[ScriptedEngine(model=replace(MODEL, name="other", fingerprint="o" * 16))])
+    async with serving(engine) as service:
+        await service.post("/v1/completions", {"prompt": "a", "n": 0, "model": "other"})
+        await service.post("/v1/completions", {"prompt": "a", "n": 0, "model": "none"})
+        assert 'tgi_request_count{model="other"} 1' in (await service.metrics.render()).decode()
+        assert await service.sample("tgi_request_count") == 2

@@ -10,7 +10,7 @@ from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.openai.chat.messages import template_tools
 from caravan_dialects.api.openai.chat.plan import ChatPlan
 from caravan_dialects.api.openai.chat.schema import Tool
-from caravan_dialects.chat.schema_problem import UnsupportedToolError
+from caravan_dialects.chat.schema_references import UnsupportedToolError
 from caravan_dialects.chat.tool_format import ToolFormat
 from caravan_dialects.chat.tool_grammar import functions_of, opens_calls, tool_constraint
 from caravan_proto.messages.constraint import Constraint

@@ -6,17 +6,20 @@ from dataclasses import dataclass, replace
 
 from caravan_dialects.api.errors import ChatTemplateError
 from caravan_dialects.api.generation.context import PromptContext
-from caravan_dialects.api.generation.media import decoded
 from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts
+from caravan_dialects.api.generation.prompt import decoded
 from caravan_dialects.api.generation.rules import PromptTooManyBytesError
-from caravan_dialects.api.openai.chat.messages import template_messages, template_tools
+from caravan_dialects.api.openai.chat.messages import (
+    NO_TOOLS,
+    ToolPlan,
+    template_messages,
+    template_tools,
+    tool_plan_of,
+)
 from caravan_dialects.api.openai.chat.schema import ChatRequest
-from caravan_dialects.api.openai.chat.template_kwargs import template_kwargs_of
-from caravan_dialects.api.openai.chat.thinking import thought_plan_of
-from caravan_dialects.api.openai.chat.tools import NO_TOOLS, ToolPlan, tool_plan_of
+from caravan_dialects.api.openai.chat.thinking import template_kwargs_of, thought_plan_of
 from caravan_dialects.api.openai.rules import continue_error, control_texts_error
 from caravan_dialects.chat.control_text import strings_of
-from caravan_dialects.chat.known_tool_formats import knows_tools
 from caravan_dialects.chat.prompt import (
     ChatPrompt,
     Conversation,
@@ -25,9 +28,9 @@ from caravan_dialects.chat.prompt import (
     prompt_up_to,
     template_of,
 )
-from caravan_dialects.chat.template_errors import TemplateError, TemplateOutputError
-from caravan_dialects.chat.thought_format import thought_format_of
-from caravan_dialects.chat.thought_prompt import ThoughtPlan, with_thoughts
+from caravan_dialects.chat.template_messages import TemplateError, TemplateOutputError
+from caravan_dialects.chat.thought_format import ThoughtPlan, thought_format_of, with_thoughts
+from caravan_dialects.chat.tool_format import knows_tools
 from caravan_dialects.chat.tool_prompt import DEFAULT_TOOL_PROMPT, with_instruction, with_short_ids, with_tools_as_text
 
 # Templates with this text refuse ids of another form than Mistral's.

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.progress import PromptProgress, with_progress
 from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.aliases import with_limit
-from caravan_dialects.api.openai.chat.deltas import Deltas
-from caravan_dialects.api.openai.chat.logprobs import chat_logprobs
+from caravan_dialects.api.openai.chat.output import Part, WholeOutput, chat_logprobs, read_whole
 from caravan_dialects.api.openai.chat.schema import (
     ChatChoice,
     ChatCompletion,
@@ -21,18 +19,31 @@ from caravan_dialects.api.openai.chat.schema import (
     ChatRequest,
     ChunkChoice,
     Delta,
+    FunctionDelta,
+    ToolCallDelta,
 )
 from caravan_dialects.api.openai.chat.truncation import validate_chat
 from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat
-from caravan_dialects.api.openai.chat.whole import WholeOutput, read_whole
 from caravan_dialects.api.openai.choices import choices_of
-from caravan_dialects.api.openai.completion_details import completion_details
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.events import EVENTS_UNTIL_DONE, token_ids_of, wants_usage, wants_usage_of_each
-from caravan_dialects.api.openai.prompt_details import prompt_details
+from caravan_dialects.api.openai.events import (
+    EVENTS_UNTIL_DONE,
+    new_call_id,
+    token_ids_of,
+    wants_usage,
+    wants_usage_of_each,
+)
 from caravan_dialects.api.openai.schema import Usage
-from caravan_dialects.api.openai.timings import progress_shown, timings_at, timings_of
+from caravan_dialects.api.openai.usage import (
+    completion_details,
+    progress_shown,
+    prompt_details,
+    timings_at,
+    timings_of,
+)
 from caravan_dialects.api.stream import Events
+from caravan_dialects.chat.thought_reader import ThoughtPart
+from caravan_dialects.chat.tool_parser import CallPart, TextPart
 from caravan_scheduler.core.prompt_media import text_ids
 
 _ENCODER = msgspec.json.Encoder()
@@ -160,3 +171,50 @@ class ChatAnswer(Answer):
 
 def _new_id() -> str:
     return f"chatcmpl-{time.time_ns():x}"
+
+
+class Deltas:
+    """Makes the deltas of one choice. The first has the role."""
+
+    __slots__ = ("_started",)
+
+    def __init__(self) -> None:
+        self._started = False
+
+    def next(self, parts: Sequence[Part], *, needed: bool) -> Delta | None:
+        """Return the delta of ``parts``; None if there is nothing to send: an incomplete character or call.
+
+        ``needed``: return an empty delta instead of None.
+        """
+        if not parts and not needed:
+            return None
+        delta = Delta()
+        if not self._started:
+            self._started = True
+            delta.role = "assistant"
+        if thought := "".join(part.text for part in parts if isinstance(part, ThoughtPart)):
+            delta.reasoning_content = delta.reasoning = thought
+        if text := "".join(part.text for part in parts if isinstance(part, TextPart)):
+            delta.content = text
+        elif delta.role is not msgspec.UNSET and not parts:
+            # An output without text or calls has an empty text, as in OpenAI's API.
+            delta.content = ""
+        if calls := _call_deltas(parts):
+            delta.tool_calls = calls
+        return delta
+
+
+def _call_deltas(parts: Sequence[Part]) -> list[ToolCallDelta]:
+    """Merge the parts of a chunk into one delta per call: some clients treat every entry as a new call."""
+    calls: list[ToolCallDelta] = []
+    for part in parts:
+        if not isinstance(part, CallPart):
+            continue
+        if part.name is not None:
+            function = FunctionDelta(part.arguments, part.name)
+            calls.append(ToolCallDelta(part.index, function, id=new_call_id(), type="function"))
+        elif calls and calls[-1].index == part.index:
+            calls[-1].function.arguments += part.arguments
+        else:
+            calls.append(ToolCallDelta(part.index, FunctionDelta(part.arguments)))
+    return calls

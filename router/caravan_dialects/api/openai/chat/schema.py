@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from caravan_dialects.api.generation.marks import NoEffect, OnlyNull, TextOnly, Unsupported
+from caravan_dialects.api.generation.schema import NoEffect, OnlyNull, TextOnly, Unsupported
 from caravan_dialects.api.openai.schema import GeneratingFields, ProgressShown, Timings, Usage
 
 

@@ -1,17 +1,64 @@
-"""Reads from a chat request whether the model is to think, and for how long."""
+"""Reads from a chat request the variables for the template, whether the model is to think, and for how long."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from caravan_dialects.api.generation.checks import check_range
-from caravan_dialects.api.openai.chat.schema import ChatRequest
-from caravan_dialects.api.openai.rules import no_thoughts_error
-from caravan_dialects.api.openai.sampling import one_of
-from caravan_dialects.chat.thought_format import HARMONY, ThoughtFormat
-from caravan_dialects.chat.thought_prompt import Thinking, ThoughtPlan, template_options
+import msgspec
 
+from caravan_dialects.api.generation.checks import check_range
+from caravan_dialects.api.generation.rules import TooManyBytesError
+from caravan_dialects.api.openai.chat.messages import check_depth
+from caravan_dialects.api.openai.chat.schema import ChatRequest
+from caravan_dialects.api.openai.rules import no_thoughts_error, template_option_error
+from caravan_dialects.api.openai.sampling import one_of
+from caravan_dialects.chat.thought_format import HARMONY, Thinking, ThoughtFormat, ThoughtPlan, template_options
+
+_KWARGS = "chat_template_kwargs"
+_MAX_KWARGS_BYTES = 1 << 16
+# Variables that the server sets: of the conversation, of the model, and what transformers takes in the same place.
+_RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "bos_token",
+        "chat_template",
+        "continue_final_message",
+        "eos_token",
+        "messages",
+        "pad_token",
+        "raise_exception",
+        "strftime_now",
+        "tokenize",
+        "tools",
+        "unk_token",
+    }
+)
+_SWITCHES = ("enable_thinking", "thinking")
 _NO_LIMIT = -1
 _MAX_BUDGET = 2**31 - 1
+
+
+def template_kwargs_of(body: ChatRequest) -> dict[str, Any]:
+    """Return the variables that ``body`` sets for the template. Raises ValidationError."""
+    return checked_kwargs(body.chat_template_kwargs or {})
+
+
+def checked_kwargs(given: Mapping[str, Any], field: str = _KWARGS) -> dict[str, Any]:
+    """Return ``given`` without what is null and switches thoughts. Raises ValidationError, which names ``field``."""
+    for key in given:
+        if key in _RESERVED:
+            raise template_option_error(f"{field}.{key}", "be left to the server", given[key])
+    for key in _SWITCHES:
+        if given.get(key) is not None and not isinstance(given[key], bool):
+            raise template_option_error(f"{field}.{key}", "be true or false", given[key])
+    if not isinstance(effort := given.get("reasoning_effort"), str | None):
+        raise template_option_error(f"{field}.reasoning_effort", "be a string", effort)
+    check_depth(field, dict(given))
+    size = len(msgspec.json.encode(given))
+    if size > _MAX_KWARGS_BYTES:
+        raise TooManyBytesError(field, _MAX_KWARGS_BYTES, size)
+    return {
+        key: value for key, value in given.items() if value is not None or key not in (*_SWITCHES, "reasoning_effort")
+    }
 
 
 def thought_plan_of(

@@ -4,31 +4,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caravan_dialects.api.errors import ToolError
-from caravan_dialects.api.generation.bounds import Bounds
 from caravan_dialects.api.generation.checks import check_positive, check_range
 from caravan_dialects.api.generation.constraints import FieldConstraint
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.fill import prompt_before
-from caravan_dialects.api.generation.media import tokenize_mixed
 from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts
 from caravan_dialects.api.generation.prompt import (
     check_new_tokens,
     check_prompt_ids,
     clamped,
     fit,
+    tokenize_mixed,
     tokenize_plain,
     tokenize_prompt,
 )
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run
-from caravan_dialects.api.generation.serving import Extras
+from caravan_dialects.api.generation.run import Run, ValidRequest
+from caravan_dialects.api.limits import Bounds
 from caravan_dialects.api.openai.beams import check_beams, with_beams
 from caravan_dialects.api.openai.chat.enforced import IN_CHAT, SchemaPlaces, Wanted, enforced
 from caravan_dialects.api.openai.chat.messages import template_tools, texts_of_parts
-from caravan_dialects.api.openai.chat.output import NO_OPTIONS, ChatOutput
+from caravan_dialects.api.openai.chat.output import NO_OPTIONS, ChatOutput, WholeOutput
 from caravan_dialects.api.openai.chat.plan import NO_PLAN, ChatPlan, chat_plan_of, chat_prompt_of
 from caravan_dialects.api.openai.chat.schema import ChatRequest, LeftOut
-from caravan_dialects.api.openai.chat.whole import WholeOutput
 from caravan_dialects.api.openai.choices import ONE_CHOICE, Choices
 from caravan_dialects.api.openai.constraints import constraint_of
 from caravan_dialects.api.openai.rules import needs_field_error, prompt_tokens_error, stream_options_error
@@ -38,14 +35,13 @@ from caravan_dialects.api.openai.sampling import (
     check_sampling,
     one_of,
     samplings_of,
+    stopping_of,
+    text_options_of,
 )
-from caravan_dialects.api.openai.stopping import stopping_of, text_options_of
 from caravan_dialects.chat.control_text import strings_of
-from caravan_dialects.chat.exact_tokens import with_exact_tokens
-from caravan_dialects.chat.prompt import ChatPrompt
-from caravan_dialects.chat.thought_calls import ThoughtCalls
+from caravan_dialects.chat.prompt import ChatPrompt, with_exact_tokens
 from caravan_dialects.chat.thought_format import Beginning, beginning_after
-from caravan_dialects.chat.thought_reader import ThoughtReader
+from caravan_dialects.chat.thought_reader import ThoughtCalls, ThoughtReader
 from caravan_dialects.chat.tool_format import ToolFormat
 from caravan_dialects.chat.tool_grammar import functions_of
 from caravan_dialects.chat.tool_parser import ToolParser
@@ -53,6 +49,7 @@ from caravan_dialects.text.assembler import TextOptions
 from caravan_proto.messages.constraint import ConstraintKind, Thought
 from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.generation import GenerationSpec
 from caravan_scheduler.core.prompt_media import PromptMedia
 
 
@@ -166,24 +163,32 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
     max_new = fit(prompt.tokens, max_tokens, bounds, source.names)
     check_new_tokens(source.names[1], choices.candidates, max_new, bounds)
     stopping = stopping_of(body, max_new, model)
-    prediction = await _prediction(context, body, drafts=serving.max_draft_tokens > 0)
+    prediction = await _prediction(context, body, drafts=serving["max_draft_tokens"] > 0)
     tool_format = await context.templates.tool_formats.of(plan.template) if plan.tools.callable else None
     wanted = Wanted(plan=plan, tool_format=tool_format, asked=asked, places=source.places)
     constraint = await enforced(context, wanted)
     thought = await _thought(context, plan, beginning, constrained=constraint is not None)
-    extras = Extras(
-        constraint=constraint,
-        adapter=context.adapter,
-        prediction=prediction,
-        thought=thought,
-        media=prompt.media,
-    )
     alternatives = (body.top_logprobs or 0) if body.logprobs or choices.ranked else None
     samplings = samplings_of(body, choices.candidates, model, alternatives=alternatives, biases=biases)
     in_output = plan.reads_thoughts or source.tells_stop
     request = ValidRequest(
         specs=with_beams(
-            [serving.spec(prompt.tokens, sampling, stopping, extras) for sampling in samplings], body, model
+            [
+                GenerationSpec(
+                    prompt=prompt.tokens,
+                    sampling=sampling,
+                    stopping=stopping,
+                    media=prompt.media,
+                    constraint=constraint,
+                    adapter=context.adapter,
+                    prediction=prediction,
+                    thought=thought,
+                    **serving,
+                )
+                for sampling in samplings
+            ],
+            body,
+            model,
         ),
         text=replace(text, stops=()) if in_output else text,
         characters=_characters(source, plan),

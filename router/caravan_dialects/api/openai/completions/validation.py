@@ -1,6 +1,6 @@
 """Rules of ``/v1/completions``: OpenAI's, with vLLM's extra parameters."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from caravan_dialects.ahead import each
 from caravan_dialects.api.generation.checks import check_positive, check_range
@@ -14,8 +14,7 @@ from caravan_dialects.api.generation.prompt import (
     tokenize_plain,
     tokenize_prompt,
 )
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.serving import Extras
+from caravan_dialects.api.generation.run import ValidRequest
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.aliases import UNLIMITED
 from caravan_dialects.api.openai.beams import check_beams, with_beams
@@ -24,9 +23,16 @@ from caravan_dialects.api.openai.completions.schema import CompletionRequest
 from caravan_dialects.api.openai.constraints import constraint_of
 from caravan_dialects.api.openai.prompts import PromptInput, TextPrompt, TokensPrompt, split_prompts
 from caravan_dialects.api.openai.rules import ignore_eos_error, needs_field_error, stream_options_error, suffix_error
-from caravan_dialects.api.openai.sampling import biases_of, check_choice_parameters, check_sampling, samplings_of
-from caravan_dialects.api.openai.stopping import stopping_of, text_options_of
-from caravan_dialects.text.prompt_text import PromptText, as_decoded, as_written
+from caravan_dialects.api.openai.sampling import (
+    biases_of,
+    check_choice_parameters,
+    check_sampling,
+    samplings_of,
+    stopping_of,
+    text_options_of,
+)
+from caravan_dialects.text.detokenize import PromptText, as_decoded, as_written
+from caravan_scheduler.core.generation import GenerationSpec
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -80,12 +86,20 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
         check_new_tokens("max_tokens", generations, max_tokens, bounds)
     stopping = stopping_of(body, max_tokens, model)
     # Compiling comes last, since it costs most.
-    extras = Extras(constraint=await compiled(context.engine, asked), adapter=context.adapter)
+    constraint = await compiled(context.engine, asked)
     return [
         ValidRequest(
             specs=with_beams(
                 [
-                    serving.spec(token_ids, sampling, stopping, _with_prompt_logprobs(extras, body, index))
+                    GenerationSpec(
+                        prompt=token_ids,
+                        sampling=sampling,
+                        stopping=stopping,
+                        constraint=constraint,
+                        adapter=context.adapter,
+                        prompt_logprobs=_wants_prompt_logprobs(body, index),
+                        **serving,
+                    )
                     for index, sampling in enumerate(
                         samplings_of(
                             body, plan.choices.candidates, model, alternatives=_alternatives(body, plan), biases=biases
@@ -127,10 +141,10 @@ def _shows_prompt(body: CompletionRequest) -> bool:
     return bool(body.echo) or body.prompt_logprobs is not None
 
 
-def _with_prompt_logprobs(extras: Extras, body: CompletionRequest, candidate: int) -> Extras:
+def _wants_prompt_logprobs(body: CompletionRequest, candidate: int) -> bool:
     """Ask for prompt logprobs once per prompt; a stream asks for each candidate, so that none waits for another."""
     wanted = body.prompt_logprobs is not None or (bool(body.echo) and body.logprobs is not None)
-    return replace(extras, prompt_logprobs=wanted and (candidate == 0 or bool(body.stream)))
+    return wanted and (candidate == 0 or bool(body.stream))
 
 
 def _alternatives(body: CompletionRequest, plan: CompletionPlan) -> int | None:

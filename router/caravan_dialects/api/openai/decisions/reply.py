@@ -6,12 +6,9 @@ from dataclasses import replace
 
 import msgspec
 
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.request import ValidRequest
-from caravan_dialects.api.generation.run import Run, collect
-from caravan_dialects.api.generation.serving import Extras
+from caravan_dialects.api.generation.run import Run, ValidRequest, collect
 from caravan_dialects.api.openai.decisions.labels import normalized
 from caravan_dialects.api.openai.decisions.prompts import Readings, readings_of
 from caravan_dialects.api.openai.decisions.questions import PROMPT_FORMAT_VERSION
@@ -35,7 +32,7 @@ from caravan_dialects.api.openai.responses.schema import InputTokensDetails, Out
 from caravan_dialects.text.assembler import Piece, TextOptions
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.errors import GenerationError
-from caravan_scheduler.core.generation import StoppingParams
+from caravan_scheduler.core.generation import GenerationSpec, StoppingParams
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -61,8 +58,14 @@ class AskedDecision(Asked):
                 prompt = reading.prompt + row.path
                 sampling = SamplingParams(temperature=0.0, logprobs=True, score_token_ids=row.following)
                 media = None if readings.media is None else readings.media.located(prompt)
-                extras = Extras(adapter=context.adapter, media=media)
-                spec = serving.spec(prompt, sampling, StoppingParams(max_new_tokens=1), extras)
+                spec = GenerationSpec(
+                    prompt=prompt,
+                    sampling=sampling,
+                    stopping=StoppingParams(max_new_tokens=1),
+                    media=media,
+                    adapter=context.adapter,
+                    **serving,
+                )
                 requests.append(ValidRequest(specs=(spec,), text=TextOptions(), characters=0))
         # The headers of the reply say how long the request was, however many prompts it has.
         requests[0] = replace(requests[0], characters=readings.characters)

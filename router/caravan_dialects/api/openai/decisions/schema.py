@@ -4,8 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from caravan_dialects.api.generation.marks import NoEffect
-from caravan_dialects.api.generation.schema import CacheSalt, ModelName, Priority, Timeout
+from caravan_dialects.api.generation.schema import CacheSalt, ModelName, NoEffect, Priority, Timeout
 from caravan_dialects.api.openai.responses.schema import InputTokensDetails, Item, OutputTokensDetails
 
 Instructions = Annotated[

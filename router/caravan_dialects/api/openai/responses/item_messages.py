@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.openai.chat.schema import FunctionCall, Message, ToolCall
+from caravan_dialects.api.openai.responses.items import shown_part
 from caravan_dialects.api.openai.responses.other_items import plain_items
-from caravan_dialects.api.openai.responses.parts import shown_part
-from caravan_dialects.api.openai.responses.tool_names import ToolName
-from caravan_dialects.api.openai.responses.tools import OfferedTools, custom_arguments
+from caravan_dialects.api.openai.responses.tools import OfferedTools, ToolName, custom_arguments
 from caravan_dialects.conversations.nodes import Json
 
 

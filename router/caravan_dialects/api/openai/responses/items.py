@@ -1,4 +1,4 @@
-"""Reads the items that clients send, into the one form in which they are stored and returned."""
+"""Reads the items that clients send, and their parts, into the one form in which they are stored and returned."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,28 +7,135 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from caravan_dialects.api.body import mismatch
+from caravan_dialects.api.generation.checks import check_range
+from caravan_dialects.api.generation.parts import MediaParts, data_of, text_for
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.messages import check_depth
-from caravan_dialects.api.openai.responses.parts import Content, read_parts, text_of_part, text_part, with_whole_parts
 from caravan_dialects.api.openai.responses.rules import (
     item_type_error,
     items_size_error,
     too_many_items_error,
     unknown_item_error,
 )
-from caravan_dialects.api.openai.responses.tool_names import ToolName
-from caravan_dialects.conversations.ids import new_id
-from caravan_dialects.conversations.nodes import Json
+from caravan_dialects.api.openai.responses.schema import ItemList
+from caravan_dialects.api.openai.responses.tools import ToolName
+from caravan_dialects.api.openai.rules import missing_field_error
+from caravan_dialects.conversations.nodes import Json, new_id
 
+Content = str | list[dict[str, Any]]
+
+_TEXTS = frozenset({"input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"})
 MAX_ITEMS = 10_000
 """Items of a request with those that it continues, and of a conversation."""
 MAX_BYTES = 32 << 20
 """Size of these items as JSON."""
-
 # Ids are parts of paths.
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-
 T = TypeVar("T")
+
+
+def read_parts(field: str, content: Content, *, of_tool: bool = False) -> list[Json]:
+    """Return the parts of what a client sends. ``of_tool``: see `text_for`. Raises ValidationError."""
+    if isinstance(content, str):
+        return [text_part("input_text", content)]
+    return [_part(f"{field}[{number}]", part, of_tool=of_tool) for number, part in enumerate(content)]
+
+
+def _part(field: str, part: Json, *, of_tool: bool) -> Json:
+    match part.get("type"):
+        case "input_image":
+            url = part.get("image_url")
+            if part.get("file_id"):
+                raise unsupported_field_error(f"{field}.file_id", "send `image_url`", part["file_id"])
+            if not isinstance(url, str):
+                raise missing_field_error(f"{field}.image_url")
+            if not of_tool:
+                data_of(f"{field}.image_url", url)
+            detail = part.get("detail")
+            return {"type": "input_image", "image_url": url, "detail": detail if isinstance(detail, str) else "auto"}
+        case "input_audio":
+            sound = part.get("input_audio")
+            if not isinstance(sound, dict) or not isinstance(sound.get("data"), str):
+                raise missing_field_error(f"{field}.input_audio.data")
+            form = sound.get("format")
+            heard = {"data": sound["data"], "format": form if isinstance(form, str) else "wav"}
+            return {"type": "input_audio", "input_audio": heard}
+        case _:
+            return text_part("input_text", text_of_part(field, part, of_tool=of_tool))
+
+
+def text_of_part(field: str, part: Json, *, of_tool: bool = False) -> str:
+    """Return the text of a part that a client sends. ``of_tool``: see `text_for`. Raises ValidationError."""
+    kind, text = str(part.get("type")), part.get("text", part.get("refusal"))
+    if kind not in _TEXTS:
+        return text_for(field, kind, of_tool=of_tool)
+    if not isinstance(text, str):
+        raise missing_field_error(f"{field}.text")
+    return text
+
+
+def text_part(kind: str, text: str) -> Json:
+    """Return a part of a message: an "input_text" or an "output_text"."""
+    return {"type": kind, "text": text, **({"annotations": [], "logprobs": []} if kind == "output_text" else {})}
+
+
+def with_whole_parts(item: Json) -> Json:
+    """Return an item of any type, in which pictures and sounds are texts, as the store expects; others are named."""
+    for key in ("content", "output"):
+        if isinstance(parts := item.get(key), list):
+            item = item | {key: [_whole_part(part) for part in parts]}
+    return item
+
+
+def _whole_part(part: Any) -> Any:
+    match part:
+        case {"type": "input_image", "image_url": str()} | {"type": "input_audio", "input_audio": {"data": str()}}:
+            return part
+        case {"type": "input_image" | "input_audio" as kind}:
+            return text_part("input_text", text_for("", kind, of_tool=True))
+        case _:
+            return part
+
+
+def shown_part(field: str, part: Json, media: MediaParts, *, of_tool: bool) -> str:
+    """Return the text of a part as it is stored; of a picture or a sound, its mark. Raises ValidationError."""
+    match part["type"]:
+        case "input_image" if media.sees:
+            return media.picture_at(f"{field}.image_url", part["image_url"])
+        case "input_audio" if media.hears:
+            return media.sound(f"{field}.input_audio.data", part["input_audio"]["data"])
+        case "input_image" | "input_audio" as kind:
+            return text_for(field, kind, of_tool=of_tool)
+        case _:
+            text: str = part["text"]
+            return text
+
+
+DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+
+
+def page_of(query: Mapping[str, str], items: Sequence[Json]) -> ItemList:
+    """Return the page of ``items``, the oldest first, that a query asks for. Raises ValidationError."""
+    order = query.get("order", "desc")
+    if order not in {"asc", "desc"}:
+        raise unsupported_field_error("order", "use `asc` or `desc`", order)
+    limit = query.get("limit", str(DEFAULT_LIMIT))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
+        raise unsupported_field_error("limit", f"use 1 to {MAX_LIMIT}", limit)
+    check_range("limit", int(limit), 1, MAX_LIMIT)
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    if (after := query.get("after")) is not None:
+        place = next((at for at, item in enumerate(ordered) if item["id"] == after), None)
+        if place is None:
+            raise unknown_item_error("after", after)
+        ordered = ordered[place + 1 :]
+    return item_list(ordered[: int(limit)], more=len(ordered) > int(limit))
+
+
+def item_list(items: Sequence[Json], *, more: bool = False) -> ItemList:
+    """Return a page of these items. ``more``: whether others follow."""
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return ItemList(list(items), first, last, more)
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.api.openai.responses.parts import text_part
-from caravan_dialects.api.openai.responses.tool_names import ToolName, model_name
+from caravan_dialects.api.openai.responses.items import text_part
+from caravan_dialects.api.openai.responses.tools import ToolName, model_name
 from caravan_dialects.conversations.nodes import Json
 
 PLAIN = frozenset(

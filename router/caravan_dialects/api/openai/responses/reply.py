@@ -4,42 +4,116 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from caravan_dialects.api.errors import ContextLengthError, NotStoredError
-from caravan_dialects.api.generation.answer import Answer
-from caravan_dialects.api.generation.asked import Asked
+from caravan_dialects.api.errors import ContextLengthError, NotStoredError, kind_of
+from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
 from caravan_dialects.api.openai.chat.validation import ValidChat
-from caravan_dialects.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.errors import OPENAI, openai_code, openai_message
 from caravan_dialects.api.openai.events import token_ids_of
-from caravan_dialects.api.openai.prompt_details import media_tokens
-from caravan_dialects.api.openai.responses.draft import Draft
-from caravan_dialects.api.openai.responses.logprobs import MessageTokens
 from caravan_dialects.api.openai.responses.other_items import plain_items
+from caravan_dialects.api.openai.responses.output import MessageTokens, OutputItems
 from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.schema import (
+    ConversationName,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
+    Reasoning,
+    ResponseEvent,
+    ResponseFailure,
     ResponseObject,
     ResponseRequest,
     ResponseUsage,
 )
-from caravan_dialects.api.openai.responses.tools import ITEMS_WITH_TOOLS, offered_tools
+from caravan_dialects.api.openai.responses.tools import ITEMS_WITH_TOOLS, OfferedTools, offered_tools, shown_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.api.openai.responses.validation import generates, validate_turn, wants_logprobs
-from caravan_dialects.api.stream import NAMED_EVENTS, Events
-from caravan_dialects.conversations.nodes import ExactTokens, Node
+from caravan_dialects.api.openai.usage import media_tokens
+from caravan_dialects.api.stream import NAMED_EVENTS, Events, named
+from caravan_dialects.conversations.nodes import ExactTokens, Node, new_id
 from caravan_dialects.text.assembler import Piece
 from caravan_scheduler.core.errors import TextTooLongError
 
+_ENCODER = msgspec.json.Encoder()
 _log = logging.getLogger(__name__)
 
-_ENCODER = msgspec.json.Encoder()
+
+class PartialResponse:
+    """``head``: the response but for its items. ``items``: those of its output, each growth of which is an event."""
+
+    def __init__(self, body: ResponseRequest, turn: Turn, offered: OfferedTools) -> None:
+        self.head = _response_of(body, turn)
+        self.items = OutputItems(self.emit, offered)
+        self._streamed = bool(body.stream)
+        # Messages that are not sent yet, and the number of all messages so far.
+        self._unsent: list[bytes] = []
+        self._sequence_number = 0
+
+    def response(self) -> ResponseObject:
+        """Return the response as clients see it."""
+        return msgspec.structs.replace(self.head, output=self.items.items)
+
+    def begin(self) -> None:
+        """Announce the response."""
+        self.emit("response.created", response=self.head)
+        self.emit("response.in_progress", response=self.head)
+
+    def fail(self, error: Exception) -> None:
+        """Announce that the response ends with ``error``, and begin it before if it has not begun."""
+        if not self._sequence_number:
+            self.begin()
+        self.head.status = "failed"
+        self.head.error = ResponseFailure(openai_code(kind_of(error)), openai_message(error))
+        self.emit("response.failed", response=self.response())
+
+    def emit(self, kind: str, /, **fields: Any) -> None:
+        """Add an event, if the reply is streamed."""
+        if self._streamed:
+            event = ResponseEvent(type=kind, sequence_number=self._sequence_number, **fields)
+            self._sequence_number += 1
+            self._unsent.append(named(kind, _ENCODER.encode(event)))
+
+    def take_unsent(self) -> list[bytes]:
+        """Return the messages since the last call."""
+        taken, self._unsent = self._unsent, []
+        return taken
+
+
+def _response_of(body: ResponseRequest, turn: Turn) -> ResponseObject:
+    """Return the response before its first token."""
+    asked = None if body.text is None else body.text.format
+    return ResponseObject(
+        id=new_id("resp"),
+        created_at=int(time.time()),
+        model=body.model or "",
+        status="in_progress",
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        conversation=None if turn.head is None else ConversationName(id=turn.head.id),
+        reasoning=body.reasoning or Reasoning(),
+        store=body.store is not False,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        text={"format": {"type": "text"} if asked is None else msgspec.to_builtins(asked)},
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=shown_tools(body.tools or ()),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        truncation=body.truncation or "disabled",
+        metadata=body.metadata or {},
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        top_logprobs=body.top_logprobs or 0,
+        max_tool_calls=body.max_tool_calls,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
+    )
 
 
 class AskedResponse(Asked):
@@ -56,11 +130,11 @@ class AskedResponse(Asked):
         self._body = body
         self._turn = turn
         self._offered = offered_tools(body.tools or (), turn.all_items)
-        self._draft = Draft(body, turn, self._offered)
+        self._partial = PartialResponse(body, turn, self._offered)
         self.model = body.model
         self.streamed = bool(body.stream)
         conversation = "" if turn.head is None else turn.head.id
-        self.running = RunningResponse(id=self._draft.head.id, owner=turn.owner, conversation=conversation)
+        self.running = RunningResponse(id=self._partial.head.id, owner=turn.owner, conversation=conversation)
 
     @property
     def skipped_tools(self) -> frozenset[str]:
@@ -75,20 +149,20 @@ class AskedResponse(Asked):
 
     async def validate(self, context: Context) -> "ResponseAnswer":
         valid = await validate_turn(context, self._body, self._turn, self._offered)
-        self._draft.head.model = context.adapter or context.model.name
-        self._draft.head.truncated = valid.truncated
+        self._partial.head.model = context.adapter or context.model.name
+        self._partial.head.truncated = valid.truncated
         wanted = Wanted(
             output=generates(self._body),
             logprobs=wants_logprobs(self._body),
             fingerprint=context.model.fingerprint,
         )
-        answer = ResponseAnswer(self._turn, self._draft, self.running, valid.chat, wanted)
+        answer = ResponseAnswer(self._turn, self._partial, self.running, valid.chat, wanted)
         self.running.begin(answer)
         return answer
 
     def error_messages(self, error: Exception) -> Sequence[bytes]:
-        self._draft.fail(error)
-        return self._draft.take_unsent()
+        self._partial.fail(error)
+        return self._partial.take_unsent()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +180,12 @@ class Wanted:
 class ResponseAnswer(Answer):
     """Answers one turn with messages, thoughts and calls, and stores it."""
 
-    def __init__(self, turn: Turn, draft: Draft, running: RunningResponse, chat: ValidChat, wanted: Wanted) -> None:
+    def __init__(
+        self, turn: Turn, partial: PartialResponse, running: RunningResponse, chat: ValidChat, wanted: Wanted
+    ) -> None:
         super().__init__((chat.request,))
         self._turn = turn
-        self._draft = draft
+        self._partial = partial
         self._running = running
         self._chat = chat
         self._wanted = wanted
@@ -117,13 +193,13 @@ class ResponseAnswer(Answer):
         self._message_tokens = MessageTokens()
 
     def response(self) -> ResponseObject:
-        return self._draft.response()
+        return self._partial.response()
 
     def node(self) -> Node:
-        items = (*self._turn.items, *self._draft.items.items)
+        items = (*self._turn.items, *self._partial.items.items)
         tokens = (*self._chat.request.prompt, *self._token_ids)
         return Node(
-            id=self._draft.head.id,
+            id=self._partial.head.id,
             parent=self._turn.chain.position,
             items=items,
             inputs=len(self._turn.items),
@@ -136,34 +212,34 @@ class ResponseAnswer(Answer):
         output = self._chat.output(run)
         await self._running.unless_cancelled(read_outputs([output], [self._take]))
         await self._finish(output)
-        return _ENCODER.encode(self._draft.head)
+        return _ENCODER.encode(self._partial.head)
 
     async def send(self, events: Events, index: int, run: Run) -> None:
-        draft, output = self._draft, self._chat.output(run)
-        draft.begin()
-        await events.send(*draft.take_unsent())
+        partial, output = self._partial, self._chat.output(run)
+        partial.begin()
+        await events.send(*partial.take_unsent())
         await self._running.unless_cancelled(self._read(output, events))
         await self._finish(output)
-        kind = "response.completed" if draft.head.status == "completed" else "response.incomplete"
-        draft.emit(kind, response=draft.head)
-        await events.send(*draft.take_unsent())
+        kind = "response.completed" if partial.head.status == "completed" else "response.incomplete"
+        partial.emit(kind, response=partial.head)
+        await events.send(*partial.take_unsent())
 
     async def _read(self, output: ChatOutput, events: Events) -> None:
         async for ready in output.run:
             for pieces in ready:
                 self._take(pieces, output.push(pieces))
-            await events.send(*self._draft.take_unsent())
+            await events.send(*self._partial.take_unsent())
 
     def _take(self, pieces: Sequence[Piece], parts: Sequence[Part]) -> None:
         # A step over a prompt ends with a token, which is dropped if none is wanted.
         if self._wanted.output:
             self._token_ids += token_ids_of(pieces)
             logprobs = self._message_tokens.of(pieces, parts) if self._wanted.logprobs else ()
-            self._draft.items.take(parts, logprobs)
+            self._partial.items.take(parts, logprobs)
 
     async def _finish(self, output: ChatOutput) -> None:
         """Complete the response and store it, before its client hears of its end and continues it."""
-        response, items = self._draft.head, self._draft.items
+        response, items = self._partial.head, self._partial.items
         self._take((), output.end())
         response.status = "completed"
         if self._running.cancelled:

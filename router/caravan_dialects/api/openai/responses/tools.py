@@ -1,9 +1,14 @@
 """The tools of a response: functions, custom tools as functions of one text, both in namespaces, a search for more.
 
-Others are left out: nobody here runs them.
+Others are left out: nobody here runs them. Models and their templates know no namespaces, so a tool of a namespace has
+both names in one, the one name by which the model knows it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,20 +16,71 @@ import msgspec
 
 from caravan_dialects.api.errors import ValidationError
 from caravan_dialects.api.generation.rules import unsupported_field_error
-from caravan_dialects.api.openai.chat.messages import MAX_DEPTH, check_depth
-from caravan_dialects.api.openai.chat.schema import FunctionDefinition, Tool
-from caravan_dialects.api.openai.chat.tools import FUNCTION_NAME
-from caravan_dialects.api.openai.responses.tool_names import ToolName, model_name, model_names
+from caravan_dialects.api.openai.chat.messages import FUNCTION_NAME, MAX_DEPTH, check_depth
+from caravan_dialects.api.openai.chat.schema import ChosenFunction, FunctionDefinition, NamedToolChoice, Tool
+from caravan_dialects.api.openai.responses.rules import ambiguous_tool_error
 from caravan_dialects.api.openai.rules import function_name_error, missing_field_error
 from caravan_dialects.conversations.nodes import Json
 
+_MOST_CHARACTERS = 64
+_DIGEST_CHARACTERS = 8
+_OTHER_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]", re.ASCII)
 _ONE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-_SEARCH = ToolName("tool_search")
 _FUNCTION_FIELDS = {"description": None, "parameters": None, "strict": False}
-
 ITEMS_WITH_TOOLS = frozenset({"additional_tools", "tool_search_output"})
 """Items whose tools are offered from then on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolName:
+    """What a client calls a tool. ``namespace``: None for a tool that is in none."""
+
+    name: str
+    namespace: str | None = None
+
+
+def model_names(tools: Collection[ToolName]) -> dict[ToolName, str]:
+    """Return the name by which the model knows each of ``tools``, which all differ. No two names are the same.
+
+    A tool outside of namespaces keeps its name, and no name depends on the order: a prompt begins with the tools, and
+    would not be found in the cache if one of them changed its name.
+    """
+    wanted = Counter(map(_joined, tools))
+    names = {
+        tool: _joined(tool)
+        for tool in tools
+        if FUNCTION_NAME.fullmatch(_joined(tool)) and (tool.namespace is None or wanted[_joined(tool)] == 1)
+    }
+    taken = set(names.values())
+    for tool in tools:
+        if tool not in names:
+            names[tool] = _unused(tool, taken)
+            taken.add(names[tool])
+    return names
+
+
+def model_name(tool: ToolName) -> str:
+    """Return the name of a tool that is offered no longer."""
+    return model_names([tool])[tool]
+
+
+def _joined(tool: ToolName) -> str:
+    return tool.name if tool.namespace is None else f"{tool.namespace}__{tool.name}"
+
+
+def _unused(tool: ToolName, taken: Iterable[str]) -> str:
+    """Return a name that ends with a digest, for one that is too long, taken or has other characters."""
+    start = _OTHER_CHARACTERS.sub("_", _joined(tool))[: _MOST_CHARACTERS - _DIGEST_CHARACTERS - 1]
+    for attempt in itertools.count():
+        source = msgspec.json.encode([tool.namespace, tool.name, attempt])
+        name = f"{start}_{hashlib.sha256(source).hexdigest()[:_DIGEST_CHARACTERS]}"
+        if name not in taken:
+            return name
+    raise AssertionError("the count has no end")
+
+
+_SEARCH = ToolName("tool_search")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,3 +279,62 @@ def search_arguments(arguments: str) -> Json:
 
 class _CustomArguments(msgspec.Struct, frozen=True):
     input: str
+
+
+def chosen_tools(
+    offered: OfferedTools, choice: str | Mapping[str, Any] | None
+) -> tuple[Sequence[Tool], str | NamedToolChoice | None]:
+    """Return the tools and ``tool_choice`` of chat completions. Raises ValidationError."""
+    match choice:
+        case None | "auto" | "none" | "required":
+            return offered.tools, choice
+        case {"type": "function" | "custom", "name": str(name), **more}:
+            found = _Named(offered).by(name, more.get("namespace"))
+            if len(found) > 1:
+                raise ambiguous_tool_error(name)
+            return offered.tools, NamedToolChoice(function=ChosenFunction(name=found[0] if found else name))
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
+            names = _Named(offered).allowed(allowed)
+            return [tool for tool in offered.tools if tool.function.name in names], mode
+        case _:
+            raise unsupported_field_error("tool_choice", "choose a function or custom tool by its name", choice)
+
+
+class _Named:
+    """Finds the model's names of tools by what clients call them."""
+
+    def __init__(self, offered: OfferedTools) -> None:
+        self._offered = offered
+        self._by_name: dict[str, list[str]] = defaultdict(list)
+        self._by_namespace: dict[str | None, list[str]] = defaultdict(list)
+        for known, tool in offered.called.items():
+            self._by_name[tool.name].append(known)
+            self._by_namespace[tool.namespace].append(known)
+
+    def by(self, name: str, namespace: Any) -> Sequence[str]:
+        """Return the tool of this name; more than one if it is in several namespaces and none is given.
+
+        A name without its namespace is that of a tool outside of namespaces, if there is one.
+        """
+        exact = self._offered.names.get(ToolName(name, namespace)) if isinstance(namespace, str | None) else None
+        if exact is not None or namespace is not None:
+            return () if exact is None else (exact,)
+        return self._by_name.get(name) or ((name,) if name in self._offered.called else ())
+
+    def allowed(self, entries: Sequence[Any]) -> set[str]:
+        """Return all tools that ``entries`` name: functions and custom tools, or whole namespaces."""
+        # A client may name the same many times.
+        asked: set[tuple[bool, str, str | None]] = set()
+        for entry in entries:
+            match entry:
+                case {"type": "namespace", "name": str(name)}:
+                    asked.add((True, name, None))
+                case {"name": str(name), **more} if isinstance(namespace := more.get("namespace"), str | None):
+                    asked.add((False, name, namespace))
+                case _:
+                    pass
+        return {
+            known
+            for whole, name, namespace in asked
+            for known in (self._by_namespace.get(name, ()) if whole else self.by(name, namespace))
+        }

@@ -11,6 +11,7 @@ from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.rules import empty_prompt_error, unsupported_field_error
 from caravan_dialects.api.generation.schema import Format, JsonSchemaFormat, NamedSchema
+from caravan_dialects.api.generation.serving import serving_fields
 from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
 from caravan_dialects.api.openai.chat.messages import check_depth
 from caravan_dialects.api.openai.chat.schema import ChatRequest, Message
@@ -19,8 +20,7 @@ from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat, v
 from caravan_dialects.api.openai.responses.item_messages import ItemTexts, calls_of, count_system, messages_of, turns_of
 from caravan_dialects.api.openai.responses.rules import metadata_error
 from caravan_dialects.api.openai.responses.schema import InputFields, NamedSchemaFormat, ResponseRequest, Truncated
-from caravan_dialects.api.openai.responses.tool_choice import chosen_tools
-from caravan_dialects.api.openai.responses.tools import OfferedTools
+from caravan_dialects.api.openai.responses.tools import OfferedTools, chosen_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.api.openai.schema import SamplingFields
 from caravan_dialects.chat.thought_format import thought_format_of
@@ -128,7 +128,6 @@ def chat_request(body: InputFields, messages: list[Message], offered: OfferedToo
     """Return the chat request with the same meaning, for a model that ``thinks`` or not. Raises ValidationError."""
     tools, choice = chosen_tools(offered, body.tool_choice)
     sampling = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
-    serving = {name: getattr(body, name, None) for name in ("priority", "timeout", "cache_salt", "speculate")}
     generating = _generating(body) if isinstance(body, ResponseRequest) else {}
     return ChatRequest(
         messages=messages,
@@ -141,7 +140,7 @@ def chat_request(body: InputFields, messages: list[Message], offered: OfferedToo
         reasoning_budget_tokens=body.reasoning_budget_tokens,
         continue_final_message=False,
         model=body.model,
-        **serving,
+        **serving_fields(body),
         **generating,
         **sampling,
     )

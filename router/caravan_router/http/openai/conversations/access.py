@@ -9,13 +9,16 @@ from aiohttp import web
 
 from caravan_dialects.api.errors import HeadMovedError, UnknownEntryError
 from caravan_dialects.api.openai.conversations.edits import Change, placed
+from caravan_dialects.api.openai.conversations.schema import ConversationObject
 from caravan_dialects.api.openai.responses.schema import Metadata
-from caravan_dialects.conversations.ids import new_id
-from caravan_dialects.conversations.nodes import START, Chain, Head, Json, Node, Position, Transaction
-from caravan_router.http.openai.responses.running import RUNNING
+from caravan_dialects.conversations.nodes import START, Chain, Head, Json, Node, Position, Transaction, new_id
+from caravan_router.http.openai.responses import RUNNING
+from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, Parameter, json_reply
 from caravan_router.http.server.state import STATE, owner_of
 
 ID = "conversation_id"
+PATH = "/v1/conversations"
+ONE = f"{PATH}/{{{ID}}}"
 
 
 async def head_of(request: web.Request) -> Head:
@@ -97,3 +100,30 @@ def _check_expected(request: web.Request, head: Head) -> None:
 async def _commit(request: web.Request, transaction: Transaction) -> None:
     if not await request.app[STATE].store.commit(owner_of(request), transaction):
         raise HeadMovedError
+
+
+NAMED = Parameter(name=ID, place="path", description="Id of a conversation")
+
+
+ITEM_NAMED = Parameter(name="item_id", place="path", description="Id of an item")
+
+
+IF_MATCH = Parameter(
+    name="If-Match", place="header", description="`head` of the conversation, without which nothing is changed"
+)
+
+
+CHANGE_ERRORS = (*BODY_ERRORS, *STORE_ERRORS, 409)
+
+
+def conversation_reply(head: Head) -> web.Response:
+    """Return a conversation."""
+    reply = ConversationObject(
+        id=head.id, created_at=int(head.created), metadata=head.metadata, head=head.position.version
+    )
+    return tagged_reply(reply, head)
+
+
+def tagged_reply(reply: object, head: Head) -> web.Response:
+    """Return what a conversation has at ``head``, with an ``ETag`` that ``If-Match`` takes."""
+    return json_reply(reply, ETag=f'"{head.position.version}"')

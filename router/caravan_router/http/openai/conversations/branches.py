@@ -4,16 +4,14 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from caravan_dialects.api.openai.conversations.edits import Change, edited, index_of, rewound, shifted
+from caravan_dialects.api.openai.conversations.edits import Change, edited, exported, index_of, rewound, shifted
 from caravan_dialects.api.openai.conversations.schema import ConversationObject, Edit, Export, Fork, Rewind, Shift
-from caravan_dialects.api.openai.conversations.transfer import exported
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.validation import check_metadata
-from caravan_dialects.conversations.ids import new_id
-from caravan_dialects.conversations.nodes import Chain, Node, Position
+from caravan_dialects.conversations.nodes import Chain, Node, Position, new_id
 from caravan_router.http.openai.conversations import access
-from caravan_router.http.openai.conversations.replies import (
+from caravan_router.http.openai.conversations.access import (
     CHANGE_ERRORS,
     IF_MATCH,
     NAMED,
@@ -21,11 +19,11 @@ from caravan_router.http.openai.conversations.replies import (
     conversation_reply,
     tagged_reply,
 )
-from caravan_router.http.openai.responses.running import RUNNING
+from caravan_router.http.openai.responses import RUNNING
+from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.route import STORE_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
-from caravan_router.http.server.typed_body import Tolerance
 
 ROUTES = Routes(
     OPENAI, tolerance=Tolerance.ALWAYS, parameters=(NAMED, IF_MATCH), reply=ConversationObject, errors=CHANGE_ERRORS

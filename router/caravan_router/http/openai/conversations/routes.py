@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from caravan_dialects.api.errors import UnknownEntryError
-from caravan_dialects.api.openai.conversations.edits import appended, placed
+from caravan_dialects.api.openai.conversations.edits import appended, imported, placed
 from caravan_dialects.api.openai.conversations.schema import (
     ConversationObject,
     CreateConversation,
@@ -14,16 +14,14 @@ from caravan_dialects.api.openai.conversations.schema import (
     StoredItem,
     UpdateConversation,
 )
-from caravan_dialects.api.openai.conversations.transfer import imported
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.responses.items import read_items
-from caravan_dialects.api.openai.responses.pages import item_list, page_of
+from caravan_dialects.api.openai.responses.items import item_list, page_of, read_items
 from caravan_dialects.api.openai.responses.rules import one_of_fields_error
 from caravan_dialects.api.openai.responses.schema import ItemList
 from caravan_dialects.api.openai.responses.validation import check_metadata
 from caravan_dialects.conversations.nodes import Chain, Json
 from caravan_router.http.openai.conversations import access
-from caravan_router.http.openai.conversations.replies import (
+from caravan_router.http.openai.conversations.access import (
     CHANGE_ERRORS,
     IF_MATCH,
     ITEM_NAMED,
@@ -33,11 +31,10 @@ from caravan_router.http.openai.conversations.replies import (
     conversation_reply,
     tagged_reply,
 )
-from caravan_router.http.openai.responses.pages import PAGE_PARAMETERS
-from caravan_router.http.server.json_reply import json_reply
-from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS
+from caravan_router.http.openai.responses import PAGE_PARAMETERS
+from caravan_router.http.server.body import Tolerance
+from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.typed_body import Tolerance
 
 _ITEM = f"{ONE}/items/{{item_id}}"
 

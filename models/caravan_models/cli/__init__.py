@@ -1,1 +1,0 @@
-"""The commands `caravan pull`, `list`, `show` and `rm`."""

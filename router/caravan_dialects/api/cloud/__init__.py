@@ -1,1 +1,0 @@
-"""The API that Vertex AI calls, over the other dialects."""

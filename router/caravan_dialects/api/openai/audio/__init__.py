@@ -1,1 +1,0 @@
-"""``/v1/audio``: transcribes audio."""

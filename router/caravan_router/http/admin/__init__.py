@@ -1,1 +1,0 @@
-"""Routes that manage what shards hold; they need an operator's key, or without keys a client on this host."""

@@ -1,0 +1,217 @@
+"""The parameters of routes that list items."""
+
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+from aiohttp import web
+
+from caravan_dialects.api.errors import NoCompactionError, ResponseEndedError, UnknownEntryError
+from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_tokens
+from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.openai.chat.validation import ValidChat
+from caravan_dialects.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.responses.items import DEFAULT_LIMIT, MAX_LIMIT, page_of
+from caravan_dialects.api.openai.responses.reply import AskedResponse
+from caravan_dialects.api.openai.responses.running import RunningResponses
+from caravan_dialects.api.openai.responses.schema import (
+    DeletedResponse,
+    InputFields,
+    InputTokenCount,
+    ItemList,
+    ResponseEvent,
+    ResponseObject,
+    ResponseRequest,
+)
+from caravan_dialects.api.openai.responses.tools import offered_tools
+from caravan_dialects.api.openai.responses.turn import Turn, begun_turn
+from caravan_dialects.api.openai.responses.validation import check_request, validate_turn
+from caravan_router.http.generation.answer import answer
+from caravan_router.http.generation.models import asked_model, context_of, counting_refusals, reading_texts
+from caravan_router.http.server.body import Tolerance
+from caravan_router.http.server.ignored import IGNORED
+from caravan_router.http.server.route import (
+    BODY_ERRORS,
+    GENERATION_ERRORS,
+    STORE_ERRORS,
+    Parameter,
+    json_reply,
+)
+from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.state import STATE, owner_of
+
+_PATH = "/v1/responses"
+_ONE = "/v1/responses/{response_id}"
+
+
+PAGE_PARAMETERS = (
+    Parameter(name="after", place="query", description="Id of the item before the first one of the page"),
+    Parameter(
+        name="limit",
+        place="query",
+        description=f"Maximum number of items per page: 1 to {MAX_LIMIT}, default {DEFAULT_LIMIT}",
+    ),
+    Parameter(name="order", place="query", description="`desc`, the newest first (default), or `asc`"),
+)
+
+
+RUNNING = web.AppKey("running", RunningResponses)
+
+
+_ID = Parameter(name="response_id", place="path", description="Id of a response")
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """What a stored response says of its end."""
+
+    status: str
+
+
+ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
+
+
+@ROUTES.route(
+    "POST",
+    _PATH,
+    "Generate a response of messages and tool calls, and store it so that it can be continued",
+    around=counting_refusals,
+    reply=ResponseObject,
+    events=ResponseEvent,
+    errors=(*GENERATION_ERRORS, 409),
+)
+async def create_response(request: web.Request, body: ResponseRequest) -> web.StreamResponse:
+    check_request(body)
+    async with _begun_turn(request, body, extends=True) as turn:
+        reply = AskedResponse(body, turn)
+        for kind in reply.skipped_tools:
+            request.app[IGNORED].note(f"tools of {_PATH}", kind)
+        for kind in reply.skipped_items:
+            request.app[IGNORED].note(f"items of {_PATH}", kind)
+        with request.app[RUNNING].listing(reply.running):
+            return await answer(request, reply)
+
+
+ROUTES.also("/responses", "unversioned")
+
+
+def _begun_turn(request: web.Request, body: InputFields, *, extends: bool) -> AbstractAsyncContextManager[Turn]:
+    return begun_turn(request.app[STATE].store, request.app[RUNNING], owner_of(request), body, extends=extends)
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/responses/input_tokens",
+    "Count the prompt tokens of a response",
+    around=reading_texts,
+    reply=InputTokenCount,
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def count_input_tokens(request: web.Request, body: InputFields) -> web.Response:
+    return json_reply(InputTokenCount(len((await _valid_chat(request, body)).request.prompt)))
+
+
+ROUTES.also("/responses/input_tokens", "unversioned")
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/responses/render",
+    "Return the prompt tokens of a response, as in vLLM",
+    around=reading_texts,
+    reply=RenderedTokens,
+    errors=(*BODY_ERRORS, 404, 429, 503),
+)
+async def render_response(request: web.Request, body: InputFields) -> web.Response:
+    chat = await _valid_chat(request, body)
+    return json_reply(rendered_tokens(chat.model, chat.request.prompt))
+
+
+@ROUTES.route("POST", "/v1/responses/compact", "Not supported: the answer says what to do instead")
+async def compact_response(request: web.Request) -> web.StreamResponse:
+    """It would otherwise be taken for the id of a response."""
+    raise NoCompactionError
+
+
+async def _valid_chat(request: web.Request, body: InputFields) -> ValidChat:
+    """Return a turn that is not answered. Raises RequestError, EngineError."""
+    if body.prompt is not None:
+        raise unsupported_field_error("prompt", "send `instructions` and `input`", body.prompt)
+    async with _begun_turn(request, body, extends=False) as turn:
+        context = await context_of(request, asked_model(request, body.model))
+        return (await validate_turn(context, body, turn, offered_tools(body.tools or (), turn.all_items))).chat
+
+
+@ROUTES.route(
+    "GET",
+    _ONE,
+    "Return a response",
+    parameters=(_ID, Parameter(name="stream", place="query", description="Must not be `true`")),
+    reply=ResponseObject,
+    errors=(400, *STORE_ERRORS),
+)
+async def get_response(request: web.Request) -> web.Response:
+    response_id, owner = request.match_info["response_id"], owner_of(request)
+    if request.query.get("stream") == "true":
+        raise unsupported_field_error("stream", "read the response whole", True)
+    stored = await request.app[STATE].store.response(owner, response_id)
+    if stored is not None:
+        return web.Response(body=stored, content_type="application/json")
+    running = request.app[RUNNING].find(owner, response_id)
+    if running is None:
+        raise UnknownEntryError("response", response_id)
+    return json_reply(running.progress.response())
+
+
+@ROUTES.route(
+    "DELETE",
+    _ONE,
+    "Delete a response; responses that continue it stay",
+    parameters=(_ID,),
+    reply=DeletedResponse,
+    errors=STORE_ERRORS,
+)
+async def delete_response(request: web.Request) -> web.Response:
+    response_id, owner = request.match_info["response_id"], owner_of(request)
+    if not await request.app[STATE].store.delete_response(owner, response_id):
+        raise UnknownEntryError("response", response_id)
+    return json_reply(DeletedResponse(response_id))
+
+
+@ROUTES.route(
+    "POST",
+    f"{_ONE}/cancel",
+    "Cancel a response in progress and keep what it has generated",
+    parameters=(_ID,),
+    reply=ResponseObject,
+    errors=(400, *STORE_ERRORS),
+)
+async def cancel_response(request: web.Request) -> web.StreamResponse:
+    """Cancelling twice is cancelling once. Raises ResponseEndedError if the response has ended otherwise."""
+    response_id, owner = request.match_info["response_id"], owner_of(request)
+    running = request.app[RUNNING].find(owner, response_id)
+    if running is None:
+        stored = await request.app[STATE].store.response(owner, response_id)
+        if stored is None:
+            raise UnknownEntryError("response", response_id)
+        if (status := msgspec.json.decode(stored, type=_Ended).status) != "cancelled":
+            raise ResponseEndedError(status)
+        return web.Response(body=stored, content_type="application/json")
+    running.cancel()
+    await running.ended.wait()
+    return json_reply(running.progress.response())
+
+
+@ROUTES.route(
+    "GET",
+    f"{_ONE}/input_items",
+    "List the input items of a response, newest first",
+    parameters=(_ID, *PAGE_PARAMETERS),
+    reply=ItemList,
+    errors=(400, *STORE_ERRORS),
+)
+async def list_input_items(request: web.Request) -> web.Response:
+    response_id, owner = request.match_info["response_id"], owner_of(request)
+    chain = await request.app[STATE].store.chain(owner, response_id)
+    if chain is None:
+        raise UnknownEntryError("response", response_id)
+    outputs = len(chain.nodes[-1].items) - chain.nodes[-1].inputs
+    return json_reply(page_of(request.query, chain.items[: len(chain.items) - outputs]))

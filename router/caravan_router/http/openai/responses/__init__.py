@@ -1,1 +1,0 @@
-"""Routes of OpenAI's responses."""

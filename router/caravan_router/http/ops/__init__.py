@@ -1,1 +1,0 @@
-"""Routes for monitoring and discovery: health, metrics, the API's description."""

@@ -1,1 +1,0 @@
-"""Serves the page that browsers get at `/`."""

@@ -1,1 +1,0 @@
-"""TGI's routes: generation, tokens and `/info`."""

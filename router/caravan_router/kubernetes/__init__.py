@@ -1,1 +1,0 @@
-"""Follows the pods of a Service in Kubernetes, by the EndpointSlices of its API server."""

@@ -1,0 +1,195 @@
+"""The flags of the shards that `caravan serve` starts: what was given, by field of `ShardConfig`, and what is added."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from caravan_models.fetching import fetch
+from caravan_models.progress import note, shown
+from caravan_models.reference import LocalFile, parse_reference
+from caravan_proto.flags import add_flags, default_of, from_values, given_values
+from caravan_proto.limits import MOST_ROLLBACK_TOKENS
+from caravan_shard.config import ShardConfig
+
+# Values by field of `ShardConfig`; what is left out has its default.
+ShardValues: TypeAlias = Mapping[str, Any]
+
+# What --speculate is with a draft model, if it is not given.
+_DRAFT_TOKENS = 8
+# What belongs to one model, and by which flag it is given.
+_OF_ONE_MODEL = {
+    "lora": "an adapter",
+    "mmproj": "a projector",
+    "alias": "an alias",
+    "model_draft": "a draft model",
+}
+# What `ShardProcess` itself sets for each shard.
+_OWN = ("address", "shard_id", "exit_with_parent", "ready_fd")
+
+
+class ServeError(ValueError):
+    """The models, or the flags of the shards, do not go together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A model that is here. ``name``: under which clients find it; ``named``: it was asked for by that name."""
+
+    path: str
+    name: str
+    named: bool = False
+
+
+def shard_parser() -> argparse.ArgumentParser:
+    """Return the parser of the models and of the flags that only shards have."""
+    parser = argparse.ArgumentParser(
+        prog="caravan serve",
+        usage="caravan serve [MODEL ...] [FLAGS]",
+        allow_abbrev=False,
+        add_help=False,
+        conflict_handler="resolve",
+    )
+    add_flags(parser, ShardConfig)
+    parser.add_argument("words", nargs="*", metavar="MODEL", help="a model to serve, as with --model")
+    parser.add_argument(
+        "-m", "--model", action="append", dest="models", metavar="MODEL", help="GGUF file or model name; repeatable"
+    )
+    return parser
+
+
+def parse_shard_flags(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the models that ``words`` name, and what they and ``environ`` say of all shards.
+
+    Ends the program with a usage error if they are wrong.
+    """
+    parser = shard_parser()
+    namespace = parser.parse_intermixed_args(words)
+    for name in _OWN:
+        if hasattr(namespace, name):
+            parser.error(f"--{name.replace('_', '-')} is for caravan-shard: caravan serve sets it for each shard")
+    values = given_values(parser, ShardConfig, namespace, environ)
+    given = {name: value for name, value in values.items() if name not in _OWN}
+    of_environment = given.pop("model", "")
+    models = [*namespace.words, *(namespace.models or ())]
+    return models or ([of_environment] if of_environment else []), given
+
+
+def combined(*parts: ShardValues) -> dict[str, Any]:
+    """Return the values of all ``parts``. The last one wins, but what repeatable flags give adds up."""
+    values: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            values[name] = (*values.get(name, ()), *value) if isinstance(value, tuple) else value
+    return values
+
+
+def checked(values: ShardValues) -> ShardValues:
+    """Return the flags of a shard if they do not contradict each other. Raises ServeError."""
+    try:
+        from_values(ShardConfig, values)
+    except ValueError as error:
+        raise ServeError(str(error)) from None
+    return values
+
+
+def is_toy(given: ShardValues) -> bool:
+    """Whether the shards run the toy model, whose names are no files."""
+    return bool(given.get("backend") == "fake")
+
+
+async def model_files(texts: Sequence[str]) -> list[ModelFile]:
+    """Return the models that ``texts`` of an operator mean, once their files are here. Raises FetchError."""
+    references = {text: parse_reference(text) for text in texts}
+    found = []
+    for text in texts:
+        reference = references[text]
+        if isinstance(reference, LocalFile):
+            found.append(local_file(text))
+            continue
+        with shown(reference.name) as on_progress:
+            fetched = await fetch(reference, on_progress)
+        note(fetched)
+        found.append(ModelFile(str(fetched.model), fetched.name, named=True))
+    return found
+
+
+def local_file(text: str) -> ModelFile:
+    """Return a model that is a file, or that the toy backend makes of its name."""
+    return ModelFile(text, Path(text).name)
+
+
+async def with_draft_file(given: ShardValues) -> ShardValues:
+    """Return the flags of the shards with the path of the draft model in place of its name. Raises FetchError."""
+    if not given.get("model_draft"):
+        return given
+    [draft] = await model_files([given["model_draft"]])
+    return {**given, "model_draft": draft.path}
+
+
+def check_models(models: Sequence[ModelFile], given: ShardValues) -> None:
+    """Require that several models can be told apart, and that ``given`` suits all of them. Raises ServeError."""
+    names = [model.name for model in models]
+    if len(set(names)) < len(names):
+        raise ServeError(f"each model needs its own name. Given: {', '.join(model.path for model in models)}")
+    for field, what in _OF_ONE_MODEL.items():
+        if len(models) > 1 and given.get(field):
+            raise ServeError(f"{what} belongs to one model: --{field.replace('_', '-')} needs a single --model")
+
+
+def of_model(model: ModelFile, given: ShardValues) -> dict[str, Any]:
+    """Return the flags of a shard for its model. One that was asked for by a name has it, unless an alias is set."""
+    return {"model": model.path, **({"alias": model.name} if model.named and not given.get("alias") else {})}
+
+
+def draft_tokens(speculate: int, given: ShardValues) -> int:
+    """Return ``speculate``, the router's, or a default for shards with a draft model if it is 0."""
+    return speculate or (_DRAFT_TOKENS if given.get("model_draft") else 0)
+
+
+def rollback_tokens(speculate: int) -> dict[str, Any]:
+    """Return what shards need whose drafts have up to ``speculate`` tokens."""
+    return {"rollback_tokens": min(speculate, MOST_ROLLBACK_TOKENS)} if speculate else {}
+
+
+def check_rpc(shards: int, given: ShardValues) -> None:
+    """Require that no rpc-server is named for several shards, since it serves one client at a time.
+
+    Raises ServeError.
+    """
+    if shards > 1 and given.get("rpc"):
+        raise ServeError(f"an rpc-server serves one shard at a time: --rpc needs a single shard. Given: {shards}")
+
+
+def host_shares(shards: int) -> dict[str, Any]:
+    """Return what divides the host's cores and memory among several shards."""
+    if shards == 1:
+        return {}
+    return {
+        "threads": max(1, len(os.sched_getaffinity(0)) // shards),
+        "cache_ram": default_of(ShardConfig, "cache_ram") // shards,
+    }
+
+
+def find_devices(shards: int, given: ShardValues) -> list[str]:
+    """Return the names of the GPUs to divide among several shards; none if there is nothing to divide."""
+    if shards == 1 or given.get("device") or given.get("gpu_layers") == 0 or is_toy(given):
+        return []
+    listing = subprocess.run(
+        [sys.executable, "-m", "caravan_shard", "--list-devices"], capture_output=True, text=True, check=True
+    )
+    return [line.partition("\t")[0] for line in listing.stdout.splitlines()]
+
+
+def device_shares(devices: Sequence[str], shards: int) -> list[dict[str, Any]]:
+    """Return what gives each shard its own devices, or one that it shares with as few others as possible."""
+    if not devices:
+        return [{} for _ in range(shards)]
+    shares: Iterable[list[str]] = (
+        list(devices[number::shards]) or [devices[number % len(devices)]] for number in range(shards)
+    )
+    return [{"device": ",".join(share)} for share in shares]

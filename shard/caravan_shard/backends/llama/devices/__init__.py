@@ -1,0 +1,1 @@
+"""Which devices hold what of a model, and whether they have room for it."""

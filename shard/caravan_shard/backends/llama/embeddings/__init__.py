@@ -1,0 +1,1 @@
+"""Embeddings and ranks, in contexts of their own."""

@@ -1,0 +1,1 @@
+"""Images and audio: the projector, and the forward passes over what it gives."""

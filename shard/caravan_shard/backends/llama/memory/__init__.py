@@ -1,0 +1,1 @@
+"""Contexts of llama.cpp: their cells, and the states of sequences."""

@@ -1,0 +1,1 @@
+"""The model's file: its weights, facts, vocabulary and adapters."""

@@ -1,0 +1,58 @@
+"""The LoRA adapters of a model, and the one that its context applies."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp
+
+from caravan_shard.backends.base import StartupError
+from caravan_shard.model_flags import AdapterFile
+
+
+class LlamaAdapters:
+    """The loaded adapters. They are freed with the model.
+
+    Load them before the context is made, which must know how large a compute graph can be.
+    """
+
+    def __init__(self, model: Any, files: Sequence[AdapterFile]) -> None:
+        """Load ``files``; raises StartupError."""
+        self._loaded = {file.name: (_load(model, file), file.scale) for file in files}
+        self._applied = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in the order of the flags."""
+        return tuple(self._loaded)
+
+    def forget_context(self) -> None:
+        """Note that the next context has no adapter applied."""
+        self._applied = ""
+
+    def apply(self, context: Any, name: str) -> None:
+        """Apply an adapter from the next forward pass on; empty for none. A change makes it plan its memory anew."""
+        if name == self._applied:
+            return
+        if name:
+            adapter, scale = self._loaded[name]
+            pointers = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
+            llama_cpp.llama_set_adapters_lora(context, pointers, 1, (ctypes.c_float * 1)(scale))
+        else:
+            llama_cpp.llama_set_adapters_lora(context, None, 0, None)
+        self._applied = name
+
+
+def _load(model: Any, file: AdapterFile) -> Any:
+    adapter = llama_cpp.llama_adapter_lora_init(model, os.fsencode(file.path))
+    if not adapter:
+        raise StartupError(
+            f"llama.cpp cannot use {file.path} as adapter {file.name!r}: it is no LoRA adapter, was made for another "
+            "model, or is damaged; llama.cpp's own line is above"
+        )
+    if llama_cpp.llama_adapter_get_alora_n_invocation_tokens(adapter) > 0:
+        raise StartupError(
+            f"adapter {file.name!r} applies only from certain tokens on (an activated LoRA): that is not supported"
+        )
+    return adapter

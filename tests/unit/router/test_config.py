@@ -1,0 +1,64 @@
+"""Flags of the router that contradict each other or open it to strangers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from caravan_dialects.conversations.database import StateFileError
+from caravan_dialects.conversations.store import Store, StoreSettings
+from caravan_router.cli import startup_problem
+from caravan_router.config import RouterConfig
+
+KEYS = {"api_keys_file": "keys.toml"}
+CERTIFICATES = {"ssl_certfile": "c", "ssl_keyfile": "k", "ssl_ca_certs": "a"}
+
+
+def test_variables_and_a_budget_are_limits_of_requests() -> None:
+    config = RouterConfig(chat_template_kwargs='{"enable_thinking": false, "n": [1]}', reasoning_budget=7)
+    assert config.limits.chat_template_kwargs == {"enable_thinking": False, "n": [1]}
+    assert config.limits.reasoning_budget == 7
+    assert replace(config, reasoning_budget=-1).limits.reasoning_budget is None
+    assert RouterConfig().limits.chat_template_kwargs == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"messages": []}', '{"enable_thinking": 1}', '{"a": "%s"}' % ("x" * 70000)]
+)
+def test_variables_that_cannot_be_are_refused_by_the_flags_name(text: str) -> None:
+    with pytest.raises(ValueError, match="--chat-template-kwargs"):
+        RouterConfig(chat_template_kwargs=text)
+
+
+@pytest.mark.parametrize(
+    ("hostname", "files", "expected"),
+    [
+        ("0.0.0.0", {}, True),
+        ("::", {}, True),
+        ("10.0.0.5", {}, True),
+        ("router.example", {}, True),
+        ("127.0.0.1", {}, False),
+        ("::1", {}, False),
+        ("localhost", {}, False),
+        ("0.0.0.0", KEYS, False),
+        ("0.0.0.0", CERTIFICATES, False),
+    ],
+)
+def test_who_needs_a_warning(hostname: str, files: dict[str, str], expected: bool) -> None:
+    config = RouterConfig(shard=("a:1",), hostname=hostname, **files)  # type: ignore[arg-type]
+    assert config.is_open_to_strangers is expected
+
+
+def test_a_file_keeps_what_it_has_for_longer_than_memory() -> None:
+    assert RouterConfig().store == StoreSettings(file=None, max_bytes=256 << 20, life_s=3600)
+    with_file = RouterConfig(state_file="state", state_space=1).store
+    assert with_file == StoreSettings(file=Path("state"), max_bytes=1 << 20, life_s=30 * 24 * 3600)
+    assert RouterConfig(state_file="state", state_life_s=5).store.life_s == 5
+
+
+async def test_a_broken_file_is_found_at_the_start(tmp_path: Path) -> None:
+    store = Store(StoreSettings(file=tmp_path / "missing" / "state"))
+    with pytest.raises(StateFileError) as caught:
+        await store.open()
+    assert startup_problem(RouterConfig(), caught.value).startswith("--state-file: ")
+    await store.close()
