@@ -82,6 +82,10 @@ class DecisionReply(Answer):
         self._model = model
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
+        return _ENCODER.encode(await self.decision(runs))
+
+    async def decision(self, runs: Sequence[Run]) -> Decision:
+        """Read all runs and return the answers. Raises EngineError."""
         rows = iter(await collect(runs))
         for run in runs:
             if run.cut is not None:
@@ -95,13 +99,12 @@ class DecisionReply(Answer):
             _answer(question, found[number * orders : (number + 1) * orders])
             for number, question in enumerate(self._body.questions)
         ]
-        decision = Decision(
+        return Decision(
             model=self._model,
             answers=answers,
             usage=self._usage(runs),
             prompt_format_version=PROMPT_FORMAT_VERSION,
         )
-        return _ENCODER.encode(decision)
 
     def _usage(self, runs: Sequence[Run]) -> DecisionUsage:
         shared = self._readings.shared
