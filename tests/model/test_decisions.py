@@ -51,7 +51,7 @@ def probabilities(decision: Decision) -> list[list[float]]:
 
 
 def test_probabilities_are_those_of_the_labels_after_the_same_prompt(llm: LLM) -> None:
-    questions = [PREDICATE, CHOICE, SCORE]
+    questions: list[Any] = [PREDICATE, CHOICE, SCORE]
     decided = llm.decide(INPUT, questions)
     readings = _readings(llm, questions)
     for reading, found in zip(readings.readings, probabilities(decided), strict=True):
