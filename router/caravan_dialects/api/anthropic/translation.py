@@ -31,8 +31,6 @@ _HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", 
 def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
     """Translate a body of ``/v1/messages``. Raises ValidationError."""
     check_positive("max_tokens", body.max_tokens)
-    if body.container is not None:
-        raise unsupported_field_error("container", "set it to null", body.container)
     media = MediaParts(model.media)
     chat = chat_request_of(
         body,
@@ -56,8 +54,6 @@ def chat_request_of(body: PromptFields, model: ModelFacts, media: MediaParts, **
 
     Raises ValidationError.
     """
-    if body.mcp_servers:
-        raise unsupported_field_error("mcp_servers", "set it to []", body.mcp_servers)
     if body.thread is not None:
         raise ThreadError(body.thread)
     tools = _tools(body)

@@ -10,7 +10,6 @@ import msgspec
 
 from caravan_dialects.api.errors import ToolError
 from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts, text_for
-from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.chat.schema import (
     ChatRequest,
@@ -57,9 +56,6 @@ def template_messages(messages: Sequence[Message], media: MediaParts, *, develop
 
 def _template_message(field: str, message: Message, result: Json, names: dict[str, str]) -> Json:
     """Add what a message has beside role and content. ``names``: names of the functions called so far, by call id."""
-    for name, value in (("audio", message.audio), ("function_call", message.function_call)):
-        if value:
-            raise unsupported_field_error(f"{field}.{name}", "set it to null", value)
     if thought := message.reasoning_content or message.reasoning:
         result["reasoning_content"] = thought
     if message.name is not None:

@@ -71,8 +71,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     annotations: NoEffect = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    audio: Any = None
-    function_call: Any = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
