@@ -88,6 +88,8 @@ def _structs(kind: inspect.Type) -> Iterator[inspect.StructType]:
                 yield from _structs(one)
         case inspect.StructType():
             yield kind
+        case _:
+            pass
 
 
 def rows(dialect: str) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from caravan_dialects.api.anthropic.rules import ThreadError
-from caravan_dialects.api.anthropic.schema import MessagesRequest, PromptFields, ToolChoiceParam, ToolParam
+from caravan_dialects.api.anthropic.schema import MessagesRequest, PromptFields, ToolParam
 from caravan_dialects.api.anthropic.turns import TOOL_CHANGES, blocks_of, chat_messages_of
 from caravan_dialects.api.generation.checks import check_positive
 from caravan_dialects.api.generation.parts import MediaParts
@@ -61,7 +61,7 @@ def chat_request_of(body: PromptFields, model: ModelFacts, media: MediaParts, **
         messages=chat_messages_of(body, media),
         model=body.model,
         tools=tools or None,
-        **_choice_fields(body.tool_choice, tools),
+        **_choice_fields(body, tools),
         **_thinking_fields(body, model),
         **_format_fields(body),
         **fields,
@@ -109,8 +109,12 @@ def _tool(field: str, tool: ToolParam) -> Tool:
     )
 
 
-def _choice_fields(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> dict[str, Any]:
+def _choice_fields(body: PromptFields, tools: Sequence[Tool]) -> dict[str, Any]:
+    choice = body.tool_choice
     if choice is None:
+        return {}
+    if choice.type == "tool" and any(tool.name == choice.name and _is_hosted(tool) for tool in body.tools or ()):
+        # A tool that is left out cannot be demanded: Claude Code's search demands it.
         return {}
     if not tools:
         if choice.type in {"any", "tool"}:

@@ -187,14 +187,27 @@ def tool_plan_of(body: ChatRequest, limits: Limits) -> ToolPlan:
             if not tools:
                 raise ToolError("`tool_choice` is `required`, but there are no `tools`")
             return ToolPlan(tools=tools, callable=tools, required=True, several=several)
+        case NamedToolChoice(type="allowed_tools", allowed_tools=allowed):
+            if allowed is None:
+                raise missing_field_error("tool_choice.allowed_tools")
+            named = [_called(tools, one.function.name) for one in allowed.tools]
+            if allowed.mode == "required" and not named:
+                raise ToolError("`tool_choice` demands a call, but there are no `tool_choice.allowed_tools.tools`")
+            return ToolPlan(tools=tools, callable=named, required=allowed.mode == "required", several=several)
         case NamedToolChoice(function=function):
+            if function is None:
+                raise missing_field_error("tool_choice.function")
             return _named(tools, function.name)
         case name:
             return _named(tools, name)
 
 
 def _named(tools: Sequence[Tool], name: str) -> ToolPlan:
-    chosen = [tool for tool in tools if tool.function.name == name]
-    if not chosen:
-        raise ToolError(f"Tool with name {name[:64]} not found")
-    return ToolPlan(tools=tools, callable=chosen, required=True, several=False)
+    return ToolPlan(tools=tools, callable=[_called(tools, name)], required=True, several=False)
+
+
+def _called(tools: Sequence[Tool], name: str) -> Tool:
+    for tool in tools:
+        if tool.function.name == name:
+            return tool
+    raise ToolError(f"Tool with name {name[:64]} not found")

@@ -98,9 +98,25 @@ class ChosenFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     name: str
 
 
-class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AllowedFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     function: ChosenFunction
     type: Literal["function"] = "function"
+
+
+class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The functions that may be called; the model is shown all. ``mode`` "required": it must call one."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedFunction]
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ``function`` to call, or the ``allowed_tools``."""
+
+    function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
+    custom: OnlyNull = None
+    type: Literal["function", "allowed_tools"] = "function"
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
