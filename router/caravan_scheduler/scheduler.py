@@ -338,9 +338,10 @@ class Scheduler:
         for sequence, token in taken:
             sequence.output.append(token.token_id)
             sequence.losses = 0
+            sequence.account.tokens += OUTPUT_TOKEN
             if token.finish is not None:
                 ended.append(sequence)
-        self._state.fair_share.charge_each([sequence.spec.tenant for sequence, _ in taken], OUTPUT_TOKEN)
+        self._state.shares.tenants.charge_each([sequence.spec.tenant for sequence, _ in taken], OUTPUT_TOKEN)
         for sequence in ended:
             self._state.finish(sequence)
 
@@ -358,7 +359,7 @@ class Scheduler:
     def _advance(self, shard: ShardLedger, group: BeamGroup[Sequence]) -> None:
         leader = group.leader
         leader.losses = 0
-        self._state.fair_share.charge(leader.spec.tenant, OUTPUT_TOKEN * group.width)
+        self._state.charge(leader, OUTPUT_TOKEN * group.width)
         replaced = group.advance()
         if replaced is None:
             self._failures.deliver_beams(group)

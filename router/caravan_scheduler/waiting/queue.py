@@ -62,9 +62,11 @@ def _arrival(sequence: Sequence) -> int:
 class WaitingQueue:
     """Order: effective priority, then requests that lost their cells, then fair share, then arrival.
 
+    Fair share is that between tenants, then that between the sessions of a tenant.
+
     A request without room lets at most ``max_bypass`` others go first; then nobody behind it starts before it does.
 
-    Requests with the same priority, start and tenant stay in the order of their arrival, since the older one is never
+    Requests with the same priority, start, tenant and session stay in the order of their arrival, since the older one is never
     of lower effective priority. Each such *bucket* is kept sorted, and the order is merged from their heads as far as
     it is read: taking the first requests costs the same however many wait behind them.
     """
@@ -73,8 +75,8 @@ class WaitingQueue:
         self._max_bypass = max_bypass
         self._aging_s = aging_s
         self._fair_share = FairShare() if fair_share is None else fair_share
-        # By priority, whether they started before, and the tenant's name.
-        self._buckets: dict[tuple[int, bool, str], list[Sequence]] = {}
+        # By priority, whether they started before, and the names of tenant and session.
+        self._buckets: dict[tuple[int, bool, str, str], list[Sequence]] = {}
         self._length = 0
         # Requests that wait for one shard and are not asked for, by id.
         self._deferred: dict[int, Sequence] = {}
@@ -161,15 +163,20 @@ class WaitingQueue:
         if len(self._buckets) == 1:
             return iter(*self._buckets.values())
         # Age lifts a request to the highest priority that waits, never above it: there, fair share decides.
-        top = max((priority for priority, _, _ in self._buckets), default=0)
-        counters = {
-            bucket[0].spec.tenant.name: self._fair_share.counter(bucket[0].spec.tenant)
-            for bucket in self._buckets.values()
-        }
+        top = max((priority for priority, _, _, _ in self._buckets), default=0)
+        counters: dict[str, float] = {}
+        # Of the sessions that wait. Accounts of sessions of two tenants cannot be compared, how far they are ahead can.
+        least: dict[str, float] = {}
+        for bucket in self._buckets.values():
+            tenant, tokens = bucket[0].spec.tenant, bucket[0].account.tokens
+            counters[tenant.name] = self._fair_share.counter(tenant)
+            least[tenant.name] = min(tokens, least.get(tenant.name, tokens))
 
-        def rank(sequence: Sequence) -> tuple[int, bool, float, int]:
+        def rank(sequence: Sequence) -> tuple[int, bool, float, float, int]:
+            name = sequence.spec.tenant.name
             priority = min(effective_priority(sequence.request, now, self._aging_s), top)
-            return -priority, not sequence.started, counters[sequence.spec.tenant.name], sequence.request_id
+            ahead = sequence.account.tokens - least[name]
+            return -priority, not sequence.started, counters[name], ahead, sequence.request_id
 
         return heapq.merge(*self._buckets.values(), key=rank)
 
@@ -193,5 +200,6 @@ class WaitingQueue:
         return None
 
 
-def _bucket(sequence: Sequence) -> tuple[int, bool, str]:
-    return sequence.spec.priority, sequence.started, sequence.spec.tenant.name
+def _bucket(sequence: Sequence) -> tuple[int, bool, str, str]:
+    spec = sequence.spec
+    return spec.priority, sequence.started, spec.tenant.name, spec.session
