@@ -66,9 +66,9 @@ class WaitingQueue:
 
     A request without room lets at most ``max_bypass`` others go first; then nobody behind it starts before it does.
 
-    Requests with the same priority, start, tenant and session stay in the order of their arrival, since the older one is never
-    of lower effective priority. Each such *bucket* is kept sorted, and the order is merged from their heads as far as
-    it is read: taking the first requests costs the same however many wait behind them.
+    Requests with the same priority, start, tenant and session stay in the order of their arrival, since the older one
+    is never of lower effective priority. Each such *bucket* is kept sorted, and the order is merged from their heads as
+    far as it is read: taking the first requests costs the same however many wait behind them.
     """
 
     def __init__(self, max_bypass: int, aging_s: float = math.inf, fair_share: FairShare | None = None) -> None:

@@ -79,7 +79,7 @@ async def test_a_request_has_one_span(
         async with traced(receiver.endpoint, over_http=over_http) as running:
             (shard,) = running.addresses
             began = time.monotonic()
-            text = await post(running, "one", body("hello", 7))
+            text = await post(running, "one", body("hello", 7) | {"session_id": "chat-1"})
             elapsed = time.monotonic() - began
             span = await received(receiver, "one")
         assert text == expected_text("hello", 7)
@@ -93,6 +93,7 @@ async def test_a_request_has_one_span(
         "http.route": "/generate",
         "http.response.status_code": 200,
         "caravan.request_id": "one",
+        "caravan.session": "chat-1",
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "caravan",
         "gen_ai.request.model": "toy",
