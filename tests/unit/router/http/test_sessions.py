@@ -122,11 +122,11 @@ async def test_our_own_field_is_checked_and_what_others_send_is_ignored_if_it_na
             assert response.status in {400, 422}
             assert f"`session_id` must have 1 to 256 printable characters. Given: {said}" in text
             assert "secret" not in text, "an id may be one"
-    body = {"messages": HI, "prompt_cache_key": given}
-    assert await session_of(service, CHAT, body) == ""
+    keyed = {"messages": HI, "prompt_cache_key": given}
+    assert await session_of(service, CHAT, keyed) == ""
     if given.isprintable():
         headers = {"X-Session-Affinity": given, "X-Session-Id": "other"}
-        assert await session_of(service, CHAT, body, headers) == "other"
+        assert await session_of(service, CHAT, keyed, headers) == "other"
 
 
 async def test_only_a_trusted_gateway_says_for_whom_a_request_is() -> None:
