@@ -16,14 +16,17 @@ PROMPT_TOKEN = 1.0
 OUTPUT_TOKEN = 2.0
 # Clients choose the names of sessions, so there is no end of them. Of idle ones, those that were charged most are kept.
 MOST_IDLE_SESSIONS = 64
+# So many accounts are not worth looking for idle ones.
+_FEW = 16
+_NO_TOKENS = Account()
 
 
 class FairShare:
     """An account for each that shares, by name.
 
     One is active while one of its requests waits or runs. Only differences between the accounts of active ones have a
-    meaning. A tenant's tokens are divided by its weight at the time they are charged. At most ``most_idle`` accounts of
-    others are kept.
+    meaning. A tenant's tokens are divided by its weight at the time they are charged. Of others, hardly more than
+    ``most_idle`` accounts are kept.
     """
 
     def __init__(self, most_idle: int | None = None) -> None:
@@ -65,27 +68,27 @@ class FairShare:
         ``active``: those that are active; whether ``name`` is among them makes no difference. If there is none, nobody
         is owed anything and all accounts start at 0.
         """
-        rivals = {*active} - {name}
         own = self.account(name)
+        accounts = self._accounts
+        rivals = [accounts.get(other, _NO_TOKENS).tokens for other in active if other != name]
         if not rivals:
             own.tokens = 0.0
             self._accounts = {name: own}
             return
-        least = min(map(self._tokens, rivals))
+        least = min(rivals)
         own.tokens = max(own.tokens, least)
-        # Idle ones at or below the least active one are forgotten: coming back lifts them to it, as unknown ones.
-        self._accounts = {
-            other: account for other, account in self._accounts.items() if account.tokens > least or other in rivals
-        }
-        self._accounts[name] = own
-        if self._most_idle is not None and len(self._accounts) > len(rivals) + 1 + self._most_idle:
-            self._forget_idle({*rivals, name}, self._most_idle)
+        if len(accounts) > 2 * len(rivals) + _FEW:
+            self._forget_idle({*active, name}, least)
 
-    def _forget_idle(self, active: Collection[str], most: int) -> None:
-        """Forget idle ones, but for the ``most`` that were charged most: forgetting them would cost the others most."""
-        idle = (other for other in self._accounts if other not in active)
-        for other in heapq.nsmallest(len(self._accounts) - len(active) - most, idle, key=self._tokens):
-            del self._accounts[other]
+    def _forget_idle(self, active: Collection[str], least: float) -> None:
+        """Forget idle accounts at or below the ``least`` active one: coming back lifts them to it, as unknown ones.
+
+        Of others, those that were charged most stay: forgetting them would cost the active ones most.
+        """
+        idle = [other for other, one in self._accounts.items() if one.tokens > least and other not in active]
+        if self._most_idle is not None:
+            idle = heapq.nlargest(self._most_idle, idle, key=self._tokens)
+        self._accounts = {name: one for name in (*active, *idle) if (one := self._accounts.get(name)) is not None}
 
 
 @dataclass(slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 import bisect
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum
@@ -160,25 +161,39 @@ class WaitingQueue:
 
         The queue must not change meanwhile.
         """
-        if len(self._buckets) == 1:
-            return iter(*self._buckets.values())
+        if len(self._buckets) > 1:
+            return self._merged(now)
+        return itertools.chain.from_iterable(self._buckets.values())
+
+    def _merged(self, now: float) -> Iterator[Sequence]:
+        rank = self._rank(now)
+        # Mostly the first is all that is read, and there may be a bucket for each request.
+        yield min((bucket[0] for bucket in self._buckets.values()), key=rank)
+        yield from itertools.islice(heapq.merge(*self._buckets.values(), key=rank), 1, None)
+
+    def _rank(self, now: float) -> Callable[[Sequence], tuple[int, bool, float, float, int]]:
         # Age lifts a request to the highest priority that waits, never above it: there, fair share decides.
         top = max((priority for priority, _, _, _ in self._buckets), default=0)
         counters: dict[str, float] = {}
         # Of the sessions that wait. Accounts of sessions of two tenants cannot be compared, how far they are ahead can.
         least: dict[str, float] = {}
-        for bucket in self._buckets.values():
-            tenant, tokens = bucket[0].spec.tenant, bucket[0].account.tokens
-            counters[tenant.name] = self._fair_share.counter(tenant)
-            least[tenant.name] = min(tokens, least.get(tenant.name, tokens))
+        for (_, _, name, _), bucket in self._buckets.items():
+            tokens = bucket[0].account.tokens
+            if name not in least:
+                counters[name] = self._fair_share.counter(bucket[0].spec.tenant)
+                least[name] = tokens
+            elif tokens < least[name]:
+                least[name] = tokens
 
         def rank(sequence: Sequence) -> tuple[int, bool, float, float, int]:
-            name = sequence.spec.tenant.name
-            priority = min(effective_priority(sequence.request, now, self._aging_s), top)
+            spec = sequence.spec
+            name, priority = spec.tenant.name, top
+            if spec.priority < top:
+                priority = min(effective_priority(sequence.request, now, self._aging_s), top)
             ahead = sequence.account.tokens - least[name]
             return -priority, not sequence.started, counters[name], ahead, sequence.request_id
 
-        return heapq.merge(*self._buckets.values(), key=rank)
+        return rank
 
     def pop_fitting(self, place_for: Callable[[Sequence], T | NotNow], now: float = 0.0) -> tuple[Sequence, T] | None:
         """Take out the first request for which ``place_for`` finds a place; None if none may start now."""
