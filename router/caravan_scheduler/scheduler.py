@@ -338,10 +338,9 @@ class Scheduler:
         for sequence, token in taken:
             sequence.output.append(token.token_id)
             sequence.losses = 0
-            sequence.account.tokens += OUTPUT_TOKEN
             if token.finish is not None:
                 ended.append(sequence)
-        self._state.shares.tenants.charge_each([sequence.spec.tenant for sequence, _ in taken], OUTPUT_TOKEN)
+        self._state.shares.charge_each([sequence for sequence, _ in taken], OUTPUT_TOKEN)
         for sequence in ended:
             self._state.finish(sequence)
 
@@ -359,7 +358,7 @@ class Scheduler:
     def _advance(self, shard: ShardLedger, group: BeamGroup[Sequence]) -> None:
         leader = group.leader
         leader.losses = 0
-        self._state.charge(leader, OUTPUT_TOKEN * group.width)
+        self._state.shares.charge_each([leader], OUTPUT_TOKEN * group.width)
         replaced = group.advance()
         if replaced is None:
             self._failures.deliver_beams(group)

@@ -49,9 +49,9 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """The tokens that were computed for a tenant, divided by its weight, or for a session of it."""
+    """``counter``: the tokens that were computed for a tenant, divided by its weight, or for a session of it."""
 
-    tokens: float = 0.0
+    counter: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -221,16 +221,11 @@ class SchedulerState:
         sequence.matches.clear()
         uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
         sequence.charged = resident.target
-        self.charge(sequence, PROMPT_TOKEN * uncharged)
+        self.shares.charge_each([sequence], PROMPT_TOKEN * uncharged)
         if sequence.started:
             computed_again = max(0, sequence.reached - resident.computed)
             self.outbox.add(Resume(sequence.request_id, shard.name, computed_again))
         self.branch(sequence, shard, resident)
-
-    def charge(self, sequence: Sequence, tokens: float) -> None:
-        """Charge ``tokens`` that are computed for a request to its tenant and its session."""
-        self.shares.tenants.charge(sequence.spec.tenant, tokens)
-        sequence.account.tokens += tokens
 
     @on_behalf(1)
     def branch(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from caravan_scheduler.core.generation import Tenant
-from caravan_scheduler.sequence import Account
+from caravan_scheduler.sequence import Account, Sequence
 
 # What a token costs a tenant, as in the paper: an output token takes a step of its own.
 PROMPT_TOKEN = 1.0
@@ -18,7 +18,7 @@ OUTPUT_TOKEN = 2.0
 MOST_IDLE_SESSIONS = 64
 # So many accounts are not worth looking for idle ones.
 _FEW = 16
-_NO_TOKENS = Account()
+_NOTHING = Account()
 
 
 class FairShare:
@@ -45,11 +45,10 @@ class FairShare:
 
     def counter(self, tenant: Tenant) -> float:
         """Return the weighted tokens of ``tenant``; the tenant with the fewest goes first."""
-        return self._tokens(tenant.name)
+        return self._counter(tenant.name)
 
-    def _tokens(self, name: str) -> float:
-        account = self._accounts.get(name)
-        return 0.0 if account is None else account.tokens
+    def _counter(self, name: str) -> float:
+        return self._accounts.get(name, _NOTHING).counter
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
         """Count ``tokens`` that were computed for ``tenant``."""
@@ -60,7 +59,7 @@ class FairShare:
         for tenant, times in itertools.groupby(tenants):
             account, share = self.account(tenant.name), tokens / tenant.weight
             for _ in times:  # a product may round otherwise than a sum
-                account.tokens += share
+                account.counter += share
 
     def activate(self, name: str, active: Collection[str]) -> None:
         """Make ``name`` active, without credit for the time in which it was idle.
@@ -70,13 +69,13 @@ class FairShare:
         """
         own = self.account(name)
         accounts = self._accounts
-        rivals = [accounts.get(other, _NO_TOKENS).tokens for other in active if other != name]
+        rivals = [accounts.get(other, _NOTHING).counter for other in active if other != name]
         if not rivals:
-            own.tokens = 0.0
+            own.counter = 0.0
             self._accounts = {name: own}
             return
         least = min(rivals)
-        own.tokens = max(own.tokens, least)
+        own.counter = max(own.counter, least)
         if len(accounts) > 2 * len(rivals) + _FEW:
             self._forget_idle({*active, name}, least)
 
@@ -85,9 +84,9 @@ class FairShare:
 
         Of others, those that were charged most stay: forgetting them would cost the active ones most.
         """
-        idle = [other for other, one in self._accounts.items() if one.tokens > least and other not in active]
+        idle = [other for other, one in self._accounts.items() if one.counter > least and other not in active]
         if self._most_idle is not None:
-            idle = heapq.nlargest(self._most_idle, idle, key=self._tokens)
+            idle = heapq.nlargest(self._most_idle, idle, key=self._counter)
         self._accounts = {name: one for name in (*active, *idle) if (one := self._accounts.get(name)) is not None}
 
 
@@ -125,6 +124,12 @@ class Shares:
             one.sessions.activate(session, one.requests)
         one.requests[session] = one.requests.get(session, 0) + 1
         return one.sessions.account(session)
+
+    def charge_each(self, sequences: Collection[Sequence], tokens: float) -> None:
+        """Charge ``tokens`` for each of ``sequences`` to its tenant and to its session. This runs for every token."""
+        self.tenants.charge_each([sequence.spec.tenant for sequence in sequences], tokens)
+        for sequence in sequences:
+            sequence.account.counter += tokens
 
     def leave(self, tenant: str, session: str) -> None:
         """Count a request as ended."""

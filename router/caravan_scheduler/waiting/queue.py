@@ -178,19 +178,19 @@ class WaitingQueue:
         # Of the sessions that wait. Accounts of sessions of two tenants cannot be compared, how far they are ahead can.
         least: dict[str, float] = {}
         for (_, _, name, _), bucket in self._buckets.items():
-            tokens = bucket[0].account.tokens
+            counter = bucket[0].account.counter
             if name not in least:
                 counters[name] = self._fair_share.counter(bucket[0].spec.tenant)
-                least[name] = tokens
-            elif tokens < least[name]:
-                least[name] = tokens
+                least[name] = counter
+            elif counter < least[name]:
+                least[name] = counter
 
         def rank(sequence: Sequence) -> tuple[int, bool, float, float, int]:
             spec = sequence.spec
             name, priority = spec.tenant.name, top
             if spec.priority < top:
                 priority = min(effective_priority(sequence.request, now, self._aging_s), top)
-            ahead = sequence.account.tokens - least[name]
+            ahead = sequence.account.counter - least[name]
             return -priority, not sequence.started, counters[name], ahead, sequence.request_id
 
         return rank

@@ -255,36 +255,36 @@ def test_tenants_that_come_once_are_forgotten(active: list[str]) -> None:
 def test_a_new_session_has_no_credit_for_the_past_and_a_session_keeps_its_debt() -> None:
     shares = Shares()
     busy = shares.enter("key", "busy")
-    busy.tokens += 300
+    busy.counter += 300
     new = shares.enter("key", "new")
-    assert new.tokens == 300
-    new.tokens += 50
+    assert new.counter == 300
+    new.counter += 50
     shares.leave("key", "new")
-    busy.tokens += 20
-    assert shares.enter("key", "new").tokens == 350
-    assert shares.enter("other key", "new").tokens == 0
+    busy.counter += 20
+    assert shares.enter("key", "new").counter == 350
+    assert shares.enter("other key", "new").counter == 0
 
 
 def test_sessions_end_with_the_last_request_of_their_key() -> None:
     shares = Shares()
     for _ in range(2):
-        shares.enter("key", "one").tokens += 10
+        shares.enter("key", "one").counter += 10
     shares.leave("key", "one")
-    assert shares.enter("key", "other").tokens == 20
+    assert shares.enter("key", "other").counter == 20
     for session in ("one", "other"):
         shares.leave("key", session)
-    assert shares.enter("key", "one").tokens == 0
+    assert shares.enter("key", "one").counter == 0
 
 
 def test_few_idle_sessions_are_kept_however_many_there_were() -> None:
     shares = Shares()
     shares.enter("key", "waits for hours")
     for number in range(1000):
-        shares.enter("key", f"session {number}").tokens += 1 + number
+        shares.enter("key", f"session {number}").counter += 1 + number
         shares.leave("key", f"session {number}")
     # Those that were charged most are kept.
     forgotten, kept = shares.enter("key", "session 0"), shares.enter("key", "session 999")
-    assert (forgotten.tokens, kept.tokens) == (0, 1000)
+    assert (forgotten.counter, kept.counter) == (0, 1000)
     assert len(shares.sessions_of("key")) <= MOST_IDLE_SESSIONS + 3
 
 
