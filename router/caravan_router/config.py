@@ -154,6 +154,11 @@ class RouterConfig:
     cors_allow_origin: tuple[str, ...] = flag(
         (), "origin of web pages that may call the API (default: any); repeatable"
     )
+    trusted_proxies: tuple[str, ...] = flag(
+        (),
+        "IP address or network (10.0.0.0/8) of a gateway whose headers x-llm-d-inference-fairness-id and the like are "
+        "honoured; repeatable",
+    )
     page: bool = flag(
         True, "serve browsers a page at / for chatting with the models and watching the fleet", negation="--no-page"
     )
@@ -268,6 +273,10 @@ class RouterConfig:
         template_kwargs = _template_kwargs(self.chat_template_kwargs)
         if self.reasoning_effort is not None and "reasoning_effort" in template_kwargs:
             raise ValueError("--reasoning-effort and `reasoning_effort` in --chat-template-kwargs exclude each other")
+        try:
+            _ = self.proxies
+        except ValueError as error:
+            raise ValueError(f"--trusted-proxies: {error}") from None
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"--otlp-endpoint must begin with http:// or https://. Given: {self.otlp_endpoint!r}")
         if self.advertise_url and not self.advertise_url.startswith(("http://", "https://")):
@@ -312,6 +321,11 @@ class RouterConfig:
     def sources(self) -> tuple[NamedSource, ...]:
         """The places where addresses of shards are found."""
         return tuple(parse_source(text) for text in self.shard)
+
+    @property
+    def proxies(self) -> "tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]":
+        """The networks of trusted gateways."""
+        return tuple(ipaddress.ip_network(text) for text in self.trusted_proxies)
 
     @property
     def link(self) -> LinkConfig:

@@ -11,6 +11,7 @@ from caravan_dialects.api.generation.schema import (
     OnlyNull,
     Priority,
     RefusedByRule,
+    SessionId,
     Speculate,
     Timeout,
 )
@@ -141,7 +142,8 @@ class CountTokensRequest(PromptFields, frozen=True, kw_only=True):
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     """A request for a message. ``max_tokens``: more than fits in the context means all that fits.
 
-    ``metadata``, ``service_tier`` and ``cache_control`` have no effect.
+    Of ``metadata``, only the session that ``user_id`` names has an effect, as Claude Code sends it. ``service_tier``
+    and ``cache_control`` have none.
     """
 
     max_tokens: int
@@ -151,11 +153,12 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     container: OnlyNull = None
-    metadata: NoEffect = None
+    metadata: Any = None
     service_tier: NoEffect = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    session_id: SessionId = None
     speculate: Speculate = None
 
 

@@ -15,10 +15,12 @@ from caravan_dialects.api.generation.schema import (
     NoEffect,
     OnlyNull,
     Priority,
+    SessionId,
     Speculate,
     Timeout,
     Unsupported,
 )
+from caravan_dialects.api.generation.serving import serving_fields
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.chat.output import chat_logprobs
 from caravan_dialects.api.openai.chat.schema import ChatLogprobs
@@ -84,6 +86,7 @@ class TokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: CacheSalt = None
+    session_id: SessionId = None
     priority: Priority = None
     timeout: Timeout = None
     speculate: Speculate = None
@@ -180,10 +183,7 @@ def completion_of(body: TokensRequest) -> CompletionRequest:
         model=body.model,
         stream=body.stream,
         stream_options=body.stream_options,
-        cache_salt=body.cache_salt,
-        priority=body.priority,
-        timeout=body.timeout,
-        speculate=body.speculate,
+        **serving_fields(body),
         **{name: getattr(given, name) for name in common},
     )
 

@@ -12,8 +12,10 @@ from caravan_dialects.api.generation.schema import (
     NoEffect,
     OnlyEchoed,
     Priority,
+    PromptCacheKey,
     RefusedByRule,
     Schema,
+    SessionId,
     Speculate,
     TextFormat,
     Timeout,
@@ -113,13 +115,14 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
     user: NoEffect = None
     safety_identifier: Annotated[str | None, OnlyEchoed] = None
     service_tier: NoEffect = None
-    prompt_cache_key: Annotated[str | None, OnlyEchoed] = None
+    prompt_cache_key: PromptCacheKey = None
     prompt_cache_retention: NoEffect = None
     max_tool_calls: Annotated[int | None, OnlyEchoed] = None
     client_metadata: NoEffect = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    session_id: SessionId = None
     speculate: Speculate = None
 
 
