@@ -67,7 +67,7 @@ environments: $(CLIENTS) $(DEPLOY_TOOLS) ## set up what the tests of clients and
 test-gpu: $(INSTALLED) $(DEMO_MODEL) ## test on the GPUs of this host, for which llama.cpp must be built, see docs/operations.md
 	$(BIN)/pytest tests/gpu -m gpu -s $(ARGS)
 
-images: ## build the container images with buildah; ARGS: more of its flags, such as --build-arg BASE=debian@sha256:...
+images: ## build the container images with buildah, or BUILDER=podman or docker; ARGS: more of its flags, such as --build-arg BASE=debian@sha256:...
 	deploy/images/build.sh $(ARGS)
 
 release: $(INSTALLED) $(DEMO_MODEL) $(RELEASE_TOOLS) ## build what is published of this version into dist/, and check each part in a clean environment

@@ -35,7 +35,7 @@ class Part(StrEnum):
 _DIALECTS = ("jinja2", "miniaudio", "msgspec", "pillow")
 _GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf", "uvloop")
 _ENGINE = (*_DIALECTS, *_GRPC, "prometheus-client")
-_MODELS = ("huggingface-hub", "tqdm")
+_MODELS = ("httpx2", "huggingface-hub", "tqdm")
 _SHARD = (*_MODELS, *_GRPC, "llama-cpp-python", "llguidance", "numpy")
 # The names of distributions. Their versions are in pyproject.toml.
 NEEDS = {

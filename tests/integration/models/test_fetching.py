@@ -105,7 +105,7 @@ def test_without_huggingface_hub_the_command_that_installs_it_is_named(
 ) -> None:
     (tmp_path / "huggingface_hub.py").write_text("raise ModuleNotFoundError(\"No module named 'huggingface_hub'\")")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(FetchError, match="pip install 'huggingface-hub>=") as failed:
+    with pytest.raises(FetchError, match=r"pip install 'httpx2>=.*' 'huggingface-hub>=") as failed:
         fetch_blocking(SMALL)
     assert failed.value.problem is FetchProblem.NEEDS_PACKAGES
 
