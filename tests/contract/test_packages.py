@@ -131,7 +131,9 @@ def test_an_import_names_what_is_missing(program: str, line: str) -> None:
 
 
 def test_models_by_name_need_a_hub() -> None:
-    assert "pip install 'httpx2>=2.12' 'huggingface-hub>=2.4' 'tqdm>=4.66'" in str(needs_packages(ModuleNotFoundError("no hub")))
+    assert "pip install 'httpx2>=2.12' 'huggingface-hub>=2.4' 'tqdm>=4.66'" in str(
+        needs_packages(ModuleNotFoundError("no hub"))
+    )
 
 
 def test_nothing_is_lacking_where_all_is_installed() -> None:
