@@ -130,7 +130,7 @@ screenshots: $(INSTALLED) $(DEMO_MODEL) .cache/clients/page/.installed ## take t
 	PYTHONPATH=tests $(BIN)/python -m caravan_testing.screenshots
 
 clean: ## remove the virtual environment and everything downloaded or built here
-	rm -rf .venv .cache
+	rm -rf .venv .cache dist
 
 $(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py shard/caravan_shard/llama_wheel.py $(KERNELS)
 	@$(PYTHON) deploy/setup/install.py
