@@ -127,7 +127,7 @@ _PACKAGES = (
 _LOCAL = (".cache/", ".venv/")
 # Command lines of programs that are not ours, or that get flags of these, with the lines that continue them.
 _OTHERS = re.compile(
-    r"^(\w+=\w+ )?(buildah|docker|helm|kubectl|lm_eval|make images|mmdebstrap|systemctl) (.*\\\n)*.*$", re.MULTILINE
+    r"^(\w+=\w+ )?(buildah|docker|helm|kubectl|lm_eval|make images|mmdebstrap|pip|systemctl) (.*\\\n)*.*$", re.MULTILINE
 )
 
 
