@@ -35,7 +35,7 @@ REQUEST_ID_HEADER = "X-Request-Id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 # Probes and scrapers ask for these every few seconds.
-_QUIET = frozenset({"/health", "/ping", "/livez", "/readyz", "/metrics"})
+_QUIET = frozenset({"/health", "/v1/health", "/ping", "/livez", "/readyz", "/metrics"})
 
 CLIENT_CLOSED = 499
 # Methods that change nothing and generate nothing.

@@ -27,7 +27,7 @@ FILES = resources.files("caravan_studio.page")
 MOST_BYTES = 150_000
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/ping"])
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/health", "/ping"])
 async def test_health(service: Service, path: str) -> None:
     response = await service.client.get(path)
     assert (response.status, await response.read()) == (200, b"")
