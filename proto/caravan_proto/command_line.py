@@ -74,8 +74,6 @@ class Parser(argparse.ArgumentParser):
         rest = iter(words)
         for word in rest:
             name, equals, value = word.partition("=")
-            if word == "--":
-                return [*found, word, *rest]
             if name in own or not name.startswith("-"):
                 found.append(word)
             elif name in self._foreign.renamed:

@@ -58,21 +58,29 @@ def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[
     return serve, router, models, {**given, "log_level": router.log_level, "json_output": router.json_output}
 
 
-async def _announce_when_ready(fleet: Fleet, url: str) -> None:
+async def _announce_when_ready(fleet: Fleet, url: str, router: RouterConfig) -> None:
     await fleet.wait_until_ready()
-    _announce(fleet, url)
+    write_at_once(announcement(fleet, url, router))
 
 
-def _announce(fleet: Fleet, url: str) -> None:
+def announcement(fleet: Fleet, url: str, router: RouterConfig) -> str:
+    """Return what is printed once the server can be used: what it serves, and where."""
     engine = fleet.engine("")
     path, body = "/generate_stream", '{"inputs":"The capital of France is","parameters":{"max_new_tokens":30}}'
-    if engine is not None and not engine.model.generates:
-        path, body = "/v1/embeddings", '{"input":"The capital of France"}'
-        if engine.model.ranks:
-            path, body = "/v1/rerank", '{"query":"The capital of France","documents":["Paris","Bread"]}'
-    write_at_once(
-        f"\nCaravan is ready on {url}\n\nTry:\n"
-        f"  curl -N {url}{path} -H 'Content-Type: application/json' -d '{body}'\n\n"
+    models = "loaded on demand"
+    if engine is not None:
+        models = f"{engine.model.name}, {engine.model.max_sequence_tokens:,} tokens of context for each request"
+        if not engine.model.generates:
+            path, body = "/v1/embeddings", '{"input":"The capital of France"}'
+            if engine.model.ranks:
+                path, body = "/v1/rerank", '{"query":"The capital of France","documents":["Paris","Bread"]}'
+    key = "" if router.api_keys_file is None else '-H "Authorization: Bearer $KEY" '
+    return (
+        f"\nCaravan is ready on {url}\n"
+        f"  model  {models}\n"
+        f"  page   {f'{url}/' if router.page else 'off'}\n"
+        f"  APIs   {url}/v1 for OpenAI's clients, {url}/docs for all\n"
+        f"  curl -N {url}{path} {key}-H 'Content-Type: application/json' -d '{body}'\n\n"
     )
 
 
@@ -123,10 +131,10 @@ async def _serve(
 
         def on_listening(fleet: Fleet, url: str) -> None:
             if catalogue_of is not None:
-                _announce(fleet, url)
+                write_at_once(announcement(fleet, url, router))
                 return
             _log.info("listening, waiting for the shards to load their model", extra={"url": url})
-            announcing.append(tasks.create_task(_announce_when_ready(fleet, url)))
+            announcing.append(tasks.create_task(_announce_when_ready(fleet, url, router)))
             announcing.append(tasks.create_task(Starting(fleet, by_model, router.shard_grace_s).run()))
 
         try:

@@ -151,7 +151,7 @@ def usage() -> str:
 
 def problem_of(word: str, flags: list[str]) -> str:
     """Return why ``word`` is no command, and what was probably meant."""
-    from caravan_models.reference import HUB_PREFIX, known_model
+    from caravan_models.reference import hub_place, known_model
     from caravan_serve.peers import COMMAND_ANSWERS
     from caravan_serve.peers import COMMANDS as FOREIGN
 
@@ -163,7 +163,7 @@ def problem_of(word: str, flags: list[str]) -> str:
         return f"unknown command {word}; did you mean {' '.join(['caravan', FOREIGN[word], *flags])}?"
     if word.startswith("-"):
         return f"a command comes first; did you mean {' '.join(['caravan serve', word, *flags])}?"
-    if known_model(word) or word.startswith((HUB_PREFIX, "hf.co/")) or Path(word).suffix.lower() == ".gguf":
+    if known_model(word) or hub_place(word) or Path(word).suffix.lower() == ".gguf":
         return f"{word} is a model; did you mean caravan run {word}, or caravan serve {word}?"
     found = nearest(word, COMMANDS) or FOREIGN.get(nearest(word, FOREIGN), "")
     return f"unknown command {word}; {f'did you mean caravan {found}?' if found else 'caravan --help lists all'}"

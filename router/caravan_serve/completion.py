@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from caravan_models.reference import known_models
 from caravan_proto.command_line import Parser
+from caravan_serve.agents import AGENTS
 
 # Commands whose arguments are models.
 _OF_MODELS = frozenset({"run", "serve", "pull", "show", "rm", "stop"})
@@ -44,6 +45,8 @@ def words_of(command: str, parser: argparse.ArgumentParser) -> Iterator[str]:
             yield from action.choices
     if command in _OF_MODELS:
         yield from known_models()
+    if command == "launch":
+        yield from AGENTS
 
 
 def bash_script(words: dict[str, list[str]], shell: str) -> str:

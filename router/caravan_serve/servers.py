@@ -173,7 +173,12 @@ def started(model: str, flags: Sequence[str]) -> Iterator[Server]:
     with tempfile.TemporaryFile("w+") as log:
         # In a session of its own, it gets no Ctrl-C of the terminal.
         process = subprocess.Popen(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env=environ,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environ,
             start_new_session=True,
         )
         assert process.stdout is not None

@@ -119,9 +119,7 @@ def main(argv: Sequence[str]) -> int:
 
 def bench_parser() -> Parser:
     """Return the parser of `caravan bench`."""
-    parser = Parser(
-        prog="caravan bench", description="Measure a server that speaks OpenAI's API or TGI's streams."
-    )
+    parser = Parser(prog="caravan bench", description="Measure a server that speaks OpenAI's API or TGI's streams.")
     add = parser.add_argument
     add("--url", required=True, help="base address, for example http://127.0.0.1:3000")
     add(

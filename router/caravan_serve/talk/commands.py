@@ -24,7 +24,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bye": ("", "end"),
 }
 # Names of the same commands in other programs.
-_SAME = {"exit": "bye", "quit": "bye", "q": "bye", "?": "help", "regenerate": "retry", "regen": "retry", "redo": "retry"}
+_SAME = {
+    "exit": "bye",
+    "quit": "bye",
+    "q": "bye",
+    "?": "help",
+    "regenerate": "retry",
+    "regen": "retry",
+    "redo": "retry",
+}
 _NEEDED = frozenset({"load", "image"})
 
 

@@ -67,7 +67,9 @@ class Conversation:
 
 def written(conversation: Conversation, model: str) -> bytes:
     """Return the file of a conversation."""
-    content = _File(messages=[dict(one) for one in conversation.prompt], model=model, settings=dict(conversation.settings))
+    content = _File(
+        messages=[dict(one) for one in conversation.prompt], model=model, settings=dict(conversation.settings)
+    )
     return msgspec.json.format(msgspec.json.encode(content)) + b"\n"
 
 
@@ -86,7 +88,9 @@ def read(data: bytes) -> Conversation:
     try:
         replace(CHAT_PARAMS, **content.settings)
     except TypeError:
-        raise ConversationFileError(f"settings has a parameter that does not exist: {', '.join(content.settings)}") from None
+        raise ConversationFileError(
+            f"settings has a parameter that does not exist: {', '.join(content.settings)}"
+        ) from None
     return Conversation(system=system, messages=tuple(messages), settings=content.settings)
 
 

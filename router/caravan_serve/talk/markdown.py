@@ -30,10 +30,11 @@ class Blocks:
         return ended
 
     def end(self) -> list[str]:
-        """Return the last block, if there is one."""
+        """Return the blocks that the end of the text ends."""
+        ended = self.feed("\n")
         rest = self.rest
-        self._lines, self._partial, self._fence, self._is_blank = [], "", "", False
-        return [rest] if rest else []
+        self._lines, self._fence, self._is_blank = [], "", False
+        return [*ended, rest] if rest else ended
 
     def _add(self, line: str) -> list[str]:
         if self._fence:

@@ -46,7 +46,9 @@ class _CommandCompleter(Completer):
             return
         for name, (argument, meaning) in COMMANDS.items():
             if name.startswith(text[1:]):
-                yield Completion(f"/{name}", start_position=-len(text), display=f"/{name} {argument}", display_meta=meaning)
+                yield Completion(
+                    f"/{name}", start_position=-len(text), display=f"/{name} {argument}", display_meta=meaning
+                )
 
 
 class Terminal:
