@@ -158,7 +158,11 @@ def _chat(client: Client, model: str, branches: Branches) -> int:
             continue
         if text is None:
             return 0
-        chat.do(text)
+        try:
+            chat.do(text)
+        except KeyboardInterrupt:
+            # Between the line and its answer.
+            terminal.note("ended; /retry asks again")
     return 0
 
 
