@@ -129,9 +129,8 @@ def main() -> int:
     except ModuleNotFoundError as missing:
         if not command.extra:
             raise
-        sys.stderr.write(
-            f"caravan {word} needs the extra {command.extra!r}: pip install 'llama-caravan[{command.extra}]' ({missing})\n"
-        )
+        package = f"pip install 'llama-caravan[{command.extra}]'"
+        sys.stderr.write(f"caravan {word} needs the extra {command.extra!r}: {package} ({missing})\n")
         return 2
     status: int = run(flags)
     return status

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from caravan_models.listing import size_text
 from caravan_proto.command_line import Parser
-from caravan_serve.servers import Server, ServerError, add_server_flags, listed_name, server_of
+from caravan_serve.servers import Server, ServerError, add_server_flags, listed_name, server_of, unknown_model
 
 Row = tuple[str, ...]
 
@@ -80,9 +80,7 @@ def stop_model(argv: Sequence[str]) -> int:
     def stop() -> None:
         name = listed_name(server, arguments.model)
         if not name:
-            raise ServerError(
-                f"{server.url} has no model {arguments.model}; it has {', '.join(dict.fromkeys(server.names().values()))}"
-            )
+            raise unknown_model(server, arguments.model)
         server.post("/models/unload", {"model": name})
         sys.stdout.write(f"unloading {name}\n")
 

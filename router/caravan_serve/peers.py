@@ -9,7 +9,7 @@ _ALWAYS = "leave it out, it is always on"
 _TEMPLATE = "leave it out, the model's chat template decides"
 _GGUF = f"a GGUF file has its own; choose it by the model's name, such as {HUB_PREFIX}OWNER/REPOSITORY:Q8_0"
 _SPLIT = "layers are split over this host's GPUs without a flag; see --split-mode, --tensor-split and --rpc"
-_OWN = "it is for caravan-shard: caravan serve sets it for each shard"
+_OWN = "it is for caravan-shard, and caravan serve sets it for each shard"
 _LEVEL = "pass --log-level debug"
 _SPECULATE = "--speculate N"
 

@@ -14,13 +14,13 @@ from caravan_serve.peers import SERVE_FLAGS
 from caravan_serve.shard_flags import SET_BY_SERVE
 from caravan_shard.config import ShardConfig
 
-_DESCRIPTION = """Serve models over HTTP: the APIs of OpenAI, Anthropic, Google, Ollama, TGI and llama-server, and a page.
+_DESCRIPTION = """Serve models over HTTP, with the APIs of OpenAI, Anthropic, Google, Ollama, TGI and llama-server.
 
 examples:
-  caravan serve smollm2                                    a known name: see caravan list --known
-  caravan serve hf:Qwen/Qwen3-8B-GGUF:Q4_K_M -c 65536      a repository, with 65,536 tokens for all requests
+  caravan serve smollm2                           a known name: see caravan list --known
+  caravan serve hf:Qwen/Qwen3-8B-GGUF -c 65536    a repository, with 65,536 tokens for all requests
   caravan serve a.gguf b.gguf --port 8080 --hostname 0.0.0.0
-  caravan serve --models-dir ./models                      loads the model that a request names
+  caravan serve --models-dir ./models             loads the model that a request names
 
 Every flag is an environment variable too, such as CARAVAN_PORT."""
 

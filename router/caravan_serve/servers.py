@@ -59,7 +59,7 @@ class Server:
         except urllib.error.HTTPError as error:
             raise ServerError(f"{self.url}: {_message_of(error)}") from None
         except urllib.error.URLError as error:
-            raise UnreachableServerError(f"no server answers at {self.url}: {error.reason}") from None
+            raise ServerError(f"no server answers at {self.url}: {error.reason}") from None
         except (OSError, ValueError) as error:
             raise ServerError(f"{self.url} is no Caravan server: {error}") from None
 
@@ -72,14 +72,10 @@ class Server:
         return found
 
     def context(self, name: str) -> int:
-        """Return the tokens that a prompt and its output may have, for a model that is loaded first. Raises ServerError."""
+        """Return the tokens that a prompt and its output may have. The model is loaded first. Raises ServerError."""
         self.post("/api/generate", {"model": name, "stream": False}, _LOAD_TIMEOUT_S)
         loaded = self.get("/api/ps")["models"]
         return next((int(model["context_length"]) for model in loaded if model["model"] == name), 0)
-
-
-class UnreachableServerError(ServerError):
-    """Nothing listens there."""
 
 
 def _message_of(error: urllib.error.HTTPError) -> str:
@@ -130,6 +126,11 @@ def listed_name(server: Server, text: str) -> str:
     return next((names[name] for name in names_of(text) if name in names), "")
 
 
+def unknown_model(server: Server, model: str) -> ServerError:
+    """Return the error for a model that a server has not. Raises ServerError."""
+    return ServerError(f"{server.url} has no model {model}; it has {', '.join(dict.fromkeys(server.names().values()))}")
+
+
 @contextlib.contextmanager
 def server_for(model: str, given: tuple[Server, bool], flags: Sequence[str]) -> Iterator[tuple[Server, str, bool]]:
     """Yield a server, the name of ``model`` there, and whether it was started with ``flags`` and ends with the block.
@@ -139,17 +140,16 @@ def server_for(model: str, given: tuple[Server, bool], flags: Sequence[str]) -> 
     server, named = given
     try:
         name = listed_name(server, model)
-    except ServerError as error:
-        if named or not isinstance(error, UnreachableServerError):
+    except ServerError:
+        if named:
             raise
+        # Another program may use the port.
         name = ""
     if name:
         yield server, name, False
         return
     if named:
-        raise ServerError(
-            f"{server.url} has no model {model}; it has {', '.join(dict.fromkeys(server.names().values()))}"
-        )
+        raise unknown_model(server, model)
     if not model:
         raise ServerError(f"no server answers at {server.url}: name a model, such as smollm2, and one is started")
     with started(model, flags) as own:

@@ -26,8 +26,8 @@ def run_parser() -> Parser:
     parser = Parser(
         prog="caravan run",
         usage="caravan run MODEL [PROMPT] [FLAGS]",
-        description="Chat with a model in the terminal; with a prompt, or in a pipe, answer once. A running server that "
-        "has the model is used, otherwise one is started that ends with the chat.",
+        description="Chat with a model in the terminal; with a prompt, or in a pipe, answer once. A running server "
+        "that has the model is used, otherwise one is started that ends with the chat.",
         foreign=ForeignFlags(
             prefixed={"-hf": "hf:", "--hf-repo": "hf:"},
             renamed={"--host": "--server", "--url": "--server", "-sys": "--system", "-sp": "--system"},

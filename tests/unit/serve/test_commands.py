@@ -11,14 +11,12 @@ from caravan_proto import __version__
 from caravan_proto.command_line import Parser
 from caravan_serve.commands import COMMANDS, function_of, main
 from caravan_serve.serve_flags import serve_parser
+from caravan_testing.programs import status_of
 
 
 def printed(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "argv", ["caravan", *words])
-    try:
-        assert main() == 0
-    except SystemExit as ended:
-        assert ended.code == 0
+    assert status_of(main) == 0
     return capsys.readouterr().out
 
 

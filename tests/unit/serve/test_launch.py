@@ -3,10 +3,8 @@
 import json
 import shutil
 import tomllib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,7 +48,7 @@ def test_files_are_in_the_folder_of_the_launch(name: str, tmp_path: Path) -> Non
 def test_codex_gets_settings_in_toml() -> None:
     flags = launch_of("codex").flags
     assert set(flags[::2]) == {"-c"}
-    settings: Mapping[str, Any] = tomllib.loads("\n".join(flags[1::2]))
+    settings = tomllib.loads("\n".join(flags[1::2]))
     assert (settings["model"], settings["model_provider"], settings["model_context_window"]) == (
         MODEL,
         "caravan",

@@ -10,6 +10,7 @@ from caravan_serve.commands import COMMANDS, main
 from caravan_serve.peers import COMMAND_ANSWERS, SERVE_FLAGS
 from caravan_serve.peers import COMMANDS as FOREIGN
 from caravan_serve.serve_flags import serve_parser
+from caravan_testing.programs import status_of
 
 _MOST_LINES = 3
 
@@ -89,11 +90,7 @@ def test_a_wrong_command_line_is_answered_with_what_to_type(
     line: str, answer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["caravan", *shlex.split(line)])
-    try:
-        status = main()
-    except SystemExit as ended:
-        assert isinstance(ended.code, int)
-        status = ended.code
+    status = status_of(main)
     written = capsys.readouterr()
     assert (status, written.out) == (2, "")
     assert answer in written.err
