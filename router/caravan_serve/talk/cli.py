@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from caravan.client import ApiError, BadReplyError, Client, ServerConnectionError
+from caravan.client import ApiError, BadReplyError, Client, ClientOptions, ServerConnectionError
 from caravan.errors import RequestError
 from caravan_models.errors import FetchError
 from caravan_proto.command_line import ForeignFlags, Parser
@@ -90,8 +90,10 @@ def main(argv: Sequence[str]) -> int:
         parser.error("standard input is empty, and there is no prompt")
     try:
         with server_for(model, given, flags) as (server, name, _):
-            options = {"api_key": server.api_key} if server.api_key else {}
-            with Client(server.url, model=name, **options) as client:  # type: ignore[typeddict-item]
+            options = ClientOptions(model=name)
+            if server.api_key:
+                options["api_key"] = server.api_key
+            with Client(server.url, **options) as client:
                 if text:
                     return _answer_once(client, conversation, text)
                 return _chat(client, name, Branches([conversation]))
@@ -230,8 +232,9 @@ class _Chat:
         self._answer()
 
     def _fork(self, argument: str) -> None:
-        problem = self._branches.go_to(argument) if argument else self._branches.fork() or ""
-        if problem:
+        if not argument:
+            self._branches.fork()
+        elif problem := self._branches.go_to(argument):
             self._terminal.problem(problem)
             return
         for number, title in enumerate(titles(self._branches.kept), 1):
