@@ -54,13 +54,18 @@ def bash_script(words: dict[str, list[str]], shell: str) -> str:
     cases = "".join(f'    {name}) words="{" ".join(own)}" ;;\n' for name, own in words.items())
     start = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return f"""{start}_caravan() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} words
+  local line=${{COMP_LINE:0:COMP_POINT}} words
+  local word=${{line##* }}
   case ${{COMP_CWORD}}:${{COMP_WORDS[1]}} in
     1:*) words="{" ".join(words)} --help --version" ;;
     *) case ${{COMP_WORDS[1]}} in
 {cases}    esac ;;
   esac
   COMPREPLY=($(compgen -W "$words" -- "$word"))
+  # A colon ends a word, so that only what follows it is replaced.
+  case $COMP_WORDBREAKS in
+    *:*) COMPREPLY=("${{COMPREPLY[@]#"${{word%"${{word##*:}}"}}"}}") ;;
+  esac
 }}
 complete -o default -o nosort -F _caravan caravan
 """.replace(" -o nosort" if shell == "zsh" else "\0", "")

@@ -232,6 +232,13 @@ def test_ctrl_c_ends_an_answer_and_keeps_it_and_the_chat(
     assert [message["role"] for message in saved["messages"]] == ["user", "assistant"]
 
 
+def test_serve_without_a_model_says_what_to_name(environment: dict[str, str]) -> None:
+    failed = run("serve", "--port", "0", env=environment)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.startswith("caravan serve: error: name a model, such as caravan serve smollm2")
+    assert failed.stderr.count("\n") == 1
+
+
 def test_ps_lists_what_is_loaded(environment: dict[str, str]) -> None:
     listed = run("ps", env=environment)
     assert (listed.returncode, listed.stderr) == (0, "")

@@ -72,16 +72,17 @@ def test_scripts_of_shells_complete_commands_flags_and_models(
 
 
 @pytest.mark.parametrize(
-    ("words", "completed"),
+    ("line", "completed"),
     [
-        (["caravan", "ser"], ["serve"]),
-        (["caravan", "serve", "--ctx"], ["--ctx-size"]),
-        (["caravan", "run", "smollm2:1"], ["smollm2:135m", "smollm2:1.7b"]),
-        (["caravan", "completion", "fi"], ["fish"]),
+        ("caravan ser", ["serve"]),
+        ("caravan serve --ctx", ["--ctx-size"]),
+        ("caravan run smollm2:1", ["135m", "1.7b"]),
+        ("caravan completion fi", ["fish"]),
+        ("caravan launch --model x ge", ["gemini"]),
     ],
 )
 def test_bash_completes(
-    words: list[str],
+    line: str,
     completed: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -91,7 +92,8 @@ def test_bash_completes(
     assert bash is not None
     script = tmp_path / "completion"
     script.write_text(printed(["completion", "bash"], capsys, monkeypatch))
-    quoted = " ".join(f"'{word}'" for word in words)
-    program = f"source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _caravan; echo ${{COMPREPLY[@]}}"
+    words = line.split()
+    setting = f"COMP_LINE='{line}'; COMP_POINT={len(line)}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}"
+    program = f"source {script}; COMP_WORDBREAKS=' :'; {setting}; _caravan; echo \"${{COMPREPLY[@]}}\""
     found = subprocess.run([bash, "-c", program], capture_output=True, text=True, check=True)
     assert sorted(found.stdout.split()) == sorted(completed)
