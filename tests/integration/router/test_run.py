@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from caravan_serve.agents import AGENTS
 from caravan_testing.serve_process import Served, serve, write_models
@@ -32,7 +33,7 @@ _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>]|\r"
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     flags = ("--backend", "fake", "--ctx-size", "262144", "--parallel", "2", "--kv-layout", "unified")
-    with serve(*flags, "--fake-step-ms", "5", "--log-level", "info", models=("toy.gguf",)) as running:
+    with serve(*flags, "--fake-step-ms", "5", "--mmproj", "toy", models=("toy.gguf",)) as running:
         yield running
 
 
@@ -193,6 +194,28 @@ def test_a_chat_in_a_terminal(environment: dict[str, str], tmp_path: Path) -> No
     assert [message["role"] for message in saved["messages"]] == ["user", "assistant", "user", "assistant"]
     assert saved["messages"][2]["content"] == "second\nline"
     assert "hello there" in (tmp_path / "state/caravan/run-history").read_text()
+
+
+def test_an_image_goes_with_a_message(environment: dict[str, str], tmp_path: Path) -> None:
+    image = tmp_path / "dot.png"
+    Image.new("RGB", (32, 32), "red").save(image)
+    with terminal("run", "toy.gguf", *SHORT, env=environment) as chat:
+        chat.enter(f"/image {tmp_path / 'nothing.png'}")
+        chat.see("there is no file ")
+        chat.enter(f"/image {image}")
+        chat.see("dot.png goes with the next message")
+        chat.enter("what is it")
+        chat.enter(f"/save {tmp_path / 'chat.json'}")
+        chat.see("saved to ")
+        chat.enter("/bye")
+        assert chat.end() == 0
+    asked, answered = json.loads((tmp_path / "chat.json").read_text())["messages"]
+    assert [part["type"] for part in asked["content"]] == ["image_url", "text"]
+    assert answered["role"] == "assistant"
+    assert answered["content"]
+    shown = run("run", "toy.gguf", "what is it", "--image", str(image), *SHORT, env=environment)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.strip()
 
 
 def test_a_saved_chat_goes_on(environment: dict[str, str], tmp_path: Path) -> None:

@@ -48,6 +48,20 @@ def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str], monkey
     assert printed(["help", "pull"], capsys, monkeypatch) == printed(["pull", "--help"], capsys, monkeypatch)
 
 
+def test_without_the_extra_the_command_names_it() -> None:
+    program = """
+import sys
+from caravan_serve.commands import main
+sys.modules["prompt_toolkit"] = None
+sys.argv = ["caravan", "run", "x"]
+sys.exit(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "pip install 'llama-caravan[run]'" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
 def test_help_of_serve_begins_with_examples_and_the_ten_flags_that_matter() -> None:
     text = serve_parser().format_help()
     first, *others = text.partition("the flags that matter first:")[2].split("\n\n")
