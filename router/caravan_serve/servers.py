@@ -168,7 +168,14 @@ def started(model: str, flags: Sequence[str]) -> Iterator[Server]:
     if sys.platform == "linux":
         command.append("--exit-with-parent")
     # A key or a port of the environment are those of another server.
-    own = {"CARAVAN_API_KEYS_FILE", "CARAVAN_PORT", "CARAVAN_HOSTNAME", "CARAVAN_HANDOVER", "CARAVAN_STATE_FILE"}
+    own = {
+        "CARAVAN_API_KEY",
+        "CARAVAN_API_KEYS_FILE",
+        "CARAVAN_PORT",
+        "CARAVAN_HOSTNAME",
+        "CARAVAN_HANDOVER",
+        "CARAVAN_STATE_FILE",
+    }
     environ = {name: value for name, value in os.environ.items() if name not in own}
     with tempfile.TemporaryFile("w+") as log:
         # In a session of its own, it gets no Ctrl-C of the terminal.

@@ -11,11 +11,12 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import HTML
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.segment import Segment
+from rich.text import Text
 
 from caravan_serve.talk.commands import COMMANDS, is_whole
 from caravan_serve.talk.markdown import Blocks
@@ -24,13 +25,13 @@ _REFRESHES_PER_S = 12
 
 
 class _Tail:
-    """The end of a text that is still growing, as far as it fits the terminal."""
+    """The end of what is still growing, as far as it fits the terminal."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, content: RenderableType) -> None:
+        self._content = content
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(Markdown(self._text), options, pad=False)
+        lines = console.render_lines(self._content, options, pad=False)
         for line in lines[-max(1, console.size.height - 2) :]:
             yield from line
             yield Segment.line()
@@ -78,34 +79,8 @@ class Terminal:
             return None
 
     def show(self, parts: Iterator[tuple[str, str]]) -> str:
-        """Show the parts of an answer, each reasoning and text, as they come. Return its whole text.
-
-        Ctrl-C ends it: what has come so far is the answer.
-        """
-        blocks, text, is_thinking = Blocks(), "", False
-        with Live(console=self._console, refresh_per_second=_REFRESHES_PER_S, transient=True) as live:
-            try:
-                for reasoning, piece in parts:
-                    if reasoning:
-                        is_thinking = True
-                        self._console.print(f"[dim]{escape(reasoning)}[/dim]", end="", highlight=False)
-                    if not piece:
-                        continue
-                    if is_thinking:
-                        self._console.print("\n")
-                        is_thinking = False
-                    text += piece
-                    for block in blocks.feed(piece):
-                        live.console.print(Markdown(block), "")
-                    live.update(_Tail(blocks.rest))
-            except KeyboardInterrupt:
-                self.note("ended")
-            finally:
-                live.update("")
-        for block in blocks.end():
-            self._console.print(Markdown(block))
-        self._console.print()
-        return text
+        """See `show`."""
+        return show(self._console, parts)
 
     def say(self, text: str) -> None:
         """Show a text of this program."""
@@ -137,6 +112,38 @@ def _keys() -> KeyBindings:
     keys.add("c-j")(insert)
     keys.add("escape", "enter")(insert)
     return keys
+
+
+def show(console: Console, parts: Iterator[tuple[str, str]]) -> str:
+    """Show the parts of an answer, each reasoning and text, as they come. Return its whole text.
+
+    Ctrl-C ends it: what has come so far is the answer.
+    """
+    blocks, text, reasoning = Blocks(), "", ""
+    with Live(console=console, refresh_per_second=_REFRESHES_PER_S, transient=True) as live:
+        try:
+            for thinking, piece in parts:
+                if thinking:
+                    reasoning += thinking
+                    live.update(_Tail(Text(reasoning, style="dim")))
+                if not piece:
+                    continue
+                if reasoning:
+                    console.print(Text(reasoning.strip(), style="dim"), "")
+                    reasoning = ""
+                text += piece
+                for block in blocks.feed(piece):
+                    console.print(Markdown(block), "")
+                live.update(_Tail(Markdown(blocks.rest)))
+        except KeyboardInterrupt:
+            console.print(Text("ended", style="dim"))
+        finally:
+            live.update("")
+    if reasoning:
+        console.print(Text(reasoning.strip(), style="dim"))
+    for block in blocks.end():
+        console.print(Markdown(block), "")
+    return text
 
 
 def plain(parts: Iterator[tuple[str, str]], write: Callable[[str], object] = sys.stdout.write) -> str:

@@ -1,16 +1,20 @@
 """What a line of the user is, how a conversation changes, and how streamed Markdown becomes blocks."""
 
 import dataclasses
+import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from caravan_serve.talk.commands import COMMANDS, Command, Line, Say, Wrong, changed, help_text, is_whole, parse
 from caravan_serve.talk.conversation import Branches, Conversation, ConversationFileError, read, titles, written
 from caravan_serve.talk.markdown import Blocks
+from caravan_serve.talk.terminal import show
 
 
 @pytest.mark.parametrize(
@@ -185,3 +189,30 @@ def test_pieces_do_not_matter_and_no_word_is_lost(pieces: list[str]) -> None:
     found = blocks_of(pieces)
     assert found == blocks_of([text])
     assert "".join(found).split() == text.split() or "".join("".join(found).split()) == "".join(text.split())
+
+
+def shown(*parts: tuple[str, str], interrupted: bool = False) -> tuple[str, list[str]]:
+    """Return the answer, and the lines that are on the terminal at last."""
+
+    def coming() -> Iterator[tuple[str, str]]:
+        yield from parts
+        if interrupted:
+            raise KeyboardInterrupt
+
+    file = io.StringIO()
+    text = show(Console(file=file, width=40), coming())
+    return text, [line.strip() for line in file.getvalue().splitlines() if line.strip()]
+
+
+def test_an_answer_is_shown_as_markdown_after_its_reasoning() -> None:
+    parts = [("I th", ""), ("ink", ""), ("", "1. on"), ("", "e\n\n   more\n\n2. two"), ("", "\n\nend")]
+    text, lines = shown(*parts)
+    assert text == "1. one\n\n   more\n\n2. two\n\nend"
+    assert lines[0] == "I think"
+    assert lines[-1] == "end"
+    assert [line.split()[0] for line in lines if line[0].isdigit()] == ["1", "2"]
+
+
+def test_an_answer_that_is_ended_is_what_has_come() -> None:
+    assert shown(("", "half an"), interrupted=True) == ("half an", ["ended", "half an"])
+    assert shown(("I think", ""), interrupted=True) == ("", ["ended", "I think"])
