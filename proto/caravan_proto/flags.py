@@ -16,6 +16,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from caravan_proto import __version__
 from caravan_proto.command_line import Parser
 
 Config = TypeVar("Config")
@@ -235,13 +236,18 @@ def parser_of(config: type[Any], prog: str, description: str) -> Parser:
     parser = Parser(prog=prog, description=description)
     add_flags(parser, config)
     parser.add_argument(
+        "--version", action="version", version=f"{prog} {__version__}", help="print the version and exit"
+    )
+    parser.add_argument(
         "--print-config", action="store_true", help="print the resulting configuration as JSON and exit"
     )
     return parser
 
 
 def load(config: type[Config], *, prog: str, description: str, argv: Sequence[str] | None = None) -> Config:
-    """Parse a whole command line into ``config``. With ``--print-config``, print it as JSON and end the program."""
+    """Parse a whole command line into ``config``. With ``--print-config``, print it as JSON and end the program; with
+    ``--version``, print the version.
+    """
     parser = parser_of(config, prog, description)
     namespace = parser.parse_args(argv)
     resolved = resolve(parser, config, namespace, os.environ)

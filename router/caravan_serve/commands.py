@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from caravan_proto import __version__
 from caravan_proto.command_line import Parser, nearest
 from caravan_proto.environment import prepare_grpc, raise_open_files
+from caravan_proto.packages import Part, lack
 from caravan_proto.standard_output import ending_with_its_reader
 
 
@@ -18,44 +19,44 @@ from caravan_proto.standard_output import ending_with_its_reader
 class Command:
     """A subcommand. ``run`` and ``parser``: the function that runs it and that makes its parser, as MODULE:FUNCTION.
 
-    ``extra``: that of llama-caravan whose packages it needs beside those of every command.
+    ``needs``: the part whose packages it needs; None if it checks that itself, or needs none.
     """
 
     summary: str
     run: str
     parser: str
-    extra: str = ""
+    needs: Part | None = None
 
+
+_LAST_LINE = "caravan COMMAND --help lists the flags, caravan --version prints the version."
 
 COMMANDS: Mapping[str, Command] = {
     "run": Command(
         "chat with a model in the terminal: caravan run smollm2, or git diff | caravan run smollm2 'summarise'",
         "caravan_serve.talk.cli:main",
         "caravan_serve.talk.cli:run_parser",
-        "run",
+        Part.RUN,
     ),
     "serve": Command(
         "run shards and a router on this host: caravan serve smollm2, hf:OWNER/REPOSITORY:Q4_K_M or FILE.gguf",
         "caravan_serve.commands:serve",
         "caravan_serve.serve_flags:serve_parser",
+        Part.SERVE,
     ),
     "launch": Command(
         "start a coding agent on a model: caravan launch codex, claude, opencode, pi, cline, qwen or gemini",
         "caravan_serve.launch:main",
         "caravan_serve.launch:launch_parser",
-        "run",
     ),
     "ps": Command(
         "list the loaded models of a server, and what runs on them",
         "caravan_serve.operating:list_running",
         "caravan_serve.operating:ps_parser",
-        "run",
     ),
     "stop": Command(
         "unload a model of a server",
         "caravan_serve.operating:stop_model",
         "caravan_serve.operating:stop_parser",
-        "run",
     ),
     "pull": Command(
         "get a model by its name, for later use: caravan pull smollm2",
@@ -75,6 +76,7 @@ COMMANDS: Mapping[str, Command] = {
         "print a new API key for --api-keys-file: caravan key alice >> keys.toml",
         "caravan_router.auth.key_file:main",
         "caravan_router.auth.key_file:key_parser",
+        Part.DIALECTS,
     ),
     "router": Command(
         "run a router for shards that run elsewhere (caravan-router)",
@@ -88,12 +90,13 @@ COMMANDS: Mapping[str, Command] = {
         "play again what a router decided, as it was or otherwise: caravan replay FILE",
         "caravan_serve.commands:replay",
         "caravan_studio.replay.cli:replay_parser",
+        Part.ROUTER,
     ),
     "bench": Command(
         "measure a server: caravan bench --url http://127.0.0.1:3000",
         "caravan_serve.bench.cli:main",
         "caravan_serve.bench.cli:bench_parser",
-        "bench",
+        Part.BENCH,
     ),
     "build-llama": Command(
         "build llama.cpp with Caravan's kernels, and install it into this environment",
@@ -124,15 +127,10 @@ def main() -> int:
     if command is None:
         sys.stderr.write(f"caravan: error: {problem_of(word, flags)}\n")
         return 2
-    try:
-        run = function_of(command.run)
-    except ModuleNotFoundError as missing:
-        if not command.extra:
-            raise
-        package = f"pip install 'llama-caravan[{command.extra}]'"
-        sys.stderr.write(f"caravan {word} needs the extra {command.extra!r}: {package} ({missing})\n")
+    if command.needs is not None and (lacking := lack(command.needs)):
+        sys.stderr.write(f"caravan {word}: error: it {lacking}\n")
         return 2
-    status: int = run(flags)
+    status: int = function_of(command.run)(flags)
     return status
 
 
@@ -145,7 +143,7 @@ def function_of(place: str) -> Any:
 def usage() -> str:
     """Return what `caravan --help` prints."""
     lines = [f"  {name:<13}{command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(["usage: caravan COMMAND [FLAGS]", "", *lines, "", "caravan COMMAND --help lists the flags.", ""])
+    return "\n".join(["usage: caravan COMMAND [FLAGS]", "", *lines, "", _LAST_LINE, ""])
 
 
 def problem_of(word: str, flags: list[str]) -> str:
