@@ -30,7 +30,7 @@ from caravan_dialects.api.openai.errors import openai_code, openai_status, opena
 from caravan_router.config import RouterConfig
 from caravan_router.http.routes import ROUTES
 from caravan_router.metrics.table import BUILD_INFO, METRICS
-from caravan_serve.cli import ServeConfig
+from caravan_serve.serve_flags import ServeConfig
 from caravan_shard.config import ShardConfig
 
 ROOT = Path(__file__).resolve().parents[1]
