@@ -24,7 +24,7 @@ C_SOURCES := $(filter %.h %.c,$(KERNELS)) $(wildcard shard/kernels/tests/*.[ch])
 CLIENT := .cache/clients/text-generation/.installed
 DEPLOY_TOOLS := .cache/tools/deploy/.installed
 CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
-# Agents, packages of npm and benchmark programs, 7 GB in all.
+# Agents, packages of npm and benchmark programs, 8 GB in all.
 PROGRAMS := $(patsubst tests/e2e/programs/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/programs/*.txt))
 PROGRAMS += $(patsubst tests/e2e/programs/%/package.json,.cache/clients/%/.installed,$(wildcard tests/e2e/programs/*/package.json))
 # For a program that needs it.

@@ -20,7 +20,8 @@ def _result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
             return {"content": [{"type": "text", "text": text}]}
         case "ping":
             return {}
-    return None
+        case _:
+            return None
 
 
 def main() -> None:
