@@ -18,7 +18,7 @@ from caravan_router.http.generation.answer import IN_PROGRESS
 from caravan_router.http.openai.responses import RUNNING
 from caravan_router.http.ops import read_documents
 from caravan_router.http.page import SHOWN, page
-from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
+from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES, UNSUPPORTED
 from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.body import BoundingBodies
 from caravan_router.http.server.connection import mark_serving
@@ -33,7 +33,7 @@ from caravan_router.http.server.middleware import (
     expected,
     identify_and_log,
 )
-from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras
+from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras, Network
 from caravan_router.metrics.recorder import Metrics
 from caravan_scheduler.core.catalogue import Catalogue
 from caravan_scheduler.core.engine import Fleet
@@ -44,12 +44,14 @@ class Access:
     """The clients that may use the API.
 
     ``keyring``: None if no API key is needed. ``cors_allow_origin``: origins whose pages may call the API; empty for
-    any. ``page``: whether browsers get a page at `/`.
+    any. ``page``: whether browsers get a page at `/`. ``trusted_proxies``: gateways whose headers say for whom a
+    request is.
     """
 
     keyring: Keyring | None = None
     cors_allow_origin: Sequence[str] = ()
     page: bool = True
+    trusted_proxies: Sequence[Network] = ()
 
 
 DEFAULT_INFO = InfoExtras()
@@ -68,7 +70,7 @@ def build_app(
 ) -> web.Application:
     """Return the application, to be served by `listener.listening`. It closes ``store``, by default one in memory."""
     cors = Cors(access.cors_allow_origin)
-    authentication = Authentication(access.keyring, ROUTES)
+    authentication = Authentication(access.keyring, (*ROUTES, *UNSUPPORTED))
     neighbours = HandingOver()
     app = web.Application(
         # `read_json` knows the limit, which depends on the models.
@@ -94,6 +96,7 @@ def build_app(
         store=Store(StoreSettings()) if store is None else store,
         keyring=access.keyring,
         catalogue=catalogue,
+        trusted_proxies=access.trusted_proxies,
     )
     app.on_cleanup.append(_close_parts)
     app.on_cleanup.append(lambda _app: neighbours.close())
@@ -105,7 +108,7 @@ def build_app(
     app[SHOWN] = access.page
     read_documents()
     page()
-    for route in ROUTES:
+    for route in (*ROUTES, *UNSUPPORTED):
         # Not `add_get`, which would add HEAD: few paths have it.
         app.router.add_route(route.method, route.pattern, route.handler, expect_handler=expected)
     app.on_response_prepare.append(cors.add_headers)
