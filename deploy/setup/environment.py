@@ -1,8 +1,8 @@
 """Sets up an environment of its own for programs that the tests run: environment.py FOLDER REQUIREMENTS [PYTHON].
 
 The environment has the Python that runs this unless another one is named. The one that runs this installs into it, so
-that the environment needs no pip. Modules are compiled when they are
-first imported: most of those of a client library are never, and all of them would take longer than unpacking them.
+that the environment needs no pip. Modules are compiled when they are first imported: most of those of a client library
+are never, and all of them would take longer than unpacking them.
 """
 
 import shutil
