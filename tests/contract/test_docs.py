@@ -9,6 +9,7 @@ from typing import Any
 
 import comparisons
 import doc_tables
+import msgspec
 import pytest
 from doc_tables import ROOT
 
@@ -290,3 +291,18 @@ def test_a_note_comes_back_as_it_was() -> None:
     [message] = runs_responses([(run, True)])
     [listed] = saved_runs(shard_pb2.ListRunsResponse.FromString(message.SerializeToString()))
     assert listed == SavedRun(start=16, cuts=cuts[1:], size_bytes=7, on_disk=True, note=NOTE)
+
+
+def test_the_tested_clients_have_their_pinned_versions() -> None:
+    shown = re.search(r"^## Tested clients\n(.*?)^## ", DOCUMENTS["docs/http-api.md"], re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    listed = set(re.findall(r"^\| [^|]+ \| (\d[\d.]+) \|", shown[1], re.MULTILINE))
+    programs = ROOT / "tests/e2e/programs"
+    agents, packages = (
+        msgspec.json.decode((programs / folder / "package.json").read_text())["dependencies"]
+        for folder in ("agents", "javascript")
+    )
+    pinned = {*agents.values(), packages["openai"], packages["ai"]}
+    for file in programs.glob("*.txt"):
+        pinned.add(re.findall(rf"^{file.stem}==(.*)$", file.read_text(), re.MULTILINE)[0])
+    assert listed == pinned

@@ -43,6 +43,19 @@ def test_a_package_that_is_missing_is_an_error(tmp_path: Path) -> None:
     assert done.stderr.endswith("requirements.txt; the reason is above\n")
 
 
+def test_an_environment_of_a_python_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "deploy/setup/environment.py"), str(tmp_path), "needs.txt", "python0.9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: needs.txt needs python0.9, which does not run here\n")
+
+
+def test_packages_of_npm_without_node_are_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "deploy/setup/node_packages.py"), str(tmp_path / "packages"), "agents"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (1, "error: agents needs Node 20 or later with npm, see nodejs.org\n")
+    assert not (tmp_path / "packages").exists()
+
+
 _RUN = "import sys; from quiet_pip import run_pip; sys.exit(0 if run_pip(sys.argv[1:]) else 3)"
 
 

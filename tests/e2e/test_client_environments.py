@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import re
+import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -82,6 +85,8 @@ ANSWER = "The sea is a vast"
 STOPPED = " four, five,"
 VECTOR_SIZE = 576
 SHORT_TOKENS = 12
+# Of a benchmark program.
+REQUESTS = 8
 
 
 @pytest.fixture(scope="module")
@@ -316,3 +321,90 @@ def test_openai_agents_loops_over_a_tool_streams_and_keeps_sessions(served: Serv
     assert (got["popped"], got["left"]) == ("assistant", 3)
     assert got["cached"] > 0
     assert got["requests"] == 1
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
+    """A server with the toy model for benchmark programs, and a tokenizer that they read."""
+    tokenizer = write_hf_tokenizer(MODEL, tmp_path_factory.mktemp("tokenizer"))
+    with serve("--backend", "fake", "--model", "toy", "--fake-token-ms", "0.1", "-c", "65536", models=()) as running:
+        yield running, tokenizer
+        assert "status=4" not in "".join(running.log)
+
+
+def measure(name: str, *arguments: str, folder: Path) -> str:
+    """Run a benchmark program, which reaches no hub, in ``folder``; return what it prints."""
+    program = ROOT / f".cache/clients/{name}/bin/{name}"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_HUB_OFFLINE": "1", "COLUMNS": "250"}
+    run = subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=280, check=False, cwd=folder, env=environment
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout + run.stderr
+
+
+@pytest.mark.programs
+def test_guidellm_prints_its_tables(measured: tuple[Served, Path], tmp_path: Path) -> None:
+    served, tokenizer = measured
+    flags = {
+        "backend": f"kind=openai_http,target={served.url},model=toy",
+        "profile": "kind=synchronous",
+        "constraint": f"kind=max_requests,count={REQUESTS}",
+        "data": "kind=synthetic_text,prompt_tokens=32,output_tokens=8",
+        "tokenizer": f"kind=hf_auto,model={tokenizer}",
+        "output": "kind=console",
+    }
+    words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+    printed = measure("guidellm", "run", *words, "--disable-progress", folder=tmp_path)
+    for title in ("Request Token Statistics", "Request Latency Statistics", "Server Throughput Statistics"):
+        assert title in printed, printed
+    # Each reply has as many tokens as were asked for.
+    assert re.search(r"synchronous +\| +[\d.]+ +\| +[\d.]+ +\| +8\.0 +\| +8\.0 +\|", printed), printed
+
+
+@pytest.mark.programs
+def test_inference_perf_prints_its_tables(measured: tuple[Served, Path], tmp_path: Path) -> None:
+    served, tokenizer = measured
+    lengths = {"min": 8, "max": 8, "mean": 8, "std_dev": 0, "total_count": REQUESTS}
+    config = {
+        "api": {"type": "completion", "streaming": True},
+        "data": {"type": "random", "input_distribution": lengths, "output_distribution": lengths},
+        "load": {"type": "constant", "num_workers": 1, "stages": [{"rate": REQUESTS, "duration": 1}]},
+        "server": {"type": "vllm", "model_name": "toy", "base_url": served.url, "ignore_eos": True},
+        "tokenizer": {"pretrained_model_name_or_path": str(tokenizer)},
+        "storage": {"local_storage": {"path": str(tmp_path / "reports")}},
+    }
+    file = tmp_path / "config.yml"
+    # JSON is YAML.
+    file.write_text(json.dumps(config))
+    printed = measure("inference-perf", "--config_file", str(file), folder=tmp_path)
+    for title in ("Throughput and Goodput Summary", "Request & Token Latency", "Token Length Aggregates"):
+        assert title in printed, printed
+    (summary,) = (tmp_path / "reports").rglob("summary_lifecycle_metrics.json")
+    assert json.loads(summary.read_text())["successes"]["count"] == REQUESTS
+
+
+@pytest.mark.programs
+def test_aiperf_prints_its_tables(measured: tuple[Served, Path], tmp_path: Path) -> None:
+    served, tokenizer = measured
+    # Offline, it takes a tokenizer from the cache of the hub only.
+    cached, commit = tmp_path / ".cache/huggingface/hub/models--demo--words", "0" * 40
+    shutil.copytree(tokenizer, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(commit)
+    flags = {
+        "model": "toy",
+        "url": served.url,
+        "endpoint-type": "chat",
+        "tokenizer": "demo/words",
+        "concurrency": "2",
+        "request-count": str(REQUESTS),
+        "synthetic-input-tokens-mean": "32",
+        "output-tokens-mean": "8",
+        "ui-type": "simple",
+        "artifact-dir": str(tmp_path / "reports"),
+    }
+    words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+    printed = measure("aiperf", "profile", *words, "--streaming", folder=tmp_path)
+    for row in ("Time to First Token", "Inter Token Latency", "Output Token Throughput", "Request Count"):
+        assert row in printed, printed
