@@ -96,11 +96,6 @@ def empty_messages_error() -> ValidationError:
     return ValidationError("messages", "`messages` cannot be empty")
 
 
-def no_thoughts_error(field: str, given: object) -> ValidationError:
-    message = f"`{field}` needs a model that thinks: the chat template of this one shows no reasoning"
-    return ValidationError(field, f"{message}. Given: {shown(given)}")
-
-
 def template_option_error(field: str, rule: str, given: object) -> ValidationError:
     return ValidationError(field, f"`{field}` must {rule}. Given: {shown(given)}")
 

@@ -457,22 +457,35 @@ async def test_a_constraint_applies_behind_a_thought_that_is_open(service: Servi
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"reasoning_budget_tokens": 5}, "reasoning_budget_tokens"),
         ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens"),
         ({"reasoning_budget_tokens": 5, "thinking_token_budget": 6}, "thinking_token_budget"),
         ({"reasoning_effort": "much"}, "reasoning_effort"),
     ],
 )
-async def test_what_a_model_without_thoughts_cannot_do_is_refused(
+async def test_no_model_takes_efforts_and_budgets_that_mean_nothing(
     service: Service, engine: ScriptedEngine, body: dict[str, Any], field: str
 ) -> None:
     engine.model = replace(MODEL, chat_template="{{ messages[0].content }}")
     response = await service.post("/v1/chat/completions", {"messages": HI, **body})
     assert response.status == 400
     assert (await response.json())["error"]["param"] == field
-    # To switch off what there is not is no error.
-    await chat(service, reasoning_effort="none", reasoning_budget_tokens=0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"reasoning_effort": "none", "reasoning_budget_tokens": 0},
+        {"reasoning_effort": "low"},
+        {"reasoning": {"max_tokens": 5}},
+    ],
+)
+async def test_efforts_have_no_effect_on_a_model_that_does_not_reason(
+    service: Service, engine: ScriptedEngine, body: dict[str, Any]
+) -> None:
+    """Agents send them to every model."""
+    engine.model = replace(MODEL, chat_template="{{ messages[0].content }}")
+    plain, asked = await chat(service), await chat(service, **body)
+    assert asked["choices"] == plain["choices"]
 
 
 async def test_a_continued_message_begins_where_it_ends(service: Service, engine: ScriptedEngine) -> None:

@@ -10,7 +10,7 @@ from caravan_dialects.api.generation.rules import TooManyBytesError
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.chat.messages import check_depth
 from caravan_dialects.api.openai.chat.schema import ChatRequest
-from caravan_dialects.api.openai.rules import no_thoughts_error, template_option_error
+from caravan_dialects.api.openai.rules import template_option_error
 from caravan_dialects.api.openai.sampling import one_of
 from caravan_dialects.chat.thought_format import HARMONY, Thinking, ThoughtFormat, ThoughtPlan, template_options
 
@@ -77,10 +77,7 @@ def thought_plan_of(
     """
     budget = _budget(body)
     if thought_format is None:
-        if body.reasoning_effort not in {None, "none"}:
-            raise no_thoughts_error("reasoning_effort", body.reasoning_effort)
-        if budget:
-            raise no_thoughts_error("reasoning_budget_tokens", budget)
+        # Agents send an effort to every model.
         return None
     effort = body.reasoning_effort or given.get("reasoning_effort") or _default_effort(body, given, limits)
     budget = limits.reasoning_budget if budget is None and not _names_budget(body) else budget

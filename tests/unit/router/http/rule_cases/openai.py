@@ -221,13 +221,6 @@ CASES = [
         "Given: 'none'",
     ),
     Case(
-        openai_rules.no_thoughts_error,
-        CHAT,
-        {"reasoning_effort": "low"},
-        "reasoning_effort",
-        "`reasoning_effort` needs a model that thinks: the chat template of this one shows no reasoning. Given: 'low'",
-    ),
-    Case(
         openai_rules.template_option_error,
         CHAT,
         {"chat_template_kwargs": {"messages": []}},
