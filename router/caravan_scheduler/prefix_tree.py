@@ -88,6 +88,16 @@ class PrefixTree:
         """Return the number of tokens that ``sequence_id`` holds."""
         return self._leaf[sequence_id].end
 
+    def token(self, sequence_id: int, position: int) -> int | None:
+        """Return the token that ``sequence_id`` holds at ``position``; None if it holds fewer."""
+        node = self._leaf[sequence_id]
+        if position >= node.end:
+            return None
+        while node.start > position:
+            assert node.parent is not None
+            node = node.parent
+        return node.tokens[position - node.start]
+
     def own_cells(self, sequence_ids: Collection[int]) -> int:
         """Cells that only these sequences hold."""
         own: set[_Node] = set()

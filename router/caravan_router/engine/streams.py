@@ -5,11 +5,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from caravan_proto.messages.results import DraftCount, DraftSource
+from caravan_scheduler.actions import Start
 from caravan_scheduler.core.engine import StreamTimes
 from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.core.generation import GenerationState, Standing
 from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 from caravan_scheduler.core.trace import GenerationTrace
+from caravan_scheduler.core.recomputed import Recomputed
 
 
 class RequestStream:
@@ -37,6 +39,7 @@ class RequestStream:
         self.trace = trace
         self._numerics = ""
         self.cached_tokens = 0
+        self.recomputed: Recomputed | None = None
         self.prompt_logprobs: list[PromptToken] = []
         self._drafts: dict[DraftSource, DraftCount] = {}
 
@@ -55,15 +58,15 @@ class RequestStream:
         """When the request was submitted, first sent to a shard, and got its first token."""
         return StreamTimes(self._submitted, self._started, self._first_token)
 
-    def start(self, shard: str, cached_tokens: int, numerics: str) -> None:
+    def start(self, start: Start, numerics: str) -> None:
         """Note that a shard starts the request, at the token after the cached ones.
 
         ``numerics``: the fingerprint of how the shard computes.
         """
         self._started = time.monotonic()
         self._numerics = numerics
-        self.cached_tokens = cached_tokens
-        self.trace.started(shard, cached_tokens)
+        self.cached_tokens, self.recomputed = start.cached_tokens, start.recomputed
+        self.trace.started(start.shard, start.cached_tokens, start.recomputed)
 
     def resume(self, shard: str, computed_again: int, numerics: str) -> None:
         """Note that a shard continues the request, and computes ``computed_again`` of its tokens once more."""
