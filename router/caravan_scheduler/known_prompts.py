@@ -64,13 +64,14 @@ class Nearest:
 
     ``is_exact``: no more are in common. Else the first difference is somewhere behind, within that block of
     `BLOCK_TOKENS`: nobody holds the tokens any more. ``is_whole``: one of the sequences ends there, so that the prompt
-    continues it.
+    continues it. ``prompts``: these sequences and others that share the last whole block, each with how many first
+    tokens are known to be in common.
     """
 
     length: int = 0
     is_exact: bool = True
     is_whole: bool = True
-    prompts: tuple[KnownPrompt, ...] = ()
+    prompts: tuple[tuple[KnownPrompt, int], ...] = ()
 
 
 NOTHING = Nearest()
@@ -121,6 +122,7 @@ class _Block:
 def _nearest(block: _Block, start: int, found: tuple[KnownPrompt, ...], tokens_of: TokensOf) -> Nearest:
     """Return how much ``found``, which have the first ``start`` tokens in common with a prompt, have beyond that."""
     length, is_whole, unknown = start, False, found
+    known: list[tuple[KnownPrompt, int]] = []
     # Twice, since the tokens of one tell what another has.
     for _ in range(2):
         left = []
@@ -128,13 +130,15 @@ def _nearest(block: _Block, start: int, found: tuple[KnownPrompt, ...], tokens_o
             common = block.common(one, tokens_of)
             if common is None:
                 left.append(one)
-            elif common >= length:
+                continue
+            known.append((one, common))
+            if common >= length:
                 is_whole = common == one.length or (is_whole and common == length)
                 length = common
         unknown = tuple(left)
     is_exact = not unknown or length == block.prompt_length
     # What nobody holds any more may go on with the prompt beyond the end of another.
-    return Nearest(length, is_exact, is_whole and is_exact, found)
+    return Nearest(length, is_exact, is_whole and is_exact, (*known, *((one, start) for one in unknown)))
 
 
 @dataclass(slots=True)
@@ -193,7 +197,8 @@ class KnownPrompts:
         found = tuple(tenant.prompts[source] for source in match.sources)
         start, tree = match.length * BLOCK_TOKENS, tenant.tree
         if start == len(prompt):
-            return Nearest(start, prompts=found, is_whole=any(one.length == start for one in found))
+            is_whole = any(one.length == start for one in found)
+            return Nearest(start, is_whole=is_whole, prompts=tuple((one, start) for one in found))
         block = _Block(prompt, start, lambda request_id: tree.token(request_id, match.length))
         return _nearest(block, start, found, tokens_of)
 

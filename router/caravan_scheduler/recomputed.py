@@ -83,7 +83,7 @@ def recomputed_by(fleet: Fleet, shard: ShardAccount, resident: Resident) -> Reco
             if other.length > max(best.length, cached):
                 best = other
         if best is not own:
-            is_same = any(prompt.adapter == sequence.spec.adapter for prompt in best.prompts)
+            is_same = any(prompt.adapter == sequence.spec.adapter for prompt, _ in best.prompts)
             parts.up_to(min(best.length, end), Reason.OTHER_SALT if is_same else Reason.OTHER_ADAPTER)
     # What is cached may be older than what is remembered.
     is_known = best.length >= cached
@@ -116,19 +116,18 @@ def _explain_known(
     parts.up_to(min(end, max(others, default=0)), Reason.OTHER_SHARD)
     # Cells of a model with recurrent state cannot be cut back: of use are only those that end within what is common.
     is_whole = shard.layout.whole_only
-    for prompt in own.prompts:
+    for prompt, common in own.prompts:
         if prompt.weights == fleet.known.weights and prompt.fate is Fate.LIVE and not is_whole:
-            parts.up_to(min(end, prompt.length), Reason.UNDER_WAY)
-    rest = sequence.tokens(parts.position, end)
-    if len(rest) < BLOCK_TOKENS and any(
-        prompt.length >= end and fleet.tokens_of(prompt, parts.position, end) == rest for prompt in own.prompts
-    ):
-        parts.up_to(end, Reason.PART_OF_BLOCK)
-    usable = [prompt for prompt in own.prompts if not is_whole or prompt.kept <= end]
-    for prompt in sorted(usable, key=lambda prompt: (prompt.weights, prompt.request_id), reverse=True):
+            parts.up_to(min(end, common), Reason.UNDER_WAY)
+    for prompt, common in own.prompts:
+        stop = min(end, common)
+        if 0 < stop - parts.position < BLOCK_TOKENS and fleet.tokens_of(prompt, parts.position, stop) is not None:
+            parts.up_to(stop, Reason.PART_OF_BLOCK)
+    newest = sorted(own.prompts, key=lambda entry: (entry[0].weights, entry[0].request_id), reverse=True)
+    for prompt, common in newest:
+        kept = min(prompt.kept, common) if not is_whole or prompt.kept <= common else 0
         if prompt.weights != fleet.known.weights:
-            parts.up_to(min(end, prompt.length), Reason.NEW_WEIGHTS)
+            parts.up_to(min(end, common), Reason.NEW_WEIGHTS)
         else:
-            parts.up_to(min(end, prompt.kept), Reason.SHARD_LOST if prompt.fate is Fate.LOST else Reason.EVICTED)
+            parts.up_to(min(end, kept), Reason.SHARD_LOST if prompt.fate is Fate.LOST else Reason.EVICTED)
     parts.up_to(end, Reason.NEVER_SAVED)
-

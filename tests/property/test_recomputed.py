@@ -138,7 +138,7 @@ class Conversations:
                 for where, tokens in others
                 if common(prompt, tokens) == length
             }
-            if told.is_exact and own_length < end:
+            if told.is_exact and told.common == length:
                 assert beyond.reason in wanted
         self.check_gone([part.reason for part in told.parts if part.reason not in _AFTER])
 
