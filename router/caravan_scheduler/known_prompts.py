@@ -57,6 +57,25 @@ class KnownPrompt:
     kept: int = 0
     saved_key: bytes | None = None
 
+    def end(self, length: int, tail: int, shard: str, *, is_kept: bool) -> None:
+        """Note that it has ended on ``shard``, and whether that has kept it for others."""
+        self.length, self.tail, self.shard = length, tail, shard
+        self.fate, self.kept = (Fate.KEPT, length) if is_kept else (Fate.NOT_KEPT, 0)
+
+    def give_up(self) -> None:
+        """Note that it has ended on no shard."""
+        if self.fate is Fate.LIVE:
+            self.fate = Fate.NOT_KEPT
+
+    def lose(self) -> None:
+        """Note that the shard that kept it is gone."""
+        if self.fate is Fate.KEPT:
+            self.fate = Fate.LOST
+
+    def save(self, key: bytes) -> None:
+        """Note the key of the last run that was saved of it."""
+        self.saved_key = key
+
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
@@ -104,7 +123,9 @@ class _Block:
         tokens = tokens_of(one, start, stop)
         if tokens is None:
             # Another has the same tokens.
-            tokens = next((seen[: stop - start] for seen in self._seen if self._is_same(one, seen[: stop - start])), None)
+            tokens = next(
+                (seen[: stop - start] for seen in self._seen if self._is_same(one, seen[: stop - start])), None
+            )
         if tokens is not None:
             self._seen.add(tokens)
             return start + common_length(tokens, prompt[start:stop])
@@ -237,27 +258,26 @@ class KnownPrompts:
         prompt = None if tenant is None else tenant.remove(sequence.request_id)
         if tenant is None or prompt is None or computed < BLOCK_TOKENS:
             return
-        prompt.length, prompt.tail, prompt.shard = computed, _tail(sequence, computed), shard
-        prompt.fate, prompt.kept = (Fate.KEPT, computed) if is_kept else (Fate.NOT_KEPT, 0)
+        prompt.end(computed, _tail(sequence, computed), shard, is_kept=is_kept)
         tenant.add(prompt, sequence.block_hashes(computed))
 
     def forget_live(self, sequence: Sequence) -> None:
         """Note that a sequence is gone. If its end was not noted, it was on no shard: nothing was kept of it."""
         tenant = self._tenants.get(sequence.spec.tenant.name)
         prompt = None if tenant is None else tenant.prompts.get(sequence.request_id)
-        if prompt is not None and prompt.fate is Fate.LIVE and prompt.weights == self.weights:
-            prompt.fate = Fate.NOT_KEPT
+        if prompt is not None and prompt.weights == self.weights:
+            prompt.give_up()
 
     def note_saved(self, sequence: Sequence, key: bytes) -> None:
         """Note the last run that was saved of a sequence, which may have ended."""
         tenant = self._tenants.get(sequence.spec.tenant.name)
         prompt = None if tenant is None else tenant.prompts.get(sequence.request_id)
         if prompt is not None:
-            prompt.saved_key = key
+            prompt.save(key)
 
     def note_lost(self, shard: str) -> None:
         """Note that a shard is gone with all it kept."""
         for tenant in self._tenants.values():
             for prompt in tenant.prompts.values():
-                if prompt.shard == shard and prompt.weights == self.weights and prompt.fate is Fate.KEPT:
-                    prompt.fate = Fate.LOST
+                if prompt.shard == shard and prompt.weights == self.weights:
+                    prompt.lose()

@@ -1,8 +1,8 @@
 """Finds why tokens of a prompt are computed, once, when its request starts.
 
-    position 0 .... cached .......... common .............. end ... length
-                          evicted, on      differs, or new      the end of a prompt, which is always computed
-                          another shard, ...
+position 0 .... cached .......... common .............. end ... length
+                      evicted, on      differs, or new      the end of a prompt, which is always computed
+                      another shard, ...
 """
 
 from collections.abc import Mapping

@@ -69,8 +69,8 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, former: "Scheduler | None" = None) -> None:
         """``former``: that of the model that had the name before, with other weights."""
-        known = None if former is None else KnownPrompts(former._state.known_prompts)
-        self._state = SchedulerState(config, known_prompts=known)
+        known = None if former is None else KnownPrompts(former.state.known_prompts)
+        self._state: SchedulerState = SchedulerState(config, known_prompts=known)
         self._planner = Planner(self._state)
         self._failures = Failures(self._state)
         self._encoding_results = EncodingResults(self._state, self._failures)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from caravan_proto.messages.media import MediaSpan
 from caravan_scheduler.core.generation import GenerationSpec
 from caravan_scheduler.core.prompt_media import without_cells
-from caravan_scheduler.core.tokens import PromptToken
+from caravan_scheduler.core.tokens import PromptToken, block_hashes
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS, PrefixKeys
 from caravan_scheduler.prefix_tree import Match, PrefixTree
 
@@ -194,8 +194,7 @@ class Sequence:
         known, whole = self._block_hashes, length // BLOCK_TOKENS
         if whole > len(known):
             start = len(known) * BLOCK_TOKENS
-            tokens = self.tokens(start, whole * BLOCK_TOKENS)
-            known += [hash(tokens[at : at + BLOCK_TOKENS]) for at in range(0, len(tokens), BLOCK_TOKENS)]
+            known += block_hashes(self.tokens(start, whole * BLOCK_TOKENS), BLOCK_TOKENS)
         return known[:whole]
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:

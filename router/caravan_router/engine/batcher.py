@@ -83,7 +83,7 @@ class Batcher:
 
         ``request_ids``: shared with engines that may replace this one. ``former``: the engine that had the name before.
         """
-        self.scheduler = Scheduler(config, None if former is None else former.scheduler)
+        self.scheduler: Scheduler = Scheduler(config, None if former is None else former.scheduler)
         self.observer = observer
         self.replicas = Replicas(facts)
         absence = Absence(config.no_shard_grace_s)

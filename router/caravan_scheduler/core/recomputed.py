@@ -58,5 +58,18 @@ class Recomputed:
     is_exact: bool = True
     was_moved: bool = False
 
+    @property
+    def by_reason(self) -> dict[Reason, int]:
+        """The number of tokens by reason."""
+        tokens: dict[Reason, int] = {}
+        for part in self.parts:
+            tokens[part.reason] = tokens.get(part.reason, 0) + part.tokens
+        return tokens
+
+    @property
+    def differs_at(self) -> int | None:
+        """Where the prompt begins to differ from the earlier one that begins alike; None if it goes on behind one."""
+        return next((part.start for part in self.parts if part.reason is Reason.DIFFERS), None)
+
 
 NOTHING_RECOMPUTED = Recomputed()

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from caravan_scheduler.core.recomputed import NOTHING_RECOMPUTED, Recomputed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivedRequest:
@@ -39,8 +41,8 @@ class GenerationTrace(Protocol):
 
     def queued(self) -> None: ...
 
-    def started(self, shard: str, cached_tokens: int) -> None:
-        """``shard`` begins to prefill the prompt, ``cached_tokens`` of which are in its cache."""
+    def started(self, shard: str, cached_tokens: int, recomputed: Recomputed = NOTHING_RECOMPUTED) -> None:
+        """``shard`` begins to prefill the prompt, ``cached_tokens`` of which are in its cache, and why the others."""
 
     def got_first_token(self) -> None: ...
 
@@ -101,7 +103,7 @@ class NoTrace:
 
     def queued(self) -> None: ...
 
-    def started(self, shard: str, cached_tokens: int) -> None: ...
+    def started(self, shard: str, cached_tokens: int, recomputed: Recomputed = NOTHING_RECOMPUTED) -> None: ...
 
     def got_first_token(self) -> None: ...
 

@@ -70,7 +70,9 @@ def held_length(shard: ShardAccount, sequence: Sequence, most: int) -> int:
     """
     tree, namespace, tokens = shard.cells.tree, sequence.request.prefix_namespace, sequence.tokens(0, most)
     match = tree.match_whole if shard.layout.whole_only else tree.match
-    return max(match(namespace, tokens, most).length, shard.runs.find(sequence.keys, sequence.known_tokens, most).length)
+    return max(
+        match(namespace, tokens, most).length, shard.runs.find(sequence.keys, sequence.known_tokens, most).length
+    )
 
 
 def saved_prefix(shard: ShardAccount, sequence: Sequence, match: Match) -> SavedPrefix:

@@ -5,6 +5,7 @@ from caravan_proto.messages.results import StepOutcome
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
 from caravan_router.metrics.recorder import Histogram, Metrics
 from caravan_router.metrics.table import METRICS
+from caravan_scheduler.actions import Start
 from caravan_scheduler.config import JoinReason
 from caravan_scheduler.core.request_metrics import Failure
 from caravan_scheduler.core.tokens import GeneratedToken
@@ -69,7 +70,7 @@ async def test_a_step_is_counted_by_method_and_by_shard() -> None:
 
 async def test_cached_prompt_tokens_are_not_counted_as_speculated() -> None:
     metrics = Metrics()
-    metrics.of("m").started(10, cached_tokens=4)
+    metrics.of("m").started(Start(1, "a", 10, cached_tokens=4))
     exposed = await lines(metrics)
     assert 'tgi_request_skipped_tokens_count{model="m"} 0' in exposed
     assert 'caravan_request_cached_tokens_count{model="m"} 1' in exposed

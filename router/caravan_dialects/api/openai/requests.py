@@ -6,18 +6,48 @@ from collections.abc import Iterable
 import msgspec
 
 from caravan_dialects.api.generation.in_progress import RequestInProgress
+from caravan_dialects.api.generation.run import Run
 from caravan_scheduler.core.generation import GenerationState
+from caravan_scheduler.core.recomputed import Reason
 
 # A request has the first of these states that any of its generations has.
 _ORDER = (GenerationState.RUNNING, GenerationState.PREFILLING, GenerationState.SWAPPED, GenerationState.QUEUED)
 
 
-class GenerationStatus(msgspec.Struct, frozen=True):
-    """One candidate of one prompt."""
+class FirstDifference(msgspec.Struct, frozen=True):
+    """Where a prompt goes on otherwise than the earlier one that begins alike.
+
+    ``exact``: ``token`` is the first that differs. Else one of the 16 tokens from there on is: nobody holds the earlier
+    tokens any more.
+    """
+
+    token: int
+    exact: bool
+
+
+class ComputedPart(msgspec.Struct, frozen=True):
+    """``tokens`` of a prompt from ``start`` on that were not cached, for one reason."""
+
+    reason: Reason
+    start: int
+    tokens: int
+
+
+class GenerationStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate of one prompt.
+
+    Null until it has started: ``cached_tokens``, the first tokens of the prompt that came from the cache; ``computed``,
+    why the others did not. ``fetched``: what is cached was copied from another shard for it. ``first_difference``: null
+    if no earlier prompt of the API key begins alike and differs.
+    """
 
     state: GenerationState
     prompt_tokens: int
     generated_tokens: int
+    cached_tokens: int | None = None
+    fetched: bool = False
+    first_difference: FirstDifference | None = None
+    computed: list[ComputedPart] | None = None
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +84,7 @@ def request_list(entries: Iterable[RequestInProgress]) -> RequestList:
 
 def _status(entry: RequestInProgress) -> RequestStatus:
     specs = [spec for valid in entry.valid for spec in valid.specs]
-    generations = [GenerationStatus(run.state, len(run.spec.prompt), run.tokens) for run in entry.runs]
+    generations = [_generation(run) for run in entry.runs]
     return RequestStatus(
         id=entry.request_id,
         object="request",
@@ -66,6 +96,20 @@ def _status(entry: RequestInProgress) -> RequestStatus:
         prompt_tokens=sum(len(valid.prompt) for valid in entry.valid) if specs else None,
         generated_tokens=sum(generation.generated_tokens for generation in generations),
         generations=generations,
+    )
+
+
+def _generation(run: Run) -> GenerationStatus:
+    status = GenerationStatus(state=run.state, prompt_tokens=len(run.spec.prompt), generated_tokens=run.tokens)
+    if (why := run.recomputed) is None:
+        return status
+    at = why.differs_at
+    return msgspec.structs.replace(
+        status,
+        cached_tokens=run.cached_tokens,
+        fetched=why.was_moved,
+        first_difference=None if at is None else FirstDifference(at, why.is_exact),
+        computed=[ComputedPart(part.reason, part.start, part.tokens) for part in why.parts],
     )
 
 
