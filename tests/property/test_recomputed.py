@@ -126,7 +126,7 @@ class Conversations:
             self.check_difference(prompt, told, length)
             nearest = own if own_length == length else [tokens for _, tokens in others]
             is_whole = length < BLOCK_TOKENS or prompt[:length] in nearest
-            goes_on = Reason.NEW if is_whole and told.is_exact or told.common < BLOCK_TOKENS else Reason.DIFFERS
+            goes_on = Reason.NEW if (is_whole and told.is_exact) or told.common < BLOCK_TOKENS else Reason.DIFFERS
             assert told.parts[-1].reason is goes_on
             assert told.parts[-1].start == told.common
         else:

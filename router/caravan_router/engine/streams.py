@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 from caravan_proto.messages.results import DraftCount, DraftSource
 from caravan_scheduler.actions import Start
@@ -11,7 +12,9 @@ from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.core.generation import GenerationState, Standing
 from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 from caravan_scheduler.core.trace import GenerationTrace
-from caravan_scheduler.core.recomputed import Recomputed
+
+if TYPE_CHECKING:
+    from caravan_scheduler.core.recomputed import Recomputed
 
 
 class RequestStream:

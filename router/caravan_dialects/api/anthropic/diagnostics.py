@@ -3,6 +3,7 @@
 import msgspec
 
 from caravan_dialects.api.anthropic.schema import Block, CacheMissReason, Diagnostics, MessagesRequest
+from caravan_dialects.api.anthropic.turns import system_text
 from caravan_dialects.api.generation.comparison import Fingerprint, RememberedRequests, divergence, fingerprint_of
 from caravan_dialects.api.generation.context import Context
 
@@ -41,7 +42,7 @@ def diagnosed(
 def _fingerprint(context: Context, body: MessagesRequest, prompt: tuple[int, ...]) -> Fingerprint:
     parts = {
         "model": [context.model.name, context.adapter, context.model.fingerprint],
-        "system": _blocks(body.system),
+        "system": system_text(body),
         "tools": body.tools or [],
         "salt": body.cache_salt,
         "others": [body.tool_choice, body.thinking, body.output_config, body.output_format],
@@ -50,6 +51,6 @@ def _fingerprint(context: Context, body: MessagesRequest, prompt: tuple[int, ...
     return fingerprint_of(parts, messages, prompt)
 
 
-def _blocks(content: str | list[Block] | None) -> list[Block]:
+def _blocks(content: str | list[Block]) -> list[Block]:
     """Return ``content`` as blocks: clients change between both forms."""
-    return [Block(type="text", text=content)] if isinstance(content, str) else content or []
+    return [Block(type="text", text=content)] if isinstance(content, str) else content

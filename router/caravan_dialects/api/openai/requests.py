@@ -33,21 +33,26 @@ class ComputedPart(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class GenerationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate of one prompt.
+class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
+    """``cached_tokens``: the first tokens of the prompt, which came from the cache.
 
-    Null until it has started: ``cached_tokens``, the first tokens of the prompt that came from the cache; ``computed``,
-    why the others did not. ``fetched``: what is cached was copied from another shard for it. ``first_difference``: null
-    if no earlier prompt of the API key begins alike and differs.
+    ``computed``: why the others did not. ``fetched``: what is cached was copied from another shard for it.
+    ``first_difference``: null if no earlier prompt of the API key begins alike and differs.
     """
+
+    cached_tokens: int
+    fetched: bool
+    first_difference: FirstDifference | None
+    computed: list[ComputedPart]
+
+
+class GenerationStatus(msgspec.Struct, frozen=True):
+    """One candidate of one prompt. ``cache``: null until it has started."""
 
     state: GenerationState
     prompt_tokens: int
     generated_tokens: int
-    cached_tokens: int | None = None
-    fetched: bool = False
-    first_difference: FirstDifference | None = None
-    computed: list[ComputedPart] | None = None
+    cache: CacheUse | None
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +89,7 @@ def request_list(entries: Iterable[RequestInProgress]) -> RequestList:
 
 def _status(entry: RequestInProgress) -> RequestStatus:
     specs = [spec for valid in entry.valid for spec in valid.specs]
-    generations = [_generation(run) for run in entry.runs]
+    generations = [GenerationStatus(run.state, len(run.spec.prompt), run.tokens, _cache(run)) for run in entry.runs]
     return RequestStatus(
         id=entry.request_id,
         object="request",
@@ -99,13 +104,11 @@ def _status(entry: RequestInProgress) -> RequestStatus:
     )
 
 
-def _generation(run: Run) -> GenerationStatus:
-    status = GenerationStatus(state=run.state, prompt_tokens=len(run.spec.prompt), generated_tokens=run.tokens)
+def _cache(run: Run) -> CacheUse | None:
     if (why := run.recomputed) is None:
-        return status
+        return None
     at = why.differs_at
-    return msgspec.structs.replace(
-        status,
+    return CacheUse(
         cached_tokens=run.cached_tokens,
         fetched=why.was_moved,
         first_difference=None if at is None else FirstDifference(at, why.is_exact),
