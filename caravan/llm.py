@@ -118,6 +118,7 @@ class LLM(BlockingCalls[ModelCalls]):
 
     embed = blocking(ModelCalls.embed)
     score = blocking(ModelCalls.score)
+    decide = blocking(ModelCalls.decide)
     tokenize = blocking(ModelCalls.tokenize)
     detokenize = blocking(ModelCalls.detokenize)
     apply_chat_template = blocking(ModelCalls.apply_chat_template)

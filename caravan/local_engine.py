@@ -163,10 +163,14 @@ class LocalShard:
                 await self._calls.text.tokenize(text, add_special=add_special, parse_special=parse_special)
             )
 
-    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the token ids of each text, as of a prompt."""
+    async def tokenize_texts(
+        self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = True
+    ) -> list[tuple[int, ...]]:
+        """Return the token ids of each text as `tokenize` does."""
         with self.tokenizing.during(len(texts)):
-            found = _accepted(await self._calls.text.tokenize_texts(texts, add_special=True, parse_special=True))
+            found = _accepted(
+                await self._calls.text.tokenize_texts(texts, add_special=add_special, parse_special=parse_special)
+            )
         return [*map(tuple, found)]
 
     async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:

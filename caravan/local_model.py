@@ -24,7 +24,7 @@ from caravan.outputs import (
 )
 from caravan.prompts import CHAT_PARAMS, ChatCall, Messages, PlainPrompt
 from caravan.replies import ChatParts, chat_output, completion_output, prompt_logprobs
-from caravan.request_bodies import chat_body
+from caravan.request_bodies import chat_body, decision_body
 from caravan.sampling_params import SamplingParams
 from caravan.server import Served
 from caravan.valid_requests import (
@@ -45,6 +45,8 @@ from caravan_dialects.api.limits import Limits, bounds_of
 from caravan_dialects.api.openai.chat.output import read_whole
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
 from caravan_dialects.api.openai.choices import check_streamed
+from caravan_dialects.api.openai.decisions.reply import AskedDecision
+from caravan_dialects.api.openai.decisions.schema import Decision
 from caravan_dialects.api.openai.embeddings import TextsOf, Vectors, vectors_in
 from caravan_dialects.api.openai.scoring import Texts, scores_of
 from caravan_dialects.auth.key import NO_KEY
@@ -324,6 +326,17 @@ class LocalModel:
         with named_errors():
             made = await scores_of(embed, Texts("data_1", first), Texts("data_2", second))
         return [ScoringRequestOutput(request_id=self._next_id(), outputs=ScoringOutput(one)) for one in made.values]
+
+    async def decide(self, given: Any, questions: Any, *, average_orders: bool) -> Decision:
+        """Answer questions about one input."""
+        context = self._context()
+        with named_errors():
+            asked = AskedDecision(decision_body(given, questions, average_orders=average_orders))
+            context.check_generates()
+            reply = await asked.validate(context)
+            async with self._turns:
+                with started(context.served, reply.requests, time.monotonic(), NO_TRACE) as runs:
+                    return await reply.decision(runs)
 
     async def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """Return the token ids of ``text``."""

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from caravan.background import BackgroundLoop
 from caravan.calls import Calls, Model
 from caravan.errors import ClosedError
 from caravan.outputs import EmbeddingRequestOutput, ScoringRequestOutput
 from caravan.prompts import Messages, PromptOptions, Prompts, chat_fields_of, plain_prompts
+
+if TYPE_CHECKING:
+    from caravan_dialects.api.openai.decisions.schema import Decision
 
 
 class OpenedModel:
@@ -61,6 +64,22 @@ class ModelCalls(Calls):
         The model needs the option ``embeddings``, unless it can do nothing else.
         """
         return await self._run(self._use().local.score(_texts_of(data_1), _texts_of(data_2)))
+
+    async def decide(
+        self,
+        input: str | Sequence[Mapping[str, Any]],  # as in OpenAI's client
+        questions: Sequence[Mapping[str, Any]],
+        *,
+        average_orders: bool = False,
+    ) -> "Decision":
+        """Answer questions about one input with probabilities, without generating text.
+
+        ``input`` and ``questions`` are those of OpenAI's `/v1/decisions`, see docs/http-api.md. The input is computed
+        once. ``average_orders``: ask each question with its options in both orders, and average.
+
+        Raises RequestError, ContextLengthError, GenerationError.
+        """
+        return await self._run(self._use().local.decide(input, questions, average_orders=average_orders))
 
     async def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """Return the token ids of ``text``, with what the model puts around a prompt if ``add_special``."""

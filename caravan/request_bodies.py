@@ -15,6 +15,7 @@ from caravan_dialects.api.generation.reading import without_effect
 from caravan_dialects.api.openai.aliases import with_limit
 from caravan_dialects.api.openai.chat.schema import ChatRequest
 from caravan_dialects.api.openai.completions.schema import CompletionRequest
+from caravan_dialects.api.openai.decisions.schema import DecisionRequest
 from caravan_dialects.api.openai.schema import GeneratingFields
 
 _Fields = TypeVar("_Fields", bound=GeneratingFields)
@@ -39,6 +40,14 @@ def chat_body(messages: Sequence[Mapping[str, Any]], params: SamplingParams, opt
     """Return the body of a chat completion; ``options`` are fields of the body as they are. Raises RequestError."""
     with named_refusals():
         return with_limit(_body(chat_fields(messages, params, options), params, ChatRequest))
+
+
+def decision_body(given: Any, questions: Any, *, average_orders: bool) -> DecisionRequest:
+    """Return the body of a request for decisions. Raises RequestError."""
+    with named_refusals():
+        return msgspec.convert(
+            {"input": given, "questions": questions, "average_orders": average_orders}, DecisionRequest
+        )
 
 
 def generating_fields(params: SamplingParams) -> GeneratingFields:

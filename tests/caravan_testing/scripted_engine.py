@@ -317,8 +317,12 @@ class ScriptedEngine:
         tokenized = TokenizedParts(tuple(ids), tuple(pieces), tuple(specials), tuple(spans))
         return media_tokens_of(tokenized, (part for part in parts if not isinstance(part, str)), self.model.media)
 
-    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        found = await asyncio.gather(*map(self.tokenize, texts))
+    async def tokenize_texts(
+        self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = True
+    ) -> list[tuple[int, ...]]:
+        found = await asyncio.gather(
+            *(self.tokenize(text, add_special=add_special, parse_special=parse_special) for text in texts)
+        )
         return [tokenized.token_ids for tokenized in found]
 
     async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:

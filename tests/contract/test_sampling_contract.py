@@ -24,8 +24,12 @@ from caravan_scheduler.sequence import Sequence
 from caravan_shard.checks.sampling import check_sampling as check_on_shard
 from caravan_testing.requests import request
 
-# Both are tuples, and empty by default.
-TUPLES: dict[str, Any] = {"biases": ((5, 0.5), (7, -1.5)), "samplers": ("top_p", "temperature")}
+# All are tuples, and empty by default.
+TUPLES: dict[str, Any] = {
+    "biases": ((5, 0.5), (7, -1.5)),
+    "samplers": ("top_p", "temperature"),
+    "score_token_ids": (7, 3, 7),
+}
 
 
 def other_than(default: Any) -> Any:

@@ -29,6 +29,7 @@ EXPECTED = (
     (" ",),
     ("[", ", ", "]\n"),
     ("576\n", "The Loire 0.", "A hammer 0."),
+    ("cleanliness 0.", "service 0.", "price 0."),
     (" Paris", "\n Paris"),
     ("(49152,)  Paris\n", "2 of 2\n", "The capital of France is Paris | The capital of France is"),
     (" tokens stay: ", "Rome", "Madrid"),

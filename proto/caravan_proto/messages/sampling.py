@@ -66,7 +66,8 @@ class SamplingParams:
     `caravan_shard.sampling.order`), with ``mirostat`` and with an ``adaptive_target``, the order is
     llama-server's unless one is given: the temperature is last.
 
-    ``logprobs``: each token has its log probability, and the ``top_n_tokens`` likeliest beside it.
+    ``logprobs``: each token has its log probability, and the ``top_n_tokens`` likeliest beside it; with
+    ``score_token_ids`` those tokens in their order instead, however likely they are.
     """
 
     temperature: float = _row(1.0, 0.0, 100.0)
@@ -81,6 +82,7 @@ class SamplingParams:
     seed: int = _row(0, 0, MAX_SEED, least=-(2**63))
     logprobs: bool = False
     top_n_tokens: int = 0
+    score_token_ids: tuple[int, ...] = ()
     biases: tuple[tuple[int, float], ...] = ()
     repeat_last_n: int | None = _row(None, 0, _MAX_INT32, least=-1)
     dry_multiplier: float = _row(0.0, 0.0, 100.0)

@@ -6,7 +6,7 @@ those in the cache, from the first such place on: what a model generated is ther
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caravan_dialects.chat.control_text import draw_mark, marks_for, strings_of, with_media
@@ -141,6 +141,15 @@ def template_of(model: ModelFacts, *, tools: bool) -> str:
     return source
 
 
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A conversation as its template rendered it, in ``parts`` that are tokenized separately."""
+
+    parts: Sequence[str]
+    add_special: bool
+    ignored_options: tuple[str, ...]
+
+
 async def prompt_of(
     engine: TextEngine, renderer: TemplateRenderer, model: ModelFacts, conversation: Conversation, max_bytes: int
 ) -> ChatPrompt:
@@ -148,6 +157,33 @@ async def prompt_of(
 
     Raises TemplateError, TooManyControlTextsError, NoShardError, TextTooLongError.
     """
+    return await _tokenized(engine, conversation, await _rendered(engine, renderer, model, conversation, max_bytes))
+
+
+async def prompt_up_to(
+    engine: TextEngine,
+    renderer: TemplateRenderer,
+    model: ModelFacts,
+    conversation: Conversation,
+    cut: tuple[str, int],
+) -> tuple[ChatPrompt, str]:
+    """Return the prompt before a mark in the last message, and the text that the template wrote after it.
+
+    ``cut``: the mark, and the maximum number of bytes of the rendered text. Raises what `prompt_of` raises.
+    """
+    mark, max_bytes = cut
+    whole = await _rendered(engine, renderer, model, conversation, max_bytes)
+    *before, last = whole.parts
+    head, found, tail = last.partition(mark)
+    if not found or mark in tail or any(mark in part for part in before):
+        raise TemplateError("it does not show the last message as it is, once and at the end")
+    prompt = await _tokenized(engine, conversation, replace(whole, parts=[*before, head]))
+    return prompt, tail
+
+
+async def _rendered(
+    engine: TextEngine, renderer: TemplateRenderer, model: ModelFacts, conversation: Conversation, max_bytes: int
+) -> _Rendered:
     source = template_of(model, tools=bool(conversation.tools))
     messages, tools = list(conversation.messages), conversation.tools
     read = await renderer.names(source) if conversation.options else frozenset[str]()
@@ -186,7 +222,11 @@ async def prompt_of(
     if len(parts) - 1 > MAX_CONTROL_TEXTS:
         raise TooManyControlTextsError(MAX_CONTROL_TEXTS, len(parts) - 1)
     # If the template writes the begin token itself, the tokenizer must not add another.
-    add_special = not (model.bos_text and text.startswith(model.bos_text))
+    return _Rendered(parts, not (model.bos_text and text.startswith(model.bos_text)), ignored)
+
+
+async def _tokenized(engine: TextEngine, conversation: Conversation, rendered: _Rendered) -> ChatPrompt:
+    parts, add_special, ignored = rendered.parts, rendered.add_special, rendered.ignored_options
     if conversation.media:
         mixed = with_media(parts, conversation.media)
         whole = await engine.queries.tokenize_parts(mixed, add_special=add_special)

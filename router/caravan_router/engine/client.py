@@ -240,9 +240,13 @@ class ShardClient:
             message = await _checked(self._stub.Tokenize(request), _TOKENIZE_TIMEOUT_S)
         return TOKENIZED_TEXT.decode(message)
 
-    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the token ids of each text, as of a prompt."""
-        return await self._token_ids(shard_pb2.TokenizeTextsRequest(texts=texts, add_special=True, parse_special=True))
+    async def tokenize_texts(
+        self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = True
+    ) -> list[tuple[int, ...]]:
+        """Return the token ids of each text as `tokenize` does."""
+        return await self._token_ids(
+            shard_pb2.TokenizeTextsRequest(texts=texts, add_special=add_special, parse_special=parse_special)
+        )
 
     async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:
         """Return the token ids of each pair of a query and a document as a model that ranks reads it."""

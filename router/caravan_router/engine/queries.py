@@ -82,9 +82,17 @@ class ShardQueries:
             lambda client: client.tokenize(text, add_special=add_special, parse_special=parse_special), _size(text)
         )
 
-    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    async def tokenize_texts(
+        self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = True
+    ) -> list[tuple[int, ...]]:
         """Return the token ids of each text as `tokenize` does."""
-        return await self._token_ids(texts, _size, lambda client, together: client.tokenize_texts(together))
+        return await self._token_ids(
+            texts,
+            _size,
+            lambda client, together: client.tokenize_texts(
+                together, add_special=add_special, parse_special=parse_special
+            ),
+        )
 
     async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:
         """Return the token ids of each pair of a query and a document as a model that ranks reads it."""

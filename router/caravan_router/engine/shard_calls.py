@@ -185,8 +185,10 @@ class ShardCalls(Protocol):
         """Return the tokens of ``text``; with ``parse_special``, the text of a control token becomes that token."""
         ...
 
-    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the token ids of each text, as of a prompt."""
+    async def tokenize_texts(
+        self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = True
+    ) -> list[tuple[int, ...]]:
+        """Return the token ids of each text as `tokenize` does."""
         ...
 
     async def tokenize_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[int, ...]]:

@@ -19,7 +19,7 @@ from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED
 from caravan_router.http.openai.responses import RUNNING
 from caravan_router.http.ops import read_documents
 from caravan_router.http.page import SHOWN, page
-from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
+from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES, UNSUPPORTED
 from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.body import BoundingBodies
 from caravan_router.http.server.connection import mark_serving
@@ -69,7 +69,7 @@ def build_app(
 ) -> web.Application:
     """Return the application, to be served by `listener.listening`. It closes ``store``, by default one in memory."""
     cors = Cors(access.cors_allow_origin)
-    authentication = Authentication(access.keyring, ROUTES)
+    authentication = Authentication(access.keyring, (*ROUTES, *UNSUPPORTED))
     neighbours = HandingOver()
     app = web.Application(
         # `read_json` knows the limit, which depends on the models.
@@ -107,7 +107,7 @@ def build_app(
     app[SHOWN] = access.page
     read_documents()
     page()
-    for route in ROUTES:
+    for route in (*ROUTES, *UNSUPPORTED):
         # Not `add_get`, which would add HEAD: few paths have it.
         app.router.add_route(route.method, route.pattern, route.handler, expect_handler=expected)
     app.on_response_prepare.append(cors.add_headers)

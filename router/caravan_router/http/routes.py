@@ -39,6 +39,9 @@ ROUTES: tuple[Route, ...] = (
     *admin.ROUTES,
 )
 
+# Answered with the reason why they are not supported, and not described.
+UNSUPPORTED: tuple[Route, ...] = (*responses.UNSUPPORTED,)
+
 # A path without a route gets the 404 of the dialect whose prefix it has.
 DIALECTS_OF_ROUTES = Dialects(
     by_header={
@@ -46,7 +49,7 @@ DIALECTS_OF_ROUTES = Dialects(
         for route in model_lists.ROUTES
         for header, dialect in model_lists.DIALECTS.items()
     },
-    by_path={route.path: route.dialect for route in ROUTES},
+    by_path={route.path: route.dialect for route in (*ROUTES, *UNSUPPORTED)},
     by_prefix={"/v1/": OPENAI, "/v1/messages": ANTHROPIC, "/v1beta/": GEMINI, "/api/": OLLAMA},
     default=TGI,
 )

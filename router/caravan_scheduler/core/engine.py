@@ -149,7 +149,9 @@ class TextQueries(Protocol):
 class Queries(TextQueries, Protocol):
     """Questions that a model answers without generating. Every call raises NoShardError if no shard answers."""
 
-    async def tokenize_texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    async def tokenize_texts(
+        self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = True
+    ) -> list[tuple[int, ...]]:
         """Return the token ids of each text as `tokenize` does. Raises TextTooLongError."""
         ...
 

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from caravan_proto.limits import MAX_BIAS
+from caravan_proto.limits import MAX_BIAS, MAX_SCORE_TOKEN_IDS
 from caravan_proto.messages.sampling import DEFAULTS, RANGES, SAMPLERS, Range, SamplingParams
 from caravan_shard.checks.first_refusal import first_refusal
+from caravan_shard.checks.tokens import check_ids
 from caravan_shard.protocol.results import Refusal, bad_request
 
 MAX_TOP_N_TOKENS = 32
@@ -30,7 +31,22 @@ def check_sampling(sampling: SamplingParams, vocabulary_size: int) -> Iterator[R
         yield bad_request(f"top_n_tokens must be >= 0 and <= {most}. Given: {sampling.top_n_tokens}")
     if sampling.top_n_tokens and not sampling.logprobs:
         yield bad_request("top_n_tokens needs logprobs")
+    yield _check_scored(sampling, vocabulary_size)
     yield _check_biases(sampling.biases, vocabulary_size)
+
+
+def _check_scored(sampling: SamplingParams, vocabulary_size: int) -> Refusal | None:
+    scored = sampling.score_token_ids
+    if scored and (sampling.top_n_tokens or not sampling.logprobs):
+        return bad_request("score_token_ids needs logprobs, and top_n_tokens must be 0")
+    return check_score_ids(scored, vocabulary_size)
+
+
+def check_score_ids(token_ids: Sequence[int], vocabulary_size: int) -> Refusal | None:
+    """Check the tokens whose log probabilities are wanted."""
+    if len(token_ids) > MAX_SCORE_TOKEN_IDS:
+        return bad_request(f"there must be <= {MAX_SCORE_TOKEN_IDS} score_token_ids. Given: {len(token_ids)}")
+    return check_ids("score_token_ids", token_ids, vocabulary_size)
 
 
 def _check_range(name: str, value: float | None, allowed: Range) -> Refusal | None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from caravan_proto.errors import ShardError
-from caravan_proto.limits import MAX_SCORE_TOKEN_IDS, MAX_STOP_TOKEN_IDS, MAX_THOUGHT_CLOSINGS, MAX_THOUGHT_MARKER
+from caravan_proto.limits import MAX_STOP_TOKEN_IDS, MAX_THOUGHT_CLOSINGS, MAX_THOUGHT_MARKER
 from caravan_proto.messages.commands import Chunk, Row, RowOutputs
 from caravan_proto.messages.constraint import Thought
 from caravan_proto.messages.model import ModelFile
@@ -12,7 +12,7 @@ from caravan_shard.backends.base import Capacity
 from caravan_shard.checks.first_refusal import first_refusal
 from caravan_shard.checks.media import MediaCheck, check_border
 from caravan_shard.checks.preview import Preview
-from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS, check_sampling
+from caravan_shard.checks.sampling import MAX_TOP_N_TOKENS, check_sampling, check_score_ids
 from caravan_shard.checks.tokens import check_ids
 from caravan_shard.media import held_spans
 from caravan_shard.protocol.commands import PreparedParameters
@@ -206,12 +206,9 @@ class RowCheck(_StepCheck):
         most = min(MAX_TOP_N_TOKENS, self._facts.vocabulary_size)
         if not 0 <= row.top_n_tokens <= most:
             return bad_request(f"top_n_tokens must be <= {most}. Given: {row.top_n_tokens}")
-        if len(row.score_token_ids) > MAX_SCORE_TOKEN_IDS:
-            given = len(row.score_token_ids)
-            return bad_request(f"there must be <= {MAX_SCORE_TOKEN_IDS} score_token_ids. Given: {given}")
         if row.outputs is RowOutputs.NONE and (row.top_n_tokens or row.score_token_ids):
             return bad_request("top_n_tokens and score_token_ids need outputs")
-        return self._check_ids("score_token_ids", row.score_token_ids)
+        return check_score_ids(row.score_token_ids, self._facts.vocabulary_size)
 
     @first_refusal
     def _check_new(self, row: Row) -> Iterator[Refusal | None]:

@@ -99,7 +99,7 @@ def _append(
     eog_ids = backend.facts.eos_token_ids
     tokens, choices, logits = drawn
     wanted = [
-        LogprobRow(place, token, choice.parameters.top_n_tokens)
+        LogprobRow(place, token, choice.parameters.top_n_tokens, choice.parameters.score_token_ids)
         for place, (token, choice) in enumerate(zip(tokens, choices, strict=True))
         if choice.parameters.logprobs
     ]

@@ -47,18 +47,25 @@ def token_logprobs(logits: Floats, token: int | None, top_n: int, others: Sequen
 
 
 class LogprobRow(NamedTuple):
-    """The row at ``place``: the log probability of ``token`` is wanted, and those of the ``top_n`` likeliest."""
+    """The row at ``place``: the log probability of ``token`` is wanted, and those of the ``top_n`` likeliest.
+
+    If there are ``scored`` tokens, their log probabilities are wanted, in their order, in place of the likeliest.
+    """
 
     place: int
     token: int
     top_n: int
+    scored: tuple[int, ...] = ()
 
 
 class JointLogprobs(Protocol):
     """Computes log probabilities of rows. Any thread may call it."""
 
     def __call__(self, logits: Floats, rows: Sequence[LogprobRow], /) -> list[TokenLogprobs | None]:
-        """Return those of ``rows`` of ``logits`` [any, vocabulary], which are contiguous; None if one is left."""
+        """Return those of ``rows`` of ``logits`` [any, vocabulary], which are contiguous; None if one is left.
+
+        No row has `LogprobRow.scored`.
+        """
         ...
 
 
@@ -69,8 +76,15 @@ def leave_all_logprobs(_logits: Floats, rows: Sequence[LogprobRow]) -> list[Toke
 
 def row_logprobs(logits: Floats, rows: Sequence[LogprobRow], joint: JointLogprobs) -> list[TokenLogprobs]:
     """Return the log probabilities of each of ``rows`` of raw ``logits`` [any, vocabulary]."""
-    found = joint(logits, rows) if rows else []
-    return [
-        token_logprobs(logits[row.place], row.token, row.top_n) if known is None else known
-        for row, known in zip(rows, found, strict=True)
-    ]
+    plain = [row for row in rows if not row.scored]
+    found = iter(joint(logits, plain) if plain else [])
+    return [_scored(logits, row) if row.scored else next(found) or _alone(logits, row) for row in rows]
+
+
+def _alone(logits: Floats, row: LogprobRow) -> TokenLogprobs:
+    return token_logprobs(logits[row.place], row.token, row.top_n)
+
+
+def _scored(logits: Floats, row: LogprobRow) -> TokenLogprobs:
+    found = token_logprobs(logits[row.place], row.token, 0, row.scored)
+    return TokenLogprobs(found.chosen, [*row.scored], found.others, [])

@@ -210,6 +210,7 @@ class SamplingParameters(_message.Message):
     MIROSTAT_ETA_FIELD_NUMBER: _builtins.int
     ADAPTIVE_TARGET_FIELD_NUMBER: _builtins.int
     ADAPTIVE_DECAY_FIELD_NUMBER: _builtins.int
+    SCORE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Logits are divided by it first; 0 chooses the most likely token."""
     top_k: _builtins.int
@@ -282,6 +283,12 @@ class SamplingParameters(_message.Message):
         or an adaptive_target the temperature comes last.
         """
 
+    @_builtins.property
+    def score_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Return the log probabilities of these tokens beside each chosen one, in this order, in place of the most likely ones:
+        top_n_tokens must be 0. Needs logprobs.
+        """
+
     def __init__(
         self,
         *,
@@ -315,10 +322,11 @@ class SamplingParameters(_message.Message):
         mirostat_eta: _builtins.float = ...,
         adaptive_target: _builtins.float | None = ...,
         adaptive_decay: _builtins.float = ...,
+        score_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adaptive_target", b"_adaptive_target", "_dry_penalty_last_n", b"_dry_penalty_last_n", "_repeat_last_n", b"_repeat_last_n", "adaptive_target", b"adaptive_target", "dry_penalty_last_n", b"dry_penalty_last_n", "repeat_last_n", b"repeat_last_n"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adaptive_target", b"_adaptive_target", "_dry_penalty_last_n", b"_dry_penalty_last_n", "_repeat_last_n", b"_repeat_last_n", "adaptive_decay", b"adaptive_decay", "adaptive_target", b"adaptive_target", "bias_token_ids", b"bias_token_ids", "biases", b"biases", "dry_allowed_length", b"dry_allowed_length", "dry_base", b"dry_base", "dry_multiplier", b"dry_multiplier", "dry_penalty_last_n", b"dry_penalty_last_n", "dynatemp_exponent", b"dynatemp_exponent", "dynatemp_range", b"dynatemp_range", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "mirostat", b"mirostat", "mirostat_eta", b"mirostat_eta", "mirostat_tau", b"mirostat_tau", "presence_penalty", b"presence_penalty", "processors", b"processors", "repeat_last_n", b"repeat_last_n", "repetition_penalty", b"repetition_penalty", "samplers", b"samplers", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_n_tokens", b"top_n_tokens", "top_p", b"top_p", "typical_p", b"typical_p", "xtc_probability", b"xtc_probability", "xtc_threshold", b"xtc_threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adaptive_target", b"_adaptive_target", "_dry_penalty_last_n", b"_dry_penalty_last_n", "_repeat_last_n", b"_repeat_last_n", "adaptive_decay", b"adaptive_decay", "adaptive_target", b"adaptive_target", "bias_token_ids", b"bias_token_ids", "biases", b"biases", "dry_allowed_length", b"dry_allowed_length", "dry_base", b"dry_base", "dry_multiplier", b"dry_multiplier", "dry_penalty_last_n", b"dry_penalty_last_n", "dynatemp_exponent", b"dynatemp_exponent", "dynatemp_range", b"dynatemp_range", "frequency_penalty", b"frequency_penalty", "logprobs", b"logprobs", "min_p", b"min_p", "mirostat", b"mirostat", "mirostat_eta", b"mirostat_eta", "mirostat_tau", b"mirostat_tau", "presence_penalty", b"presence_penalty", "processors", b"processors", "repeat_last_n", b"repeat_last_n", "repetition_penalty", b"repetition_penalty", "samplers", b"samplers", "score_token_ids", b"score_token_ids", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_n_sigma", b"top_n_sigma", "top_n_tokens", b"top_n_tokens", "top_p", b"top_p", "typical_p", b"typical_p", "xtc_probability", b"xtc_probability", "xtc_threshold", b"xtc_threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adaptive_target: _TypeAlias = _typing.Literal["adaptive_target"]  # noqa: Y015
     _WhichOneofArgType__adaptive_target: _TypeAlias = _typing.Literal["_adaptive_target", b"_adaptive_target"]  # noqa: Y015

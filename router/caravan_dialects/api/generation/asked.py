@@ -45,8 +45,10 @@ class Asked(ABC):
     operation: str = "text_completion"
     # The field of the body that names a model or an adapter.
     model: str | None = None
-    # Permits to hold: one for each candidate of each prompt.
+    # One for each candidate of each prompt.
     generations: int = 1
+    # Permits to hold; None for one for each generation.
+    permits: int | None = None
     streamed: bool = False
     # Length of the prompt as written, for the headers of an error that is sent as an event.
     characters: int = 0

@@ -87,7 +87,8 @@ async def answer(request: web.Request, asked: Asked) -> web.StreamResponse:
         try:
             with counting_request(request, metrics, generations), metrics.validating(generations):
                 name = model_name(state.fleet, named)
-                held.enter_context(holding_permits(request[CLIENT], state.permits.of(name), generations))
+                permits = generations if asked.permits is None else asked.permits
+                held.enter_context(holding_permits(request[CLIENT], state.permits.of(name), permits))
                 progress = held.enter_context(in_progress(request))
                 async with progress.abortable():
                     context = await context_of(request, named)

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``, ``/v1/completions`` and ``/v1/audio``, and what tells of their prompts."""
+"""OpenAI's generating routes: chats, completions, audio and decisions, and routes about their prompts."""
 
 from aiohttp import web
 
@@ -12,6 +12,8 @@ from caravan_dialects.api.openai.completions.reply import AskedCompletions
 from caravan_dialects.api.openai.completions.schema import Completion, CompletionRequest
 from caravan_dialects.api.openai.completions.validation import completion_plan_of, validate_completion
 from caravan_dialects.api.openai.constraints import constraint_of
+from caravan_dialects.api.openai.decisions.reply import AskedDecision
+from caravan_dialects.api.openai.decisions.schema import Decision, DecisionRequest
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.responses.schema import InputTokenCount
 from caravan_dialects.chat.prompt import ChatPrompt
@@ -148,3 +150,15 @@ async def transcriptions(request: web.Request) -> web.StreamResponse:
 )
 async def translations(request: web.Request) -> web.StreamResponse:
     return await answer(request, AskedSpoken(await read_form(request, TranslationForm)))
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/decisions",
+    "Answer typed questions about an input with probabilities",
+    around=counting_refusals,
+    reply=Decision,
+    errors=GENERATION_ERRORS,
+)
+async def decisions(request: web.Request, body: DecisionRequest) -> web.StreamResponse:
+    return await answer(request, AskedDecision(body))

@@ -67,6 +67,8 @@ class _Ended(msgspec.Struct, frozen=True):
 
 
 ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
+# Paths of OpenAI that openapi.json does not describe.
+UNSUPPORTED = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
 
 
 @ROUTES.route(
@@ -125,7 +127,7 @@ async def render_response(request: web.Request, body: InputFields) -> web.Respon
     return json_reply(rendered_tokens(chat.model, chat.request.prompt))
 
 
-@ROUTES.route("POST", "/v1/responses/compact", "Not supported: the answer says what to do instead")
+@UNSUPPORTED.route("POST", "/v1/responses/compact", "Not supported: the answer says what to do instead")
 async def compact_response(request: web.Request) -> web.StreamResponse:
     """It would otherwise be taken for the id of a response."""
     raise NoCompactionError

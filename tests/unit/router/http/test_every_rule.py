@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from unit.router.http.rule_cases import every_dialect, openai, other_dialects, responses
+from unit.router.http.rule_cases import decisions, every_dialect, openai, other_dialects, responses
 from unit.router.http.rule_cases.case import INFILL, LLAMA, MINIMAL, OLLAMA, STREAM, Case
 
 import caravan_dialects
@@ -24,7 +24,7 @@ from caravan_testing.http_server import events, serving
 from caravan_testing.scripted_engine import EOS, ScriptedEngine
 
 KEY = ApiKey(digest=digest_of("a-key"), tenant=Tenant(name="alice"), max_priority=5, operator=True)
-CASES = [*every_dialect.CASES, *openai.CASES, *responses.CASES, *other_dialects.CASES]
+CASES = [*every_dialect.CASES, *openai.CASES, *decisions.CASES, *responses.CASES, *other_dialects.CASES]
 
 
 # Anthropic's errors have another form: test_messages.py has its cases.

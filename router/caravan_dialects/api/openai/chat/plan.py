@@ -1,5 +1,7 @@
 """Plans a chat generation: the rendered prompt, the thoughts of the output, and the tools that it may call."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from caravan_dialects.api.errors import ChatTemplateError
@@ -18,7 +20,14 @@ from caravan_dialects.api.openai.chat.schema import ChatRequest
 from caravan_dialects.api.openai.chat.thinking import template_kwargs_of, thought_plan_of
 from caravan_dialects.api.openai.rules import continue_error, control_texts_error
 from caravan_dialects.chat.control_text import strings_of
-from caravan_dialects.chat.prompt import ChatPrompt, Conversation, TooManyControlTextsError, prompt_of, template_of
+from caravan_dialects.chat.prompt import (
+    ChatPrompt,
+    Conversation,
+    TooManyControlTextsError,
+    prompt_of,
+    prompt_up_to,
+    template_of,
+)
 from caravan_dialects.chat.template_messages import TemplateError, TemplateOutputError
 from caravan_dialects.chat.thought_format import ThoughtPlan, thought_format_of, with_thoughts
 from caravan_dialects.chat.tool_format import knows_tools
@@ -123,17 +132,41 @@ async def chat_prompt_of(context: PromptContext, plan: ChatPlan, field: str = "m
 
     Raises ValidationError, ChatTemplateError, NoShardError, TextTooLongError.
     """
+    conversation = await _checked_conversation(context, plan, field)
+    limit = context.bounds.max_prompt_bytes
+    with _template_errors(context, field):
+        return await prompt_of(context.engine, context.templates, context.model, conversation, limit)
+
+
+async def chat_prompt_up_to(context: PromptContext, plan: ChatPlan, field: str, mark: str) -> tuple[ChatPrompt, str]:
+    """Return the prompt before ``mark`` in the last message, and what the template writes after it.
+
+    ``field``: what the client calls the messages. Raises what `chat_prompt_of` raises.
+    """
+    conversation = await _checked_conversation(context, plan, field)
+    cut = mark, context.bounds.max_prompt_bytes
+    with _template_errors(context, field):
+        return await prompt_up_to(context.engine, context.templates, context.model, conversation, cut)
+
+
+async def _checked_conversation(context: PromptContext, plan: ChatPlan, field: str) -> Conversation:
     limit, total = context.bounds.max_prompt_bytes, context.bounds.max_total_tokens
     # Checked before rendering; the rendered prompt is checked again, since the template adds text.
     size = sum(len(text.encode()) for text in strings_of(list(plan.conversation.messages)))
     if size > limit:
         raise PromptTooManyBytesError(field, limit, size, total)
-    conversation = plan.conversation
     if plan.media.files:
-        conversation = replace(conversation, media=await decoded(context, plan.media))
+        return replace(plan.conversation, media=await decoded(context, plan.media))
+    return plan.conversation
+
+
+@contextmanager
+def _template_errors(context: PromptContext, field: str) -> Iterator[None]:
+    """Raise errors of rendering as a client reads them."""
     try:
-        return await prompt_of(context.engine, context.templates, context.model, conversation, limit)
+        yield
     except TemplateOutputError as error:
+        total = context.bounds.max_total_tokens
         raise PromptTooManyBytesError(field, error.limit_bytes, error.given_bytes, total) from error
     except TemplateError as error:
         raise ChatTemplateError(str(error)) from error

@@ -31,7 +31,7 @@ class LlamaJointLogprobs:
     def __call__(self, logits: Floats, rows: Sequence[LogprobRow]) -> list[TokenLogprobs | None]:
         """Return the log probabilities of each of ``rows``; None if it is left."""
         assert logits.flags.c_contiguous, "rows of logits must follow each other"
-        given = b"".join([_ROW.pack(*row) for row in rows])
+        given = b"".join([_ROW.pack(row.place, row.token, row.top_n) for row in rows])
         values = len(rows) + sum([row.top_n for row in rows])
         all_ids, all_logprobs = np.empty(values, np.int32), np.empty(values)
         self._function(

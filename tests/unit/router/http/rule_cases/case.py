@@ -16,7 +16,7 @@ GENERATE, STREAM, ROOT, TEXT = "/generate", "/generate_stream", "/", "/v1/comple
 CHAT, VECTORS, VERTEX = "/v1/chat/completions", "/v1/embeddings", "/vertex"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 LLAMA, INFILL = "/completion", "/infill"
-OLLAMA, SCORE, RESPONSES = "/api/generate", "/v1/score", "/v1/responses"
+OLLAMA, SCORE, RESPONSES, DECISIONS = "/api/generate", "/v1/score", "/v1/responses", "/v1/decisions"
 MINIMAL: dict[str, dict[str, Any]] = {
     GENERATE: {"inputs": "hi"},
     STREAM: {"inputs": "hi"},
@@ -28,6 +28,7 @@ MINIMAL: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     VECTORS: {"input": "hi"},
     RESPONSES: {"input": "hi"},
+    DECISIONS: {"input": "hi", "questions": [{"type": "predicate", "instructions": "it is so"}]},
     VERTEX: {"instances": [{"inputs": "hi"}]},
     OLLAMA: {"model": "any", "prompt": "hi"},
 }
