@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from caravan_dialects.api.generation.comparison import FirstDifference
-from caravan_dialects.api.generation.schema import CacheSalt, NoEffect, Priority, Speculate, Timeout
+from caravan_dialects.api.generation.schema import CacheSalt, FirstDifference, NoEffect, Priority, Speculate, Timeout
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from caravan_dialects.api.generation.schema import FirstDifference
 from caravan_scheduler.core.tokens import block_hashes, common_length
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS
 
@@ -47,17 +48,6 @@ def fingerprint_of(parts: Mapping[str, Any], messages: Iterable[Any], prompt: tu
         tokens=len(prompt),
         blocks=block_hashes(prompt, BLOCK_TOKENS),
     )
-
-
-class FirstDifference(msgspec.Struct, frozen=True):
-    """Where a request goes on otherwise than the one it is compared with.
-
-    ``token``: the first token of its prompt that differs is this one or one of the 15 behind it. ``message``: index of
-    the first message, or item, that differs; null if another part of the request does.
-    """
-
-    token: int
-    message: int | None
 
 
 @dataclass(frozen=True, slots=True)

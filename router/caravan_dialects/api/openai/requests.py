@@ -14,7 +14,7 @@ from caravan_scheduler.core.recomputed import Reason
 _ORDER = (GenerationState.RUNNING, GenerationState.PREFILLING, GenerationState.SWAPPED, GenerationState.QUEUED)
 
 
-class FirstDifference(msgspec.Struct, frozen=True):
+class PromptDifference(msgspec.Struct, frozen=True):
     """Where a prompt goes on otherwise than the earlier one that begins alike.
 
     ``exact``: ``token`` is the first that differs. Else one of the 16 tokens from there on is: nobody holds the earlier
@@ -42,7 +42,7 @@ class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
 
     cached_tokens: int
     fetched: bool
-    first_difference: FirstDifference | None
+    first_difference: PromptDifference | None
     computed: list[ComputedPart]
 
 
@@ -111,7 +111,7 @@ def _cache(run: Run) -> CacheUse | None:
     return CacheUse(
         cached_tokens=run.cached_tokens,
         fetched=why.was_moved,
-        first_difference=None if at is None else FirstDifference(at, why.is_exact),
+        first_difference=None if at is None else PromptDifference(at, why.is_exact),
         computed=[ComputedPart(part.reason, part.start, part.tokens) for part in why.parts],
     )
 

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from caravan_dialects.api.generation.comparison import FirstDifference
 from caravan_dialects.api.generation.schema import (
     CacheSalt,
+    FirstDifference,
     JsonObjectFormat,
     ModelName,
     Priority,
