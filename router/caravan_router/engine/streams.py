@@ -41,8 +41,7 @@ class RequestStream:
         self._first_token: float | None = None
         self.trace = trace
         self._numerics = ""
-        self.cached_tokens = 0
-        self.recomputed: Recomputed | None = None
+        self._start: Start | None = None
         self.prompt_logprobs: list[PromptToken] = []
         self._drafts: dict[DraftSource, DraftCount] = {}
 
@@ -61,6 +60,16 @@ class RequestStream:
         """When the request was submitted, first sent to a shard, and got its first token."""
         return StreamTimes(self._submitted, self._started, self._first_token)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Number of prompt tokens that did not need to be computed."""
+        return 0 if self._start is None else self._start.cached_tokens
+
+    @property
+    def recomputed(self) -> "Recomputed | None":
+        """Why prompt tokens did not come from the cache; None until the request has started."""
+        return None if self._start is None else self._start.recomputed
+
     def start(self, start: Start, numerics: str) -> None:
         """Note that a shard starts the request, at the token after the cached ones.
 
@@ -68,7 +77,7 @@ class RequestStream:
         """
         self._started = time.monotonic()
         self._numerics = numerics
-        self.cached_tokens, self.recomputed = start.cached_tokens, start.recomputed
+        self._start = start
         self.trace.started(start.shard, start.cached_tokens, start.recomputed)
 
     def resume(self, shard: str, computed_again: int, numerics: str) -> None:

@@ -138,7 +138,7 @@ class DiagnosticsParam(msgspec.Struct, frozen=True, kw_only=True):
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     """A request for a message. ``max_tokens``: more than fits in the context means all that fits.
 
-    ``diagnostics``: tell why the prompt was not in the cache, and remember hashes of this request for the next one.
+    ``diagnostics``: report why the prompt was not in the cache, and remember hashes of this request for the next one.
     ``metadata``, ``service_tier`` and ``cache_control`` have no effect.
     """
 
@@ -220,8 +220,8 @@ class CacheMissReason(msgspec.Struct, frozen=True, kw_only=True):
     """Why the prompt of a request could not begin as the one before it.
 
     ``type``: "model_changed", "system_changed", "tools_changed", "messages_changed", "previous_message_not_found", or
-    "unavailable" for another field. ``cache_missed_input_tokens``: tokens of the earlier prompt behind what both have
-    in common.
+    "unavailable" for another field. ``cache_missed_input_tokens``: tokens of the earlier prompt after what both have in
+    common.
     """
 
     type: str

@@ -133,7 +133,7 @@ Format = TextFormat | JsonObjectFormat | JsonFormat | JsonSchemaFormat | RegexFo
 class FirstDifference(msgspec.Struct, frozen=True):
     """Where a request goes on otherwise than the one it is compared with.
 
-    ``token``: the first token of its prompt that differs is this one or one of the 15 behind it. ``message``: index of
+    ``token``: the first token of its prompt that differs is this one or one of the next 15. ``message``: index of
     the first message, or item, that differs; null if another part of the request does.
     """
 

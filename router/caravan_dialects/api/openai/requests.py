@@ -17,8 +17,8 @@ _ORDER = (GenerationState.RUNNING, GenerationState.PREFILLING, GenerationState.S
 class PromptDifference(msgspec.Struct, frozen=True):
     """Where a prompt goes on otherwise than the earlier one that begins alike.
 
-    ``exact``: ``token`` is the first that differs. Else one of the 16 tokens from there on is: nobody holds the earlier
-    tokens any more.
+    ``exact``: ``token`` is the first that differs. Else one of the 16 tokens from there on is: the earlier tokens are
+    gone.
     """
 
     token: int

@@ -168,10 +168,10 @@ class Truncated(msgspec.Struct, frozen=True):
 class PromptCacheDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the prompt could begin as the one it was compared with.
 
-    ``type``: "cache_hit", "cache_miss", "comparison_response_not_found", or "unavailable" for a field that has no
-    ``reason`` of its own. ``reason``: "model_changed", "tools_changed", "text_format_changed",
+    ``type``: "cache_hit", "cache_miss", "comparison_response_not_found", or "unavailable" for a field without a
+    ``reason``. ``reason``: "model_changed", "tools_changed", "text_format_changed",
     "reasoning_effort_changed", "context_compacted" or "input_changed". ``cache_missed_tokens``: tokens of the prompt
-    behind what both have in common, which has ``comparison_reusable_tokens``.
+    after what both have in common, which has ``comparison_reusable_tokens``.
     """
 
     type: str
