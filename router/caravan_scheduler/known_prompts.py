@@ -18,6 +18,8 @@ from caravan_scheduler.sequence import Sequence
 _MOST_PROMPTS = 128
 _MOST_BLOCKS = 1 << 16
 _MOST_TENANTS = 256
+# Most sequences that are compared by tokens with a prompt, those that end soonest first.
+MOST_COMPARED = 8
 
 # Returns the tokens [start, stop) of a sequence, or of what there is of it; None if nobody holds them any more.
 TokensOf = Callable[["KnownPrompt", int, int], tuple[int, ...] | None]
@@ -82,9 +84,9 @@ class Nearest:
     """The sequences of a namespace that have most first tokens in common with a prompt: so many.
 
     ``is_exact``: no more are in common. Else the first difference is somewhere behind, within that block of
-    `BLOCK_TOKENS`: nobody holds the tokens any more. ``is_whole``: one of the sequences ends there, so that the prompt
-    continues it. ``prompts``: these sequences and others that share the last whole block, each with how many first
-    tokens are known to be in common.
+    `BLOCK_TOKENS`: nobody holds the tokens any more, or more than `MOST_COMPARED` go on otherwise. ``is_whole``: one of
+    the sequences ends there, so that the prompt continues it. ``prompts``: these sequences and others that share the
+    last whole block, each with how many first tokens are known to be in common.
     """
 
     length: int = 0
@@ -142,7 +144,7 @@ class _Block:
 
 def _nearest(block: _Block, start: int, found: tuple[KnownPrompt, ...], tokens_of: TokensOf) -> Nearest:
     """Return how much ``found``, which have the first ``start`` tokens in common with a prompt, have beyond that."""
-    length, is_whole, unknown = start, False, found
+    length, is_whole, unknown = start, False, found[:MOST_COMPARED]
     known: list[tuple[KnownPrompt, int]] = []
     # Twice, since the tokens of one tell what another has.
     for _ in range(2):
@@ -157,6 +159,7 @@ def _nearest(block: _Block, start: int, found: tuple[KnownPrompt, ...], tokens_o
                 is_whole = common == one.length or (is_whole and common == length)
                 length = common
         unknown = tuple(left)
+    unknown += found[MOST_COMPARED:]
     is_exact = not unknown or length == block.prompt_length
     # What nobody holds any more may go on with the prompt beyond the end of another.
     return Nearest(length, is_exact, is_whole and is_exact, (*known, *((one, start) for one in unknown)))
@@ -171,25 +174,32 @@ class _Tenant:
     tree: PrefixTree = field(default_factory=PrefixTree)
 
     def add(self, prompt: KnownPrompt, blocks: list[int]) -> None:
-        match = self.tree.match(prompt.namespace, blocks, len(blocks))
-        if match.length:
-            self.tree.fork(prompt.request_id, match.sources[0], match.length)
+        length, sources = self.tree.nearest(prompt.namespace, blocks, 1)
+        if length:
+            self.tree.fork(prompt.request_id, sources[0], length)
         else:
             self.tree.insert(prompt.request_id, prompt.namespace)
-        self.tree.extend(prompt.request_id, blocks[match.length :])
+        self.tree.extend(prompt.request_id, blocks[length:])
         self.prompts[prompt.request_id] = prompt
         self.namespaces[prompt.namespace] += 1
         while len(self.prompts) > _MOST_PROMPTS or (self.tree.cells > _MOST_BLOCKS and len(self.prompts) > 1):
             self.remove(next(iter(self.prompts)))
 
-    def remove(self, request_id: int) -> KnownPrompt | None:
+    def grow(self, prompt: KnownPrompt, blocks: list[int]) -> None:
+        """Let a prompt have these blocks, which begin with those that it has or are their beginning."""
+        known = self.tree.length(prompt.request_id)
+        if len(blocks) < known:
+            self.tree.truncate(prompt.request_id, len(blocks))
+        else:
+            self.tree.extend(prompt.request_id, blocks[known:])
+
+    def remove(self, request_id: int) -> None:
         prompt = self.prompts.pop(request_id, None)
         if prompt is not None:
             self.tree.remove(request_id)
             self.namespaces[prompt.namespace] -= 1
             if not self.namespaces[prompt.namespace]:
                 del self.namespaces[prompt.namespace]
-        return prompt
 
 
 class KnownPrompts:
@@ -212,15 +222,16 @@ class KnownPrompts:
             return NOTHING
         prompt = sequence.spec.prompt
         blocks = sequence.block_hashes(len(prompt))
-        match = tenant.tree.match(namespace or sequence.request.prefix_namespace, blocks, len(blocks))
-        if not match.length:
+        tree = tenant.tree
+        length, sources = tree.nearest(namespace or sequence.request.prefix_namespace, blocks, MOST_COMPARED + 1)
+        if not length:
             return NOTHING
-        found = tuple(tenant.prompts[source] for source in match.sources)
-        start, tree = match.length * BLOCK_TOKENS, tenant.tree
+        found = tuple(tenant.prompts[source] for source in sources)
+        start = length * BLOCK_TOKENS
         if start == len(prompt):
             is_whole = any(one.length == start for one in found)
             return Nearest(start, is_whole=is_whole, prompts=tuple((one, start) for one in found))
-        block = _Block(prompt, start, lambda request_id: tree.token(request_id, match.length))
+        block = _Block(prompt, start, lambda request_id: tree.token(request_id, length))
         return _nearest(block, start, found, tokens_of)
 
     def other_namespaces(self, sequence: Sequence) -> list[str]:
@@ -255,11 +266,14 @@ class KnownPrompts:
     def end(self, sequence: Sequence, computed: int, shard: str, *, is_kept: bool) -> None:
         """Note that a sequence has ended, the first ``computed`` tokens of which others may find if it ``is_kept``."""
         tenant = self._tenants.get(sequence.spec.tenant.name)
-        prompt = None if tenant is None else tenant.remove(sequence.request_id)
-        if tenant is None or prompt is None or computed < BLOCK_TOKENS:
+        prompt = None if tenant is None else tenant.prompts.get(sequence.request_id)
+        if tenant is None or prompt is None:
+            return
+        if computed < BLOCK_TOKENS:
+            tenant.remove(sequence.request_id)
             return
         prompt.end(computed, _tail(sequence, computed), shard, is_kept=is_kept)
-        tenant.add(prompt, sequence.block_hashes(computed))
+        tenant.grow(prompt, sequence.block_hashes(computed))
 
     def forget_live(self, sequence: Sequence) -> None:
         """Note that a sequence is gone. If its end was not noted, it was on no shard: nothing was kept of it."""

@@ -1,5 +1,6 @@
 """Which sequences of a shard hold which tokens: a radix tree whose nodes are runs of cells."""
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -198,6 +199,16 @@ class PrefixTree:
         sources = tuple(_sequences_below(found.node))
         within = tuple(key for node in found.complete for key in node.ends)
         return Match(found.length, self._live_length(found.node, found.length), sources, within)
+
+    def nearest(self, namespace: str, tokens: Sequence[int], most: int) -> tuple[int, tuple[int, ...]]:
+        """Return the length of the longest prefix of ``tokens`` that is there, and ``most`` sequences that hold it.
+
+        Those that end soonest come first.
+        """
+        found = self._descend(namespace, tokens, len(tokens))
+        if found.node is None:
+            return 0, ()
+        return found.length, tuple(itertools.islice(_sequences_below(found.node), most))
 
     def match_whole(self, namespace: str, tokens: Sequence[int], most: int) -> Match:
         """Return the longest parked sequence that is a prefix of ``tokens``: for memory that cannot be cut back."""

@@ -6,7 +6,7 @@ position 0 .... cached .......... common .............. end ... length
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from caravan_scheduler.core.recomputed import Part, Reason, Recomputed
 from caravan_scheduler.known_prompts import Fate, KnownPrompt, KnownPrompts, Nearest
@@ -25,15 +25,23 @@ class Fleet:
     known: KnownPrompts
     shards: Mapping[str, ShardAccount]
     sequences: Mapping[int, Sequence]
+    _parked: dict[str, Mapping[int, Resident]] = field(default_factory=dict)
+
+    def _parked_on(self, name: str) -> Mapping[int, Resident]:
+        """Return the parked sequences of a shard by the id of their request."""
+        if name not in self._parked:
+            shard = self.shards.get(name)
+            parked = () if shard is None else shard.stays.parked.values()
+            self._parked[name] = {resident.request_id: resident for resident in parked}
+        return self._parked[name]
 
     def tokens_of(self, prompt: KnownPrompt, start: int, stop: int) -> tuple[int, ...] | None:
         """Return tokens of an earlier prompt, as long as anybody holds them."""
         if (sequence := self.sequences.get(prompt.request_id)) is not None:
             return sequence.tokens(start, stop)
+        if (parked := self._parked_on(prompt.shard).get(prompt.request_id)) is not None:
+            return parked.sequence.tokens(start, stop) if parked.computed >= stop else None
         for shard in self.shards.values():
-            for parked in shard.stays.parked.values():
-                if parked.request_id == prompt.request_id:
-                    return parked.sequence.tokens(start, stop) if parked.computed >= stop else None
             if prompt.saved_key is not None:
                 tokens = _saved_tokens(shard.runs.holding(prompt.saved_key), start, stop)
                 if len(tokens) == stop - start:
