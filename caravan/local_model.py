@@ -53,6 +53,7 @@ from caravan_dialects.auth.key import NO_KEY
 from caravan_dialects.text.assembler import Piece
 from caravan_proto.flags import from_values
 from caravan_proto.limits import MOST_ROLLBACK_TOKENS
+from caravan_proto.packages import Part, lack
 from caravan_router.config import RouterConfig
 from caravan_router.metrics.recorder import Metrics
 from caravan_scheduler.core.prompt_media import text_ids
@@ -397,10 +398,8 @@ def _processing(
 
 def _server_type() -> "type[LocalServer]":
     """Import the server, which needs packages that a model does not. Raises ServerError if one is missing."""
-    try:
-        from caravan.local_server import LocalServer
-    except ModuleNotFoundError as missing:
-        raise errors.ServerError(
-            f"a server needs the extra 'router': pip install 'llama-caravan[router]' ({missing})"
-        ) from missing
+    if lacking := lack(Part.ROUTER):
+        raise errors.ServerError(f"a server {lacking}")
+    from caravan.local_server import LocalServer
+
     return LocalServer

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from caravan.background import BackgroundLoop
 from caravan.calls import Calls, Model
-from caravan.errors import ClosedError
+from caravan.errors import ClosedError, ModelError
 from caravan.outputs import EmbeddingRequestOutput, ScoringRequestOutput
 from caravan.prompts import Messages, PromptOptions, Prompts, chat_fields_of, plain_prompts
 
@@ -20,6 +20,10 @@ class OpenedModel:
     def __init__(self, model: str | Path, options: Mapping[str, Any]) -> None:
         """Load the model. Raises ModelError, and TypeError or ValueError for options."""
         # Imported here, so that importing the package is quick and needs neither router nor shard.
+        from caravan_proto.packages import Part, lack
+
+        if lacking := lack(Part.LIBRARY):
+            raise ModelError(f"a model in this process {lacking}")
         from caravan.local_model import LocalModel
 
         self.local: LocalModel = LocalModel(model, options)

@@ -27,7 +27,7 @@ from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.errors import openai_code, openai_status, openai_type
 from caravan_router.config import RouterConfig
 from caravan_router.http.routes import ROUTES
-from caravan_router.metrics.table import METRICS
+from caravan_router.metrics.table import BUILD_INFO, METRICS
 from caravan_serve.cli import ServeConfig
 from caravan_shard.config import ShardConfig
 
@@ -107,7 +107,8 @@ def _default(default: object) -> str:
 
 def metrics_table() -> str:
     """One row for each metric."""
-    rows = ((f"`{m.name}`", m.kind.value, ", ".join(f"`{label}`" for label in m.labels), m.help) for m in METRICS)
+    metrics = (*METRICS, BUILD_INFO)
+    rows = ((f"`{m.name}`", m.kind.value, ", ".join(f"`{label}`" for label in m.labels), m.help) for m in metrics)
     return _table(("metric", "kind", "labels", "meaning"), rows)
 
 

@@ -16,7 +16,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from caravan_models.errors import needs_extra
+from caravan_models.errors import needs_packages
 from caravan_models.listing import RepositoryFile
 
 _PREFIX = "models--"
@@ -29,7 +29,7 @@ def cache_folder() -> Path:
     try:
         from huggingface_hub import constants
     except ModuleNotFoundError as error:
-        raise needs_extra(error) from error
+        raise needs_packages(error) from error
     return Path(os.path.expanduser(constants.HF_HUB_CACHE))
 
 

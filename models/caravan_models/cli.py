@@ -9,7 +9,7 @@ from pathlib import Path
 
 from caravan_models.cache_layout import cache_folder
 from caravan_models.cached_model import FetchedModel, found_model
-from caravan_models.errors import FetchError, FetchProblem, needs_extra
+from caravan_models.errors import FetchError, FetchProblem, needs_packages
 from caravan_models.fetching import fetch_blocking
 from caravan_models.gguf_facts import gguf_facts
 from caravan_models.listing import size_text
@@ -83,7 +83,7 @@ def pull(argv: Sequence[str] | None = None) -> int:
         try:
             from caravan_models.file_download import download_file, wanted_file
         except ModuleNotFoundError as error:
-            raise needs_extra(error) from error
+            raise needs_packages(error) from error
         for wanted in [wanted_file(*words) for words in arguments.file]:
             with shown(wanted.path.name, _say) as on_progress:
                 download_file(wanted, on_progress)

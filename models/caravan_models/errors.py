@@ -2,6 +2,8 @@
 
 from enum import Enum
 
+from caravan_proto.packages import Part, install_command
+
 
 class FetchProblem(Enum):
     """Kinds of failures. Callers decide by them, people read the sentence."""
@@ -32,7 +34,7 @@ class FetchProblem(Enum):
     BUSY = "busy"
     DISK_FULL = "disk_full"
     CACHE_UNUSABLE = "cache_unusable"
-    NEEDS_EXTRA = "needs_extra"
+    NEEDS_PACKAGES = "needs_packages"
     BROKEN = "broken"
 
 
@@ -44,9 +46,9 @@ class FetchError(Exception):
         self.problem = problem
 
 
-def needs_extra(missing: ModuleNotFoundError) -> FetchError:
-    """Return what to tell if huggingface_hub is not installed."""
+def needs_packages(missing: ModuleNotFoundError) -> FetchError:
+    """Return the error of a host without huggingface_hub."""
     return FetchError(
-        FetchProblem.NEEDS_EXTRA,
-        f"models by name need the extra 'hub': pip install 'llama-caravan[hub]' ({missing})",
+        FetchProblem.NEEDS_PACKAGES,
+        f"models by name need packages that are not installed: {install_command(Part.MODELS)} ({missing})",
     )

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from caravan_models.errors import FetchError, needs_extra
+from caravan_models.errors import FetchError, needs_packages
 from caravan_models.fetching import Answer, answer_line, read_request
 from caravan_models.progress import FetchStage, Progress
 
@@ -57,7 +57,7 @@ def main() -> int:
             from caravan_models.download import download
             from caravan_models.hub import HubSettings
         except ModuleNotFoundError as error:
-            raise needs_extra(error) from error
+            raise needs_packages(error) from error
         logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
         teller.tell(download(read_request(request), HubSettings(), teller.progress))
     except FetchError as error:

@@ -3,4 +3,4 @@
 Imports the standard library, grpc and protobuf only.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.5.0"

@@ -16,6 +16,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from caravan_proto import __version__
+
 Config = TypeVar("Config")
 
 
@@ -213,9 +215,13 @@ def from_values(config: type[Config], values: Mapping[str, Any]) -> Config:
 
 
 def load(config: type[Config], *, prog: str, description: str, argv: Sequence[str] | None = None) -> Config:
-    """Parse a whole command line into ``config``. With ``--print-config``, print it as JSON and end the program."""
+    """Parse a whole command line into ``config``. With ``--print-config``, print it as JSON and end the program; with
+    ``--version``, print the version."""
     parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
     add_flags(parser, config)
+    parser.add_argument(
+        "--version", action="version", version=f"{prog} {__version__}", help="print the version and exit"
+    )
     parser.add_argument(
         "--print-config", action="store_true", help="print the resulting configuration as JSON and exit"
     )

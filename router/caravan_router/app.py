@@ -178,6 +178,7 @@ async def http_service(
         keyring=None if keys is None else keys.keyring,
         cors_allow_origin=config.cors_allow_origin,
         page=config.page,
+        trusted_proxies=config.proxies,
     )
     store = Store(config.store)
     await store.open()

@@ -147,6 +147,11 @@ class RouterConfig:
     cors_allow_origin: tuple[str, ...] = flag(
         (), "origin of web pages that may call the API (default: any); repeatable"
     )
+    trusted_proxies: tuple[str, ...] = flag(
+        (),
+        "IP address or network (10.0.0.0/8) of a gateway whose headers x-llm-d-inference-fairness-id and the like are "
+        "honoured; repeatable",
+    )
     page: bool = flag(
         True, "serve browsers a page at / for chatting with the models and watching the fleet", negation="--no-page"
     )
@@ -259,6 +264,10 @@ class RouterConfig:
         except ValueError as error:
             raise ValueError(f"--shard {error}") from None
         _template_kwargs(self.chat_template_kwargs)
+        try:
+            _ = self.proxies
+        except ValueError as error:
+            raise ValueError(f"--trusted-proxies: {error}") from None
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"--otlp-endpoint must begin with http:// or https://. Given: {self.otlp_endpoint!r}")
         if self.advertise_url and not self.advertise_url.startswith(("http://", "https://")):
@@ -303,6 +312,11 @@ class RouterConfig:
     def sources(self) -> tuple[NamedSource, ...]:
         """The places where addresses of shards are found."""
         return tuple(parse_source(text) for text in self.shard)
+
+    @property
+    def proxies(self) -> "tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]":
+        """The networks of trusted gateways."""
+        return tuple(ipaddress.ip_network(text) for text in self.trusted_proxies)
 
     @property
     def link(self) -> LinkConfig:

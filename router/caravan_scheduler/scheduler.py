@@ -345,7 +345,7 @@ class Scheduler:
             sequence.losses = 0
             if token.finish is not None:
                 ended.append(sequence)
-        self._state.fair_share.charge_each([sequence.spec.tenant for sequence, _ in taken], OUTPUT_TOKEN)
+        self._state.shares.charge_each([sequence for sequence, _ in taken], OUTPUT_TOKEN)
         for sequence in ended:
             self._state.finish(sequence)
 
@@ -363,7 +363,7 @@ class Scheduler:
     def _advance(self, shard: ShardLedger, group: BeamGroup[Sequence]) -> None:
         leader = group.leader
         leader.losses = 0
-        self._state.fair_share.charge(leader.spec.tenant, OUTPUT_TOKEN * group.width)
+        self._state.shares.charge_each([leader], OUTPUT_TOKEN * group.width)
         replaced = group.advance()
         if replaced is None:
             self._failures.deliver_beams(group)

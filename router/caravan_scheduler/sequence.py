@@ -48,6 +48,13 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
+class Account:
+    """``counter``: the tokens that were computed for a tenant, divided by its weight, or for a session of it."""
+
+    counter: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A request and its tokens so far: all that is needed to compute it again on any shard."""
 
@@ -70,7 +77,9 @@ class Sequence:
     fatal_on: str = ""
     # It was on a shard before.
     started: bool = False
-    # Its tenant was charged for the tokens before this position; computing them again is free.
+    # What its session was charged.
+    account: Account = field(default_factory=Account)
+    # It was charged for the tokens before this position; computing them again is free.
     charged: int = 0
     # How many of its first tokens were computed before its last stay ended.
     reached: int = 0

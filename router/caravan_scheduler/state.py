@@ -21,12 +21,11 @@ from caravan_scheduler.sequence import Request, Sequence
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.transfers import MOST_FETCHES, Transfers
-from caravan_scheduler.waiting.fair_share import PROMPT_TOKEN, FairShare
+from caravan_scheduler.waiting.fair_share import PROMPT_TOKEN, Shares
 from caravan_scheduler.waiting.queue import Deadlines, WaitingQueue
 
 if TYPE_CHECKING:
     from caravan_scheduler.config import SchedulerConfig
-    from caravan_scheduler.core.generation import Tenant
 
 
 class SchedulerState:
@@ -44,10 +43,10 @@ class SchedulerState:
         """``before``: a state that this one replaces, without its requests and shards."""
         self.config = config
         self.clock: Clock = Clock() if before is None else before.clock
-        self.fair_share = FairShare()
+        self.shares = Shares()
         self.lengths = OutputLengths()
         self.deadlines = Deadlines()
-        self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.fair_share)
+        self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.shares.tenants)
         self.outbox = Outbox()
         self.transfers: Transfers = Transfers(0 if before is None else before.transfers.last_id)
         self.encodings: Encodings = Encodings(0 if before is None else before.encodings.last_id)
@@ -62,8 +61,6 @@ class SchedulerState:
         self._priorities: Counter[int] = Counter()
         # Shards that changed since the last plan, by name, and whether waiting requests may start there by that.
         self._changes: dict[str, bool] = {}
-        # Tenants by name, each with the number of its requests that have not ended.
-        self._tenants: dict[str, tuple[Tenant, int]] = {}
 
     def after_fault(self, failed: Collection[int]) -> "SchedulerState":
         """Return a state with the requests of this one, which a bug may have broken, and no shard.
@@ -192,11 +189,7 @@ class SchedulerState:
     def _know(self, sequence: Sequence) -> None:
         request = sequence.request
         assert request.request_id not in self.sequences, f"request {request.request_id} was submitted before"
-        tenant = request.spec.tenant
-        _, active = self._tenants.get(tenant.name, (tenant, 0))
-        if active == 0:
-            self.fair_share.activate(tenant, [other for other, _ in self._tenants.values()])
-        self._tenants[tenant.name] = (tenant, active + 1)
+        sequence.account = self.shares.enter(request.spec.tenant.name, request.spec.session)
         self.sequences[request.request_id] = sequence
         if request.spec.beams is None or request.spec.beams.index == 0:
             self.deadlines.add(request)
@@ -229,13 +222,13 @@ class SchedulerState:
 
     @on_behalf(1)
     def stay(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
-        """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge its tenant for the prompt."""
+        """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge it for the prompt."""
         self._leave_saved(sequence)
         sequence.common.clear()
         sequence.matches.clear()
         uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
         sequence.charged = resident.target
-        self.fair_share.charge(sequence.spec.tenant, PROMPT_TOKEN * uncharged)
+        self.shares.charge_each([sequence], PROMPT_TOKEN * uncharged)
         if sequence.started:
             computed_again = max(0, sequence.reached - resident.computed)
             self.outbox.add(Resume(sequence.request_id, shard.name, computed_again))
@@ -361,6 +354,4 @@ class SchedulerState:
         self.known_prompts.forget_live(sequence)
         del self.sequences[sequence.request_id]
         self.encodings.forget(sequence.request_id)
-        tenant, active = self._tenants.pop(sequence.spec.tenant.name)
-        if active > 1:
-            self._tenants[tenant.name] = (tenant, active - 1)
+        self.shares.leave(sequence.spec.tenant.name, sequence.spec.session)

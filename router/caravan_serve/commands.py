@@ -3,7 +3,9 @@
 import os
 import sys
 
+from caravan_proto import __version__
 from caravan_proto.environment import prepare_grpc, raise_open_files
+from caravan_proto.packages import Part, lack
 from caravan_proto.standard_output import ending_with_its_reader
 
 _USAGE = """usage: caravan COMMAND [FLAGS]
@@ -20,14 +22,19 @@ _USAGE = """usage: caravan COMMAND [FLAGS]
   bench        measure a server: caravan bench --url http://127.0.0.1:3000
   build-llama  build llama.cpp with Caravan's kernels, and install it into this environment
 
-caravan COMMAND --help lists the flags.
+caravan COMMAND --help lists the flags, caravan --version prints the version.
 """
+# What commands need of other packages. The others check it themselves, or need none.
+_NEEDS = {"serve": Part.SERVE, "key": Part.DIALECTS, "replay": Part.ROUTER, "bench": Part.BENCH}
 
 
 @ending_with_its_reader()
 def main() -> int:
     """Run the subcommand that the first argument names."""
     command, flags = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
+    if command in _NEEDS and (lacking := lack(_NEEDS[command])):
+        sys.stderr.write(f"caravan {command}: error: it {lacking}\n")
+        return 2
     match command:
         case "serve":
             prepare_grpc()
@@ -68,7 +75,9 @@ def main() -> int:
 
             return replay(RouterConfig, flags)
         case "bench":
-            return _run_bench(flags)
+            from caravan_serve.bench.cli import main as bench
+
+            return bench(flags)
         case "build-llama":
             from caravan_shard.build_llama import main as build_llama
 
@@ -76,15 +85,9 @@ def main() -> int:
         case "--help" | "-h":
             sys.stdout.write(_USAGE)
             return 0
+        case "--version":
+            sys.stdout.write(f"caravan {__version__}\n")
+            return 0
         case _:
             sys.stderr.write(_USAGE)
     return 2
-
-
-def _run_bench(flags: list[str]) -> int:
-    try:
-        from caravan_serve.bench.cli import main as bench
-    except ModuleNotFoundError as missing:
-        sys.stderr.write(f"caravan bench needs the extra 'bench': pip install 'llama-caravan[bench]' ({missing})\n")
-        return 2
-    return bench(flags)

@@ -5,6 +5,7 @@ import os
 import sys
 
 from caravan_proto.environment import end_on_early_sigterm, prepare_grpc
+from caravan_proto.packages import Part, lack
 from caravan_proto.standard_output import ending_with_its_reader
 
 
@@ -19,6 +20,9 @@ def main() -> int:
     # each holds the pipe for which the debugger of the other waits, and the process never ends. ggml reads the variable
     # when it is loaded.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    if lacking := lack(Part.SHARD):
+        sys.stderr.write(f"caravan-shard: error: it {lacking}\n")
+        return 2
     prepare_grpc()
     from caravan_shard.cli import main as run
 

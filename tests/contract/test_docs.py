@@ -19,7 +19,7 @@ from caravan_proto.wire import SAVE, encode_command
 from caravan_router.config import RouterConfig
 from caravan_router.engine.reply_codec import saved_runs
 from caravan_router.http.routes import ROUTES
-from caravan_router.metrics.table import METRICS
+from caravan_router.metrics.table import BUILD_INFO, METRICS
 from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.events import SavedRun
 from caravan_serve.cli import ServeConfig
@@ -127,7 +127,7 @@ _PACKAGES = (
 _LOCAL = (".cache/", ".venv/")
 # Command lines of programs that are not ours, or that get flags of these, with the lines that continue them.
 _OTHERS = re.compile(
-    r"^(\w+=\w+ )?(buildah|docker|helm|kubectl|lm_eval|make images|mmdebstrap|systemctl) (.*\\\n)*.*$", re.MULTILINE
+    r"^(\w+=\w+ )?(buildah|docker|helm|kubectl|lm_eval|make images|mmdebstrap|pip|systemctl) (.*\\\n)*.*$", re.MULTILINE
 )
 
 
@@ -232,7 +232,7 @@ def test_every_flag_exists(page: Path) -> None:
 def test_every_metric_exists(page: Path) -> None:
     packages = {folder.name for folder in _PACKAGES}
     recorded = re.findall(r"record: (\w+)", (ROOT / "deploy/helm/caravan/templates/autoscaling.yaml").read_text())
-    metrics = {metric.name for metric in METRICS} | set(recorded)
+    metrics = {metric.name for metric in (*METRICS, BUILD_INFO)} | set(recorded)
     for span in _spans(page):
         if re.fullmatch(r"(tgi|caravan)_[a-z_]+", span):
             assert span in metrics | packages | {"caravan_testing"}, span

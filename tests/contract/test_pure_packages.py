@@ -3,12 +3,9 @@
 import json
 import subprocess
 import sys
-import tomllib
 
-import pytest
-from doc_tables import ROOT
+from caravan_proto.packages import NEEDS, Part, module_of
 
-_EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 # Imports every module of a package where these are absent, and prints what was loaded of others.
 _IMPORTS_ALL = """
 import importlib, json, pkgutil, sys
@@ -33,18 +30,12 @@ def test_the_scheduler_needs_nothing_but_the_messages() -> None:
     assert not loaded - {*sys.stdlib_module_names, "caravan_scheduler", "caravan_proto"} - _of_the_interpreter()
 
 
-def test_the_dialects_need_what_their_extra_installs() -> None:
+def test_the_dialects_need_what_their_part_installs() -> None:
     loaded = _loaded_by("caravan_dialects")
     ours = {"caravan_dialects", "caravan_proto", "caravan_scheduler"}
     assert {name for name in loaded if name.startswith("caravan")} == ours
-    names = {"jinja2": "jinja2", "miniaudio": "miniaudio", "msgspec": "msgspec", "pillow": "PIL"}
-    assert {requirement.partition(">")[0] for requirement in _EXTRAS["dialects"]} == names.keys()
-    assert set(names.values()) <= loaded
-
-
-@pytest.mark.parametrize("extra", ["dialects"])
-def test_their_extra_brings_no_server(extra: str) -> None:
-    assert not [requirement for requirement in _EXTRAS[extra] if "grpc" in requirement or "aiohttp" in requirement]
+    assert {module_of(name) for name in NEEDS[Part.DIALECTS]} <= loaded
+    assert not [name for name in NEEDS[Part.DIALECTS] if "grpc" in name or "aiohttp" in name]
 
 
 def _of_the_interpreter() -> set[str]:

@@ -1,4 +1,4 @@
-"""Tokens are shared by weight however many requests a tenant submits, and every request starts some time."""
+"""Tokens are shared by weight however many requests a tenant or a session submits; every request starts some time."""
 
 import math
 import random
@@ -7,11 +7,15 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caravan_scheduler.actions import Start
+from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.waiting.fair_share import FairShare
 from caravan_scheduler.waiting.queue import NotNow, WaitingQueue, effective_priority
-from caravan_testing.requests import request
+from caravan_testing.ledgers import limits_of
+from caravan_testing.requests import prompt_of, request
+from caravan_testing.simulation import Simulation
 
 TENANTS = tuple(Tenant(name=name, weight=weight) for name, weight in (("a", 1.0), ("b", 1.0), ("c", 2.0)))
 
@@ -38,7 +42,7 @@ class Service:
     def submit(self, tenant: Tenant, prompt: int, output: int) -> None:
         active = +self.waits + Counter(sequence.spec.tenant for sequence in self._running)
         if tenant not in active:
-            self.fair_share.activate(tenant, active)
+            self.fair_share.activate(tenant.name, [one.name for one in active])
         self.waits[tenant] += 1
         self.submitted[tenant] += 1
         self.queue.push(waiting(self.submitted.total(), tenant, prompt=prompt, output=output))
@@ -127,6 +131,60 @@ def test_nobody_starves_while_higher_priorities_keep_arriving(
         for sequence in queue:
             lead_s = (highest - sequence.spec.priority + 1) * aging_s
             assert second - sequence.request.arrived_s <= backlog + lead_s + 1
+
+
+class Sessions:
+    """Two sessions of one key on a shard with ``places``: one always has ``many`` requests, the other one at a time."""
+
+    def __init__(self, places: int, many: int, size: tuple[int, int]) -> None:
+        self.run = Simulation(SchedulerConfig(max_batch_size=places))
+        self.run.join("a", limits_of(cells=4000, cells_per_sequence=400, max_sequences=8))
+        self._many, self._size = many, size
+        self._of_flood: list[int] = []
+        self._refill()
+
+    def _submit(self, session: str, size: tuple[int, int]) -> int:
+        prompt, output = size
+        # Each begins with another token, so that nothing is cached.
+        prompt_tokens = prompt_of(prompt, seed=len(self.run.requests) + 1)
+        return self.run.submit(prompt_tokens, output, ignore_eos=True, session=session)
+
+    def _refill(self) -> None:
+        self._of_flood = [one for one in self._of_flood if one not in self.run.finished]
+        while len(self._of_flood) < self._many:
+            self._of_flood.append(self._submit("flood", self._size))
+
+    def step(self) -> None:
+        self.run.advance("a")
+        self._refill()
+
+    def started_before_one(self, size: tuple[int, int]) -> list[int]:
+        """Submit a request of the other session and wait for its end. Return what has started while it waited."""
+        since = len(self.run.actions)
+        one = self._submit("one", size)
+        while one not in self.run.finished:
+            self.step()
+        started = [start.request_id for start in self.run.sent(Start, since=since)]
+        return started[: started.index(one)]
+
+
+@settings(max_examples=20)
+@given(
+    places=st.integers(1, 3),
+    size=st.tuples(st.integers(8, 60), st.integers(4, 12)),
+    part=st.tuples(st.floats(0.1, 1.0), st.floats(0.1, 1.0)),
+    pauses=st.lists(st.integers(0, 15), min_size=3, max_size=6),
+)
+def test_beside_sixteen_requests_of_a_session_another_waits_as_beside_one(
+    places: int, size: tuple[int, int], part: tuple[float, float], pauses: list[int]
+) -> None:
+    """It waits for the first of the running requests to end. Those that wait let it pass."""
+    small = (max(4, int(size[0] * part[0])), max(1, int(size[1] * part[1])))
+    sessions = Sessions(places, 16, size)
+    for pause in pauses:
+        for _ in range(pause):
+            sessions.step()
+        assert sessions.started_before_one(small) == []
 
 
 SEQUENCES = st.lists(

@@ -214,6 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eos=st.booleans(),
         priority=st.integers(-1, 1),
         tenant=st.sampled_from([Tenant(name="x"), Tenant(name="y", weight=2.0)]),
+        session=st.sampled_from(["", "", "one", "two"]),
         copies=st.sampled_from([1, 1, 1, 3]),
         kind=st.sampled_from(
             [
@@ -237,6 +238,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eos: bool,
         priority: int,
         tenant: Tenant,
+        session: str,
         copies: int,
         kind: dict[str, Any],
         max_draft_tokens: int,
@@ -248,6 +250,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 ignore_eos=not eos,
                 priority=priority,
                 tenant=tenant,
+                session=session,
                 max_draft_tokens=max_draft_tokens,
                 end_by_s=self.simulation.now + lasts_s,
                 **self._prompt(prompt, kind),

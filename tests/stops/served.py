@@ -61,7 +61,7 @@ class ServedStops:
         stopped = Stopped("unload", model.name)
         await self._ask("load", model.name)
         await self._until_model_is(model.name, "loaded")
-        await self._stop(stopped, model, self._pid(f"--alias {model.name} "), seed, lambda: self._unload(model.name))
+        await self._stop(stopped, model, self._pid(f"--alias={model.name} "), seed, lambda: self._unload(model.name))
         await self._find_end(stopped, f"shard={model.name}-0")
         return stopped
 

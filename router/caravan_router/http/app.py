@@ -34,7 +34,7 @@ from caravan_router.http.server.middleware import (
     expected,
     identify_and_log,
 )
-from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras
+from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras, Network
 from caravan_router.metrics.recorder import Metrics
 from caravan_scheduler.core.catalogue import Catalogue
 from caravan_scheduler.core.engine import Fleet
@@ -45,12 +45,14 @@ class Access:
     """The clients that may use the API.
 
     ``keyring``: None if no API key is needed. ``cors_allow_origin``: origins whose pages may call the API; empty for
-    any. ``page``: whether browsers get a page at `/`.
+    any. ``page``: whether browsers get a page at `/`. ``trusted_proxies``: gateways whose headers say for whom a
+    request is.
     """
 
     keyring: Keyring | None = None
     cors_allow_origin: Sequence[str] = ()
     page: bool = True
+    trusted_proxies: Sequence[Network] = ()
 
 
 DEFAULT_INFO = InfoExtras()
@@ -95,6 +97,7 @@ def build_app(
         store=Store(StoreSettings()) if store is None else store,
         keyring=access.keyring,
         catalogue=catalogue,
+        trusted_proxies=access.trusted_proxies,
     )
     app.on_cleanup.append(_close_parts)
     app.on_cleanup.append(lambda _app: neighbours.close())

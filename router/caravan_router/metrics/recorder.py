@@ -8,11 +8,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 
+from caravan_proto import __version__
 from caravan_proto.messages.results import DraftCount
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
-from caravan_router.metrics.table import METRICS, MODEL_LABEL, VLLM_ALIASES, Kind, MetricSpec
+from caravan_router.metrics.table import BUILD_INFO, METRICS, MODEL_LABEL, VLLM_ALIASES, Kind, MetricSpec
 from caravan_scheduler.actions import Preemption, Start
 from caravan_scheduler.config import JoinReason
 from caravan_scheduler.core.request_metrics import Failure, RequestTimings
@@ -188,6 +196,8 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
+        build = Gauge(BUILD_INFO.name, BUILD_INFO.help, BUILD_INFO.labels, registry=self.registry)
+        build.labels(__version__).set(1)
         self._families = {spec.name: _Family(spec) for spec in METRICS}
         self._models: dict[str, ModelMetrics] = {}
 

@@ -177,6 +177,9 @@ METRICS = (
     ),
 )
 
+# The only metric that belongs to no model.
+BUILD_INFO = MetricSpec("caravan_build_info", G, "Always 1; the label has the router's version", ("version",))
+
 # vLLM's names for metrics of the table, with the label ``model_name``; gpu_cache_usage_perc is an older one of KV use.
 # Tools that balance or scale vLLM servers read them.
 VLLM_ALIASES = {

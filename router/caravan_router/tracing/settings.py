@@ -1,17 +1,15 @@
 """Whether and where traces are sent."""
 
 import asyncio
-import importlib.util
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from caravan_proto.packages import Part, lack
 from caravan_scheduler.core.trace import Tracing
 
 _log = logging.getLogger(__name__)
-EXTRA = "otlp"
-_MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc", "opentelemetry.exporter.otlp.proto.http")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
@@ -48,21 +46,14 @@ def read_settings(endpoint: str | None, service_name: str | None, environ: Mappi
     protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _GRPC)
     if protocol not in {_GRPC, _HTTP}:
         raise TracingError(f"the protocol of OTLP must be {_GRPC} or {_HTTP}. Given: {protocol!r}")
-    missing = [name for name in _MODULES if not _is_installed(name)]
-    if missing and endpoint is not None:
-        raise TracingError(f"--otlp-endpoint needs the extra {EXTRA!r}: pip install 'llama-caravan[{EXTRA}]'")
-    if missing:
+    lacking = lack(Part.OTLP)
+    if lacking and endpoint is not None:
+        raise TracingError(f"--otlp-endpoint {lacking}")
+    if lacking:
         # Clusters set these variables for all of their programs.
-        _log.warning("no traces are sent, since the extra is not installed", extra={"extra": EXTRA})
+        _log.warning("no traces are sent, which %s", lacking)
         return None
     return TraceSettings(endpoint=endpoint, service_name=service_name, over_http=protocol == _HTTP)
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 @asynccontextmanager

@@ -73,8 +73,12 @@ class _RequestSpan:
         self._finish_reasons: dict[int, str] = {}
 
     def serves(self, served: ServedRequest) -> None:
+        attributes: dict[str, str | bool] = {f"caravan.gateway.{name}": text for name, text in served.gateway.items()}
+        if served.session:
+            attributes["caravan.session"] = served.session
         self._span.set_attributes(
-            {
+            attributes
+            | {
                 "gen_ai.operation.name": served.operation,
                 "gen_ai.provider.name": _PROVIDER,
                 "gen_ai.request.model": served.asked or served.model,

@@ -34,6 +34,17 @@ class Tenant:
 
 ANYONE = Tenant(name="")
 
+# Ids of sessions up to this length are shown as they are.
+_SHORT_ID = 12
+
+
+def shown_session(session: str) -> str:
+    """Return the ends of a session's id, to tell it from others in traces and for operators.
+
+    Clients choose ids and may take them for secrets, so long ones are not shown to others in full.
+    """
+    return session if len(session) <= _SHORT_ID else f"{session[:4]}…{session[-6:]}"
+
 
 class EarlyStopping(Enum):
     """When a beam search ends, in the terms of Hugging Face's ``early_stopping``."""
@@ -67,7 +78,8 @@ class GenerationSpec:
     """One sequence to generate.
 
     ``prompt``: one or more token ids, and numbers of cells of its ``media``. ``priority``: higher ones start first, and
-    may take the cells of lower ones. ``namespace``: specs with the same namespace and ``adapter`` share prefixes; a
+    may take the cells of lower ones. ``session``: what shares with the other sessions of the ``tenant``; empty for all
+    requests that name none. ``namespace``: specs with the same namespace and ``adapter`` share prefixes; a
     common prefix of specs that are submitted together is computed once. ``constraint`` has passed
     `Queries.compile_constraint`. ``adapter``: one of `ModelFacts.adapters`, or empty for the model itself.
     ``prompt_logprobs``: whether to return the logprobs of the prompt; such specs share prefixes with each other, if
@@ -84,6 +96,7 @@ class GenerationSpec:
     media: PromptMedia | None = None
     priority: int = 0
     tenant: Tenant = ANYONE
+    session: str = ""
     namespace: str = ""
     constraint: Constraint | None = None
     adapter: str = ""

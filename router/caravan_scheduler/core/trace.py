@@ -1,6 +1,7 @@
 """The life of a request as its trace shows it. `caravan_router.tracing` implements these interfaces."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from caravan_scheduler.core.recomputed import NOTHING_RECOMPUTED, Recomputed
@@ -27,13 +28,16 @@ class ServedRequest:
     """What is known of a request once it has been validated.
 
     ``asked``: the model or adapter that it names, "" for the default. ``operation``: a value of OpenTelemetry's
-    ``gen_ai.operation.name``.
+    ``gen_ai.operation.name``. ``session``: the ends of the session's id. ``gateway``: what a trusted gateway says of
+    the request, by name.
     """
 
     asked: str
     model: str
     operation: str
     streamed: bool
+    session: str = ""
+    gateway: Mapping[str, str] = field(default_factory=dict)
 
 
 class GenerationTrace(Protocol):

@@ -70,9 +70,10 @@ def held_length(shard: ShardAccount, sequence: Sequence, most: int) -> int:
     """
     tree, namespace, tokens = shard.cells.tree, sequence.request.prefix_namespace, sequence.tokens(0, most)
     match = tree.match_whole if shard.layout.whole_only else tree.match
-    return max(
-        match(namespace, tokens, most).length, shard.runs.find(sequence.keys, sequence.known_tokens, most).length
-    )
+    in_cells, keys, known = match(namespace, tokens, most).length, sequence.keys, sequence.known_tokens
+    if not shard.runs.has_beginning(keys, known):
+        return in_cells
+    return max(in_cells, shard.runs.find(keys, known, most).length)
 
 
 def saved_prefix(shard: ShardAccount, sequence: Sequence, match: Match) -> SavedPrefix:

@@ -1,35 +1,54 @@
-"""Fair share between tenants by virtual token counters: the tenant that was charged least goes next.
+"""Fair share by virtual token counters: who was charged least goes next. Tenants share, and the sessions of a tenant.
 
 Sheng et al., "Fairness in Serving Large Language Models", arXiv 2401.00588.
 """
 
+import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 
 from caravan_scheduler.core.generation import Tenant
+from caravan_scheduler.sequence import Account, Sequence
 
 # What a token costs a tenant, as in the paper: an output token takes a step of its own.
 PROMPT_TOKEN = 1.0
 OUTPUT_TOKEN = 2.0
+# Clients choose the names of sessions, so there is no end of them. Of idle ones, those that were charged most are kept.
+MOST_IDLE_SESSIONS = 64
+# So many accounts are not worth looking for idle ones.
+_FEW = 16
+_NOTHING = Account()
 
 
 class FairShare:
-    """A counter for each tenant: tokens computed for it, divided by its weight.
+    """An account for each that shares, by name.
 
-    A tenant is active while one of its requests waits or runs. Only differences between the counters of active tenants
-    have a meaning. Tenants are identified by name; tokens are divided by the weight at the time they are charged.
+    One is active while one of its requests waits or runs. Only differences between the accounts of active ones have a
+    meaning. A tenant's tokens are divided by its weight at the time they are charged. Of others, hardly more than
+    ``most_idle`` accounts are kept.
     """
 
-    def __init__(self) -> None:
-        self._counters: dict[str, float] = {}
+    def __init__(self, most_idle: int | None = None) -> None:
+        self._accounts: dict[str, Account] = {}
+        self._most_idle = most_idle
 
     def __len__(self) -> int:
-        """Return the number of counters."""
-        return len(self._counters)
+        """Return the number of accounts."""
+        return len(self._accounts)
+
+    def account(self, name: str) -> Account:
+        """Return the account of ``name``, which stays the same while it is active."""
+        if (account := self._accounts.get(name)) is None:
+            account = self._accounts[name] = Account()
+        return account
 
     def counter(self, tenant: Tenant) -> float:
         """Return the weighted tokens of ``tenant``; the tenant with the fewest goes first."""
-        return self._counters.get(tenant.name, 0.0)
+        return self._counter(tenant.name)
+
+    def _counter(self, name: str) -> float:
+        return self._accounts.get(name, _NOTHING).counter
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
         """Count ``tokens`` that were computed for ``tenant``."""
@@ -38,25 +57,85 @@ class FairShare:
     def charge_each(self, tenants: Iterable[Tenant], tokens: float) -> None:
         """Count ``tokens`` for each of ``tenants``, where the same one may come again."""
         for tenant, times in itertools.groupby(tenants):
-            counter, share = self._counters.get(tenant.name, 0.0), tokens / tenant.weight
+            account, share = self.account(tenant.name), tokens / tenant.weight
             for _ in times:  # a product may round otherwise than a sum
-                counter += share
-            self._counters[tenant.name] = counter
+                account.counter += share
 
-    def activate(self, tenant: Tenant, active: Iterable[Tenant]) -> None:
-        """Make ``tenant`` active, without credit for the time in which it was idle.
+    def activate(self, name: str, active: Collection[str]) -> None:
+        """Make ``name`` active, without credit for the time in which it was idle.
 
-        ``active``: the tenants that are active; whether ``tenant`` is among them makes no difference. If there is none,
-        nobody is owed anything and all counters start at 0.
+        ``active``: those that are active; whether ``name`` is among them makes no difference. If there is none, nobody
+        is owed anything and all accounts start at 0.
         """
-        rivals = {rival.name for rival in active} - {tenant.name}
+        own = self.account(name)
+        accounts = self._accounts
+        rivals = [accounts.get(other, _NOTHING).counter for other in active if other != name]
         if not rivals:
-            self._counters = {tenant.name: 0.0}
+            own.counter = 0.0
+            self._accounts = {name: own}
             return
-        least = min(self._counters.get(name, 0.0) for name in rivals)
-        own = max(self.counter(tenant), least)
-        # Idle tenants at or below the least active one are forgotten: coming back lifts them to it, as unknown ones.
-        self._counters = {
-            name: counter for name, counter in self._counters.items() if counter > least or name in rivals
-        }
-        self._counters[tenant.name] = own
+        least = min(rivals)
+        own.counter = max(own.counter, least)
+        if len(accounts) > 2 * len(rivals) + _FEW:
+            self._forget_idle({*active, name}, least)
+
+    def _forget_idle(self, active: Collection[str], least: float) -> None:
+        """Forget idle accounts at or below the ``least`` active one: coming back lifts them to it, as unknown ones.
+
+        Of others, those that were charged most stay: forgetting them would cost the active ones most.
+        """
+        idle = [other for other, one in self._accounts.items() if one.counter > least and other not in active]
+        if self._most_idle is not None:
+            idle = heapq.nlargest(self._most_idle, idle, key=self._counter)
+        self._accounts = {name: one for name in (*active, *idle) if (one := self._accounts.get(name)) is not None}
+
+
+@dataclass(slots=True, eq=False)
+class _ActiveTenant:
+    """The sessions of a tenant that has requests. ``requests``: how many each of its active sessions has."""
+
+    sessions: FairShare = field(default_factory=lambda: FairShare(MOST_IDLE_SESSIONS))
+    requests: dict[str, int] = field(default_factory=dict)
+
+
+class Shares:
+    """Fair share between tenants, and between the sessions of each.
+
+    A session is charged like a tenant of weight 1. What it does moves shares within its tenant only. Sessions are
+    forgotten with the last request of their tenant.
+    """
+
+    def __init__(self) -> None:
+        self.tenants = FairShare()
+        # Those that have requests, by name.
+        self._active: dict[str, _ActiveTenant] = {}
+
+    def sessions_of(self, tenant: str) -> FairShare:
+        """Return the shares of the sessions of ``tenant``, which is active."""
+        return self._active[tenant].sessions
+
+    def enter(self, tenant: str, session: str) -> Account:
+        """Count a request that has come. Return the account of its session, to which its tokens are charged."""
+        one = self._active.get(tenant)
+        if one is None:
+            self.tenants.activate(tenant, self._active)
+            one = self._active[tenant] = _ActiveTenant()
+        if session not in one.requests:
+            one.sessions.activate(session, one.requests)
+        one.requests[session] = one.requests.get(session, 0) + 1
+        return one.sessions.account(session)
+
+    def charge_each(self, sequences: Collection[Sequence], tokens: float) -> None:
+        """Charge ``tokens`` for each of ``sequences`` to its tenant and to its session. This runs for every token."""
+        self.tenants.charge_each([sequence.spec.tenant for sequence in sequences], tokens)
+        for sequence in sequences:
+            sequence.account.counter += tokens
+
+    def leave(self, tenant: str, session: str) -> None:
+        """Count a request as ended."""
+        one = self._active[tenant]
+        count = one.requests.pop(session) - 1
+        if count:
+            one.requests[session] = count
+        elif not one.requests:
+            del self._active[tenant]

@@ -2,6 +2,7 @@
 
 import bisect
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum
@@ -62,19 +63,21 @@ def _arrival(sequence: Sequence) -> int:
 class WaitingQueue:
     """Order: effective priority, then requests that lost their cells, then fair share, then arrival.
 
+    Fair share is that between tenants, then that between the sessions of a tenant.
+
     A request without room lets at most ``max_bypass`` others go first; then nobody behind it starts before it does.
 
-    Requests with the same priority, start and tenant stay in the order of their arrival, since the older one is never
-    of lower effective priority. Each such *bucket* is kept sorted, and the order is merged from their heads as far as
-    it is read: taking the first requests costs the same however many wait behind them.
+    Requests with the same priority, start, tenant and session stay in the order of their arrival, since the older one
+    is never of lower effective priority. Each such *bucket* is kept sorted, and the order is merged from their heads as
+    far as it is read: taking the first requests costs the same however many wait behind them.
     """
 
     def __init__(self, max_bypass: int, aging_s: float = math.inf, fair_share: FairShare | None = None) -> None:
         self._max_bypass = max_bypass
         self._aging_s = aging_s
         self._fair_share = FairShare() if fair_share is None else fair_share
-        # By priority, whether they started before, and the tenant's name.
-        self._buckets: dict[tuple[int, bool, str], list[Sequence]] = {}
+        # By priority, whether they started before, and the names of tenant and session.
+        self._buckets: dict[tuple[int, bool, str, str], list[Sequence]] = {}
         self._length = 0
         # Requests that wait for one shard and are not asked for, by id.
         self._deferred: dict[int, Sequence] = {}
@@ -158,20 +161,39 @@ class WaitingQueue:
 
         The queue must not change meanwhile.
         """
-        if len(self._buckets) == 1:
-            return iter(*self._buckets.values())
+        if len(self._buckets) > 1:
+            return self._merged(now)
+        return itertools.chain.from_iterable(self._buckets.values())
+
+    def _merged(self, now: float) -> Iterator[Sequence]:
+        rank = self._rank(now)
+        # Mostly the first is all that is read, and there may be a bucket for each request.
+        yield min((bucket[0] for bucket in self._buckets.values()), key=rank)
+        yield from itertools.islice(heapq.merge(*self._buckets.values(), key=rank), 1, None)
+
+    def _rank(self, now: float) -> Callable[[Sequence], tuple[int, bool, float, float, int]]:
         # Age lifts a request to the highest priority that waits, never above it: there, fair share decides.
-        top = max((priority for priority, _, _ in self._buckets), default=0)
-        counters = {
-            bucket[0].spec.tenant.name: self._fair_share.counter(bucket[0].spec.tenant)
-            for bucket in self._buckets.values()
-        }
+        top = max((priority for priority, _, _, _ in self._buckets), default=0)
+        counters: dict[str, float] = {}
+        # Of the sessions that wait. Accounts of sessions of two tenants cannot be compared, how far they are ahead can.
+        least: dict[str, float] = {}
+        for (_, _, name, _), bucket in self._buckets.items():
+            counter = bucket[0].account.counter
+            if name not in least:
+                counters[name] = self._fair_share.counter(bucket[0].spec.tenant)
+                least[name] = counter
+            elif counter < least[name]:
+                least[name] = counter
 
-        def rank(sequence: Sequence) -> tuple[int, bool, float, int]:
-            priority = min(effective_priority(sequence.request, now, self._aging_s), top)
-            return -priority, not sequence.started, counters[sequence.spec.tenant.name], sequence.request_id
+        def rank(sequence: Sequence) -> tuple[int, bool, float, float, int]:
+            spec = sequence.spec
+            name, priority = spec.tenant.name, top
+            if spec.priority < top:
+                priority = min(effective_priority(sequence.request, now, self._aging_s), top)
+            ahead = sequence.account.counter - least[name]
+            return -priority, not sequence.started, counters[name], ahead, sequence.request_id
 
-        return heapq.merge(*self._buckets.values(), key=rank)
+        return rank
 
     def pop_fitting(self, place_for: Callable[[Sequence], T | NotNow], now: float = 0.0) -> tuple[Sequence, T] | None:
         """Take out the first request for which ``place_for`` finds a place; None if none may start now."""
@@ -193,5 +215,6 @@ class WaitingQueue:
         return None
 
 
-def _bucket(sequence: Sequence) -> tuple[int, bool, str]:
-    return sequence.spec.priority, sequence.started, sequence.spec.tenant.name
+def _bucket(sequence: Sequence) -> tuple[int, bool, str, str]:
+    spec = sequence.spec
+    return spec.priority, sequence.started, spec.tenant.name, spec.session

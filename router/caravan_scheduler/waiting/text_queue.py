@@ -56,8 +56,8 @@ class TextQueue:
 
     def push(self, call: TextCall) -> None:
         """Add a call, which waits."""
-        active = [next(iter(bucket.values())).tenant for bucket in self._waiting.values()]
-        self._fair_share.activate(call.tenant, [*active, *(one.tenant for one in self._under_way.values())])
+        active = {tenant for _, tenant in self._waiting} | {one.tenant.name for one in self._under_way.values()}
+        self._fair_share.activate(call.tenant.name, active)
         self._waiting.setdefault(_bucket(call), {})[call.call_id] = call
 
     def remove(self, call: TextCall) -> None:

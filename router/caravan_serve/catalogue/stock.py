@@ -40,7 +40,7 @@ _FAULTS = frozenset(
         FetchProblem.BUSY,
         FetchProblem.DISK_FULL,
         FetchProblem.CACHE_UNUSABLE,
-        FetchProblem.NEEDS_EXTRA,
+        FetchProblem.NEEDS_PACKAGES,
         FetchProblem.BROKEN,
     }
 )

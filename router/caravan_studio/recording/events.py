@@ -38,6 +38,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     namespace: int
     most: int
     tenant: str = ""
+    session: str = ""
     weight: float = 1.0
     priority: int = 0
     adapter: str = ""

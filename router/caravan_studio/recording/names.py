@@ -50,6 +50,7 @@ class CommonNames:
     media: dict[bytes, int] = field(default_factory=lambda: {b"": 0})
     namespaces: dict[str, int] = field(default_factory=dict)
     tenants: dict[str, str] = field(default_factory=lambda: {"": ""})
+    sessions: dict[str, str] = field(default_factory=lambda: {"": ""})
     constraints: dict[object, int] = field(default_factory=dict)
 
     @classmethod
@@ -89,6 +90,10 @@ class Names:
     def tenant(self, name: str) -> str:
         """Return another name for an API key."""
         return self._common.tenants.setdefault(name, f"key-{len(self._common.tenants)}")
+
+    def session(self, session: str) -> str:
+        """Return another name for a session."""
+        return self._common.sessions.setdefault(session, f"session-{len(self._common.sessions)}")
 
     def constraint(self, constraint: object) -> int:
         """Return the number of a constraint."""

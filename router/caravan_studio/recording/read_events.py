@@ -198,6 +198,7 @@ def _spec(spec: form.Spec) -> GenerationSpec:
         ),
         priority=spec.priority,
         tenant=Tenant(name=spec.tenant, weight=spec.weight),
+        session=spec.session,
         namespace=namespace_of(spec.namespace),
         constraint=Constraint(ConstraintKind.REGEX, str(spec.constraint)) if spec.constraint else None,
         adapter=spec.adapter,

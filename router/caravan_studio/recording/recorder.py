@@ -191,7 +191,7 @@ class SchedulerRecorder:
         if self._recorder.has_ended:
             return
         if self._timeline is None:
-            self._timeline = ModelTimeline(self._line.model, self._scheduler, now, self._names.tenant)
+            self._timeline = ModelTimeline(self._line.model, self._scheduler, now, self._names)
         self._timeline.note(events, actions, now)
         for message in self._timeline.messages(now):
             self._recorder.write_page(message)

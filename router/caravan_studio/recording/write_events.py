@@ -120,6 +120,7 @@ class EventWriter:
             namespace=namespace,
             most=spec.stopping.max_new_tokens,
             tenant=names.tenant(spec.tenant.name),
+            session=names.session(spec.session),
             weight=spec.tenant.weight,
             priority=spec.priority,
             adapter=spec.adapter,

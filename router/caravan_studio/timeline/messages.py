@@ -162,11 +162,11 @@ class ShardPicture(msgspec.Struct, frozen=True, kw_only=True):
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request in the queue, and what it waits for.
 
-    ``reason``: ``no_shard`` is up; its ``prefix`` is computed by the request ``of``; a busy ``shard`` is the ``holder``
-    of its prefix; a ``fetch`` brings saved cells; the ``encoding`` of its images and audio is under way; no shard has
-    ``cells``, or a free place for ``sequences``; shards are in a ``step``, or the next one is full; or it is not its
-    ``turn``. ``key``: the name of its API key. ``saved_on``: the shard that saved what was computed of it.
-    ``started``: it ran before.
+    ``reason``: ``no_shard`` is up; its ``prefix`` is computed by the request ``of``; a busy ``shard`` is the
+    ``holder`` of its prefix; a ``fetch`` brings saved cells; the ``encoding`` of its images and audio is under way;
+    no shard has ``cells``, or a free place for ``sequences``; shards are in a ``step``, or the next one is full; or
+    it is not its ``turn``. ``key``: the name of its API key. ``session``: the ends of its session's id.
+    ``saved_on``: the shard that saved what was computed of it. ``started``: it ran before.
     """
 
     request: Holder
@@ -175,6 +175,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int
     priority: int = 0
     key: str = ""
+    session: str = ""
     of: int = 0
     shard: str = ""
     saved_on: str = ""

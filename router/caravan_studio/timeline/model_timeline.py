@@ -1,9 +1,11 @@
 """The timeline of one model, and pictures of what its scheduler knows."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 from caravan_scheduler.actions import Action
+from caravan_scheduler.core.generation import shown_session
 from caravan_scheduler.events import Event
 from caravan_scheduler.scheduler import Scheduler
 from caravan_scheduler.shard.account import ShardAccount
@@ -107,7 +109,26 @@ def _runs(shard: ShardAccount) -> list[Run]:
     ]
 
 
-def waiting_pictures(scheduler: Scheduler, now: float, name_of: Callable[[str], str]) -> list[Waiting]:
+class Naming(Protocol):
+    """What API keys and sessions are called."""
+
+    def tenant(self, name: str) -> str: ...
+
+    def session(self, session: str) -> str: ...
+
+
+class _OwnNames:
+    def tenant(self, name: str) -> str:
+        return name
+
+    def session(self, session: str) -> str:
+        return shown_session(session)
+
+
+_OWN_NAMES = _OwnNames()
+
+
+def waiting_pictures(scheduler: Scheduler, now: float, names: Naming) -> list[Waiting]:
     """Describe the first requests of the queue, in its order; those that wait for one shard come last."""
     return [
         Waiting(
@@ -116,7 +137,8 @@ def waiting_pictures(scheduler: Scheduler, now: float, name_of: Callable[[str], 
             arrived=round(sequence.request.arrived_s, 6),
             tokens=sequence.known_tokens,
             priority=sequence.spec.priority,
-            key=name_of(sequence.spec.tenant.name),
+            key=names.tenant(sequence.spec.tenant.name),
+            session=names.session(sequence.spec.session),
             of=why.request_id,
             shard=why.shard,
             saved_on=sequence.saved_on,
@@ -127,13 +149,11 @@ def waiting_pictures(scheduler: Scheduler, now: float, name_of: Callable[[str], 
 
 
 class ModelTimeline:
-    """Follows a scheduler that `note` is told of, from ``now`` on. ``name_of``: returns what an API key is called."""
+    """Follows a scheduler that `note` is told of, from ``now`` on."""
 
-    def __init__(
-        self, model: str, scheduler: Scheduler, now: float, name_of: Callable[[str], str] = lambda name: name
-    ) -> None:
+    def __init__(self, model: str, scheduler: Scheduler, now: float, names: Naming = _OWN_NAMES) -> None:
         self._model = model
-        self._name_of = name_of
+        self._names = names
         self._scheduler = scheduler
         self._figures = RecentFigures(now)
         self._lanes = Lanes(scheduler, self._figures, now)
@@ -165,7 +185,7 @@ class ModelTimeline:
             model=self._model,
             at=round(now, 6),
             shards=shard_pictures(self._scheduler),
-            queue=waiting_pictures(self._scheduler, now, self._name_of),
+            queue=waiting_pictures(self._scheduler, now, self._names),
             queued=len(self._scheduler.waiting),
             figures=self._figures.figures(now),
         )

@@ -10,7 +10,6 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from bench.build_peers import package_archive
@@ -49,7 +48,6 @@ _NEEDED_SOURCE = re.compile(
     r"ggml/CMakeLists\.txt|ggml/(cmake|include)/.*|ggml/src/[^/]+|ggml/src/ggml-(cpu|cuda|rpc)/.*|"
     rf"tools/.*{_CODE})"
 )
-_EXTRAS = ("router", "shard", "client", "bench")
 _TEST_PLUGINS = ("asyncio", "cov", "timeout", "xdist")
 # What the tests of the stage `tests` import, and what installs the repository without a network.
 _TEST_PACKAGES = ("gguf", "hypothesis", "jsonschema", "pytest", *(f"pytest-{name}" for name in _TEST_PLUGINS))
@@ -92,22 +90,10 @@ def needs(name: str) -> bool:
 def requirements() -> list[str]:
     """Return what pyproject.toml demands of who runs the server and its tests, but for llama-cpp-python."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    extras = project["project"]["optional-dependencies"]
     found = [*project["project"]["dependencies"], *_TOOLS]
-    for extra in _EXTRAS:
-        found += _of_extra(extras, extra)
     found += [each for each in project["dependency-groups"]["dev"] if _name(each) in _TEST_PACKAGES]
     # llama-cpp-python is built there; this one is what its modules import.
     return list(dict.fromkeys([*(each for each in found if _name(each) != _LLAMA), "diskcache"]))
-
-
-def _of_extra(extras: dict[str, list[str]], extra: str) -> Iterator[str]:
-    for requirement in extras[extra]:
-        if own := re.fullmatch(r"llama-caravan\[(.+)\]", requirement):
-            for other in own[1].split(","):
-                yield from _of_extra(extras, other)
-        else:
-            yield requirement
 
 
 def _name(requirement: str) -> str:

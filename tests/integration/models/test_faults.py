@@ -223,7 +223,7 @@ FAULTS = [
 def test_there_is_a_fault_for_nearly_every_problem() -> None:
     seen = {fault.problem for fault in FAULTS}
     # Those of other commands and of an environment without huggingface_hub are tested elsewhere.
-    assert set(FetchProblem) - seen == {P.BUSY, P.BROKEN, P.NEEDS_EXTRA}
+    assert set(FetchProblem) - seen == {P.BUSY, P.BROKEN, P.NEEDS_PACKAGES}
 
 
 def provoke(fault: Fault, place: Place) -> None:

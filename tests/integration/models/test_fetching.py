@@ -100,12 +100,14 @@ def test_the_environment_is_that_of_huggingface_hub(
     assert hub.seen == []
 
 
-def test_without_huggingface_hub_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_huggingface_hub_the_command_that_installs_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "huggingface_hub.py").write_text("raise ModuleNotFoundError(\"No module named 'huggingface_hub'\")")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(FetchError, match=r"pip install 'llama-caravan\[hub\]'") as failed:
+    with pytest.raises(FetchError, match=r"pip install 'httpx2>=.*' 'huggingface-hub>=") as failed:
         fetch_blocking(SMALL)
-    assert failed.value.problem is FetchProblem.NEEDS_EXTRA
+    assert failed.value.problem is FetchProblem.NEEDS_PACKAGES
 
 
 def test_a_download_ends_with_its_program(hub: StandInHub) -> None:

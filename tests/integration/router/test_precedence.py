@@ -10,7 +10,7 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_router.engine.link_config import LinkConfig
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.errors import DeadlineError, EngineError, QueueTimeoutError
-from caravan_scheduler.core.generation import Tenant
+from caravan_scheduler.core.generation import GenerationSpec, Tenant
 from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.waiting import eventually
@@ -94,28 +94,31 @@ async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: Kv
         await running.wait_until_at_rest()
 
 
-@pytest.mark.parametrize("weight", [1.0, 3.0])
-async def test_tokens_are_shared_by_weight_while_both_wait(weight: float) -> None:
-    """One tenant sends twenty times as many requests as the other."""
-    modest, greedy = Tenant(name="modest", weight=weight), Tenant(name="greedy")
+@pytest.mark.parametrize("weight", [1.0, 3.0, None], ids=["weight-1", "weight-3", "sessions"])
+async def test_tokens_are_shared_by_weight_while_both_wait(weight: float | None) -> None:
+    """One tenant, or one session of a tenant, sends twenty times as many requests as the other."""
     served: list[str] = []
     async with cluster(ClusterConfig(max_sequences=4)) as running:
 
-        async def client(tenant: Tenant, number: int) -> None:
-            prompt = [number % 256, number // 256, len(tenant.name)] * 5
-            stream = running.engine.submit(spec(prompt, 8, tenant=tenant))
-            async for tokens in stream:
-                served.extend([tenant.name] * len(tokens))
-            if tenant is modest:
+        def asked(name: str, number: int) -> GenerationSpec:
+            prompt = [number % 256, number // 256, len(name)] * 5
+            if weight is None:
+                return spec(prompt, 8, session=name)
+            return spec(prompt, 8, tenant=Tenant(name=name, weight=weight if name == "modest" else 1.0))
+
+        async def client(name: str, number: int) -> None:
+            async for tokens in running.engine.submit(asked(name, number)):
+                served.extend([name] * len(tokens))
+            if name == "modest":
                 last_modest.append(len(served))
 
         last_modest: list[int] = []
-        everyone = [(greedy, number) for number in range(800)] + [(modest, number) for number in range(40)]
+        everyone = [("greedy", number) for number in range(800)] + [("modest", number) for number in range(40)]
         await asyncio.gather(*(client(*one) for one in everyone))
         await running.wait_until_at_rest()
     counts = Counter(served[: last_modest[-4]])  # while its last ones run, its share of the places goes to others
     share = counts["modest"] / counts["greedy"]
-    assert weight * 0.9 < share < weight * 1.1, counts
+    assert 0.9 < share / (weight or 1.0) < 1.1, counts
 
 
 async def failures(running: Cluster, reading: list[asyncio.Task[list[int]]]) -> list[type[BaseException]]:

@@ -9,8 +9,14 @@ from dataclasses import replace
 
 import pytest
 from aiohttp import ClientSession
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from caravan_dialects.api.generation.serving import gateway_of
 from caravan_router.tracing.settings import TraceSettings, tracing
+from caravan_router.tracing.spans import OpenTelemetry
+from caravan_scheduler.core.trace import ArrivedRequest, ServedRequest
 from caravan_testing.cluster import Cluster, ClusterConfig, body, cluster, expected_text
 from caravan_testing.otlp_receiver import ReceivedSpan, Receiver, grpc_receiver, http_receiver
 from caravan_testing.waiting import DEADLINE_S, eventually
@@ -52,6 +58,28 @@ async def post(running: Cluster, request_id: str, body: dict[str, object], **hea
         return str(answer["generated_text"])
 
 
+def test_a_span_has_the_notes_of_a_gateway_and_the_session() -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace = OpenTelemetry(provider).request(ArrivedRequest(method="POST", route="/", request_id="r", arrived_s=0.0))
+    gateway = gateway_of(
+        {"x-llm-d-inference-objective": "batch", "x-llm-d-slo-ttft-ms": "200", "x-llm-d-slo-tpot-ms": ""}
+    )
+    trace.serves(
+        ServedRequest(asked="", model="m", operation="chat", streamed=True, session="s", gateway=gateway.notes)
+    )
+    trace.end(200)
+    (span,) = exporter.get_finished_spans()
+    own = {
+        name: value for name, value in (span.attributes or {}).items() if name.startswith(("caravan.g", "caravan.s"))
+    }
+    assert own == {
+        "caravan.session": "s",
+        "caravan.gateway.objective": "batch",
+        "caravan.gateway.slo_ttft_ms": "200",
+    }
+
+
 async def received(receiver: Receiver, request_id: str) -> ReceivedSpan:
     await eventually(lambda: receiver.span(request_id) is not None, "the span came")
     span = receiver.span(request_id)
@@ -79,7 +107,7 @@ async def test_a_request_has_one_span(
         async with traced(receiver.endpoint, over_http=over_http) as running:
             (shard,) = running.addresses
             began = time.monotonic()
-            text = await post(running, "one", body("hello", 7))
+            text = await post(running, "one", body("hello", 7) | {"session_id": "chat-1"})
             elapsed = time.monotonic() - began
             span = await received(receiver, "one")
         assert text == expected_text("hello", 7)
@@ -93,6 +121,7 @@ async def test_a_request_has_one_span(
         "http.route": "/generate",
         "http.response.status_code": 200,
         "caravan.request_id": "one",
+        "caravan.session": "chat-1",
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "caravan",
         "gen_ai.request.model": "toy",

@@ -61,9 +61,9 @@ def test_a_stripped_archive_has_the_needed_files_without_their_common_folder(tmp
 
 def test_the_wheels_are_those_of_server_and_tests_without_what_is_built_there() -> None:
     names = {requirement.partition(">")[0].partition("=")[0] for requirement in requirements()}
-    # Directly demanded, by an extra of an extra, by the tests, by llama-cpp-python, and for installing.
+    # Needed by the server, by the tests, by llama-cpp-python, and for installing.
     assert {"grpcio", "aiohttp", "msgspec", "pytest", "gguf", "diskcache", "hatchling", "pip"} <= names
-    assert not {"llama-cpp-python", "llama-caravan[engine]", "mypy", "openai"} & names
+    assert not {"llama-cpp-python", "mypy", "openai"} & names
 
 
 def test_wheels_in_an_archive_have_the_same_files(tmp_path: Path) -> None:

@@ -62,3 +62,10 @@ async def test_a_broken_file_is_found_at_the_start(tmp_path: Path) -> None:
         await store.open()
     assert startup_problem(RouterConfig(), caught.value).startswith("--state-file: ")
     await store.close()
+
+
+def test_trusted_proxies_are_networks() -> None:
+    config = RouterConfig(trusted_proxies=("10.1.2.3", "fd00::/8"))
+    assert [str(network) for network in config.proxies] == ["10.1.2.3/32", "fd00::/8"]
+    with pytest.raises(ValueError, match=r"--trusted-proxies: 10\.0\.0\.1/8 has host bits set"):
+        RouterConfig(trusted_proxies=("10.0.0.1/8",))

@@ -10,7 +10,7 @@ ROOM = Path(caravan_scheduler.__file__).parent
 # Modules that assign to attributes of objects other than their own ``self``, and these attributes.
 WRITERS = {
     "scheduler.py": {"fatal", "fatal_losses", "fatal_on", "feedback", "losses", "now_s", "prompt_logprobs_delivered"},
-    "state.py": {"charged", "fetches", "group", "reached", "saved_on", "started"},
+    "state.py": {"account", "charged", "fetches", "group", "reached", "saved_on", "started"},
     "planning/admission.py": {"prefix_awaited_until_s"},
     "planning/moving.py": {"has_ended", "has_moved_prefixes"},
     "shard/account.py": {"shared"},
@@ -18,6 +18,7 @@ WRITERS = {
     "prefix_tree.py": {"length", "live", "node", "parent", "start", "tokens"},
     "shard/saved_runs.py": {"loads", "tier", "usable_end", "used_s"},
     "shard/stays.py": {"last_used_s", "prefix_hashes", "status"},
+    "waiting/fair_share.py": {"counter"},
     "waiting/queue.py": {"bypassed"},
 }
 

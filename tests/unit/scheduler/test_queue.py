@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caravan_scheduler.core.generation import ANYONE, Tenant
-from caravan_scheduler.sequence import Sequence
-from caravan_scheduler.waiting.fair_share import FairShare
+from caravan_scheduler.sequence import Account, Sequence
+from caravan_scheduler.waiting.fair_share import MOST_IDLE_SESSIONS, FairShare, Shares
 from caravan_scheduler.waiting.queue import NotNow, WaitingQueue, effective_priority
 from caravan_scheduler.waiting.text_queue import LEAST_ROOM, TextCall, TextQueue, room_of
 from caravan_testing.requests import request
@@ -22,10 +22,18 @@ CALLS = st.tuples(st.integers(1, 2 * FULL), st.sampled_from([A, B]), st.integers
 
 
 def waiting(
-    request_id: int, *, priority: int = 0, tenant: Tenant = ANYONE, arrived_s: float = 0.0, started: bool = False
+    request_id: int,
+    *,
+    priority: int = 0,
+    tenant: Tenant = ANYONE,
+    arrived_s: float = 0.0,
+    started: bool = False,
+    session: tuple[str, float] = ("", 0.0),
 ) -> Sequence:
-    made = request(request_id, priority=priority, tenant=tenant, arrived_s=arrived_s)
-    return Sequence(made, started=started)
+    """``session``: its name, and what it was charged."""
+    name, tokens = session
+    made = request(request_id, priority=priority, tenant=tenant, arrived_s=arrived_s, session=name)
+    return Sequence(made, started=started, account=Account(tokens))
 
 
 def queue_of(*sequences: Sequence, max_bypass: int = 8, aging_s: float = math.inf) -> WaitingQueue:
@@ -59,6 +67,22 @@ def test_the_order_is_by_priority_then_lost_cells_then_fair_share() -> None:
     assert order(queue) == [4, 3, 2, 1, 5]
     fair_share.charge(B, 11)
     assert order(queue) == [4, 3, 1, 2, 5], "the counters of the moment decide"
+
+
+def test_below_a_tenant_the_session_that_was_charged_least_goes_first() -> None:
+    fair_share = FairShare()
+    fair_share.charge(B, 10)
+    queue = WaitingQueue(8, math.inf, fair_share)
+    flood, one = ("flood", 500.0), ("one", 20.0)
+    for number, (tenant, session) in enumerate([(B, ("", 0.0)), (A, flood), (A, flood), (A, one), (A, one)], 1):
+        queue.push(waiting(number, tenant=tenant, session=session))
+    assert order(queue) == [4, 5, 2, 3, 1]
+
+
+def test_sessions_of_tenants_that_are_equal_are_not_compared() -> None:
+    """Otherwise a key whose sessions are new would pass one that has waited as long."""
+    queue = queue_of(waiting(1, tenant=A, session=("old", 900.0)), waiting(2, tenant=B, session=("new", 0.0)))
+    assert order(queue) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +205,7 @@ def test_idling_earns_no_credit() -> None:
     fair_share = FairShare()
     fair_share.charge(A, 100)
     fair_share.charge(B, 70)
-    fair_share.activate(C, [A, B])
+    fair_share.activate("c", ["a", "b"])
     assert fair_share.counter(C) == 70
 
 
@@ -189,14 +213,14 @@ def test_becoming_idle_and_active_again_clears_no_debt() -> None:
     fair_share = FairShare()
     fair_share.charge(A, 10)
     fair_share.charge(B, 100)
-    fair_share.activate(B, [A])
+    fair_share.activate("b", ["a"])
     assert counters(fair_share, A, B) == [10, 100]
 
 
 def test_it_makes_no_difference_whether_the_new_tenant_is_among_the_active() -> None:
     fair_share = FairShare()
     fair_share.charge(A, 50)
-    fair_share.activate(B, [A, B])
+    fair_share.activate("b", ["a", "b"])
     assert fair_share.counter(B) == 50
 
 
@@ -204,28 +228,64 @@ def test_an_active_tenant_that_was_never_charged_has_the_least_counter() -> None
     fair_share = FairShare()
     fair_share.charge(A, 50)
     fair_share.charge(C, 20)
-    fair_share.activate(C, [A, B])
+    fair_share.activate("c", ["a", "b"])
     assert counters(fair_share, A, B, C) == [50, 0, 20]
 
 
 def test_without_active_tenants_all_counters_start_at_zero() -> None:
     fair_share = FairShare()
     fair_share.charge(A, 100)
-    fair_share.activate(B, [])
+    fair_share.activate("b", [])
     assert counters(fair_share, A, B) == [0, 0]
 
 
-@pytest.mark.parametrize("active", [[A], []], ids=["beside another", "alone"])
-def test_tenants_that_come_once_are_forgotten(active: list[Tenant]) -> None:
+@pytest.mark.parametrize("active", [["a"], []], ids=["beside another", "alone"])
+def test_tenants_that_come_once_are_forgotten(active: list[str]) -> None:
     fair_share = FairShare()
     for visitor in range(1000):
         tenant = Tenant(name=f"visitor {visitor}")
-        fair_share.activate(tenant, active)
+        fair_share.activate(tenant.name, active)
         fair_share.charge(tenant, 10)
         fair_share.charge(A, 1)
     assert len(fair_share) < 20
     if active:
         assert fair_share.counter(A) == 1000
+
+
+def test_a_new_session_has_no_credit_for_the_past_and_a_session_keeps_its_debt() -> None:
+    shares = Shares()
+    busy = shares.enter("key", "busy")
+    busy.counter += 300
+    new = shares.enter("key", "new")
+    assert new.counter == 300
+    new.counter += 50
+    shares.leave("key", "new")
+    busy.counter += 20
+    assert shares.enter("key", "new").counter == 350
+    assert shares.enter("other key", "new").counter == 0
+
+
+def test_sessions_end_with_the_last_request_of_their_key() -> None:
+    shares = Shares()
+    for _ in range(2):
+        shares.enter("key", "one").counter += 10
+    shares.leave("key", "one")
+    assert shares.enter("key", "other").counter == 20
+    for session in ("one", "other"):
+        shares.leave("key", session)
+    assert shares.enter("key", "one").counter == 0
+
+
+def test_few_idle_sessions_are_kept_however_many_there_were() -> None:
+    shares = Shares()
+    shares.enter("key", "waits for hours")
+    for number in range(1000):
+        shares.enter("key", f"session {number}").counter += 1 + number
+        shares.leave("key", f"session {number}")
+    # Those that were charged most are kept.
+    forgotten, kept = shares.enter("key", "session 0"), shares.enter("key", "session 999")
+    assert (forgotten.counter, kept.counter) == (0, 1000)
+    assert len(shares.sessions_of("key")) <= MOST_IDLE_SESSIONS + 3
 
 
 A, B = Tenant(name="a"), Tenant(name="b")

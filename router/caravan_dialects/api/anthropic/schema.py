@@ -4,7 +4,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from caravan_dialects.api.generation.schema import CacheSalt, FirstDifference, NoEffect, Priority, Speculate, Timeout
+from caravan_dialects.api.generation.schema import (
+    CacheSalt,
+    FirstDifference,
+    NoEffect,
+    Priority,
+    SessionId,
+    Speculate,
+    Timeout,
+)
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +147,8 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     """A request for a message. ``max_tokens``: more than fits in the context means all that fits.
 
     ``diagnostics``: report why the prompt was not in the cache, and remember hashes of this request for the next one.
-    ``metadata``, ``service_tier`` and ``cache_control`` have no effect.
+    Of ``metadata``, only the session that ``user_id`` names has an effect, as Claude Code sends it. ``service_tier``
+    and ``cache_control`` have none.
     """
 
     max_tokens: int
@@ -150,11 +159,12 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     top_k: int | None = None
     container: Any = None
     diagnostics: DiagnosticsParam | None = None
-    metadata: NoEffect = None
+    metadata: Any = None
     service_tier: NoEffect = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    session_id: SessionId = None
     speculate: Speculate = None
 
 

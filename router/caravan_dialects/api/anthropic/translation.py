@@ -1,7 +1,10 @@
 """Translates Anthropic's requests into chat requests."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from caravan_dialects.api.anthropic.rules import ThreadError
 from caravan_dialects.api.anthropic.schema import MessagesRequest, PromptFields, ToolChoiceParam, ToolParam
@@ -26,6 +29,7 @@ from caravan_scheduler.core.engine import ModelFacts
 
 # Tools that Anthropic runs begin so; a date follows. A model has no use for what nobody runs.
 _HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+_IN_USER_ID = re.compile(r"_session_([A-Za-z0-9-]+)\Z")
 
 
 def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
@@ -44,11 +48,30 @@ def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
         top_p=body.top_p,
         top_k=body.top_k,
         **serving_fields(body),
+        prompt_cache_key=_session_in(body.metadata),
     )
     configured = body.output_config is not None and body.output_config.format is not None
     answer = "output_config.format" if configured else "output_format"
     places = SchemaPlaces(answer=answer, parameters="input_schema")
     return ChatSource(body=chat, clamps=True, tells_stop=True, media=media, places=places)
+
+
+class _UserId(msgspec.Struct, frozen=True):
+    session_id: str | None = None
+
+
+def _session_in(metadata: Any) -> str | None:
+    """Return the session that Claude Code names in ``user_id``: in JSON, or in older versions at the end of a text."""
+    user_id = metadata.get("user_id") if isinstance(metadata, dict) else None
+    if not isinstance(user_id, str):
+        return None
+    if not user_id.startswith("{"):
+        found = _IN_USER_ID.search(user_id)
+        return None if found is None else found[1]
+    try:
+        return msgspec.json.decode(user_id, type=_UserId).session_id
+    except msgspec.DecodeError:
+        return None
 
 
 def chat_request_of(body: PromptFields, model: ModelFacts, media: MediaParts, **fields: Any) -> ChatRequest:

@@ -10,6 +10,7 @@ from caravan_dialects.api.generation.schema import (
     NoEffect,
     OnlyNull,
     Priority,
+    SessionId,
     Speculate,
     Timeout,
     Unsupported,
@@ -221,6 +222,7 @@ class GenerateContentRequest(_Body, frozen=True, kw_only=True):
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    session_id: SessionId = None
     speculate: Speculate = None
 
 

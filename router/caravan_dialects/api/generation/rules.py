@@ -50,6 +50,12 @@ def cache_salt_error(limit_bytes: int, given_bytes: int) -> ValidationError:
     return ValidationError("cache_salt", message)
 
 
+def session_id_error(limit: int, given: str) -> ValidationError:
+    """The id may be a secret, so it is not repeated."""
+    count = f"{len(given)}" if given.isprintable() else f"{len(given)}, not all printable"
+    return ValidationError("session_id", f"`session_id` must have 1 to {limit} printable characters. Given: {count}")
+
+
 def header_error(header: str, expected: str, given: str) -> ValidationError:
     return ValidationError(header, f"header `{header}` must be {expected}. Given: {shown(given)}")
 

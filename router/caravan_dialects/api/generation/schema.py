@@ -61,6 +61,17 @@ CacheSalt = Annotated[
 ]
 
 
+SessionId = Annotated[
+    str | None,
+    msgspec.Meta(
+        description="The session, or conversation, that the request belongs to: 1 to 256 characters. The sessions of "
+        "an API key share what it gets. Headers of agents, `prompt_cache_key` and others stand in for it."
+    ),
+]
+PromptCacheKey = Annotated[
+    str | None, msgspec.Meta(description="Names the session if nothing else does; it does not change what is cached.")
+]
+
 Speculate = Annotated[
     int | None,
     msgspec.Meta(
@@ -82,6 +93,9 @@ class ServingFields(Protocol):
 
     @property
     def cache_salt(self) -> str | None: ...
+
+    @property
+    def session_id(self) -> str | None: ...
 
     @property
     def speculate(self) -> int | None: ...

@@ -1,13 +1,13 @@
-"""Options of every generating request: tenant, priority, deadline and cache namespace."""
+"""Options of every generating request: tenant, session, priority, deadline and cache namespace."""
 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from caravan_dialects.api.generation.checks import check_positive, check_range
-from caravan_dialects.api.generation.rules import cache_salt_error, header_error, priority_error
+from caravan_dialects.api.generation.rules import cache_salt_error, header_error, priority_error, session_id_error
 from caravan_dialects.api.generation.schema import ServingFields
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey
@@ -18,10 +18,54 @@ PRIORITY_HEADER = "X-Priority"
 TIMEOUT_HEADER = "X-Request-Timeout"
 SPECULATE_HEADER = "X-Speculate"
 
-_FIELDS = ("priority", "timeout", "cache_salt", "speculate")
+MAX_SESSION_CHARACTERS = 256
+# Those that agents send with every request, in the order in which they count: of Claude Code; of OpenCode, AIPerf and
+# OpenRouter's clients; of Codex, whose sub-agents are threads of one session.
+SESSION_HEADERS = (
+    "X-Claude-Code-Session-Id",
+    "X-Session-Affinity",
+    "X-Session-Id",
+    "Session-Id",
+    "Session_id",
+    "Thread-Id",
+)
+
+_FIELDS = ("priority", "timeout", "cache_salt", "session_id", "speculate")
 # Python's own readers also accept "1_0", "nan" and digits of other scripts.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """What a trusted gateway says of a request in the headers of llm-d.
+
+    ``fairness_id``: for whom the request is, which its client cannot change; "" if it does not say. ``notes``: its
+    objective and its targets by name, for the trace alone.
+    """
+
+    fairness_id: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_GATEWAY = Gateway()
+FAIRNESS_HEADER = "x-llm-d-inference-fairness-id"
+_NOTES = {
+    "objective": "x-llm-d-inference-objective",
+    "slo_ttft_ms": "x-llm-d-slo-ttft-ms",
+    "slo_tpot_ms": "x-llm-d-slo-tpot-ms",
+}
+
+
+def gateway_of(headers: Mapping[str, str]) -> Gateway:
+    """Read the headers of a trusted gateway. Values that are too long or not printable are ignored."""
+
+    def of(name: str) -> str:
+        text = headers.get(name, "")
+        return text if is_session_id(text) else ""
+
+    notes = {name: text for name, header in _NOTES.items() if (text := of(header))}
+    return Gateway(fairness_id=of(FAIRNESS_HEADER), notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +77,7 @@ class Sender:
 
     key: ApiKey
     headers: Mapping[str, str]
+    gateway: Gateway = NO_GATEWAY
     traceparent: str = ""
     request_id: str = ""
 
@@ -42,6 +87,7 @@ class Serving(TypedDict):
 
     priority: int
     tenant: Tenant
+    session: str
     namespace: str
     timeout_s: float
     traceparent: str
@@ -59,12 +105,39 @@ def serving_of(fields: ServingFields, sender: Sender, limits: Limits) -> Serving
     return Serving(
         priority=_priority(fields.priority, headers.get(PRIORITY_HEADER), key),
         tenant=key.tenant,
+        session=_session(fields, sender),
         namespace=namespace,
         timeout_s=_timeout_s(fields.timeout, headers.get(TIMEOUT_HEADER)),
         traceparent=sender.traceparent,
         max_draft_tokens=_max_draft_tokens(fields.speculate, headers.get(SPECULATE_HEADER), limits),
         request_id=sender.request_id,
     )
+
+
+def is_session_id(text: str) -> bool:
+    """Whether ``text`` may name a session: it is kept while the session has requests, and it is shown."""
+    return 0 < len(text) <= MAX_SESSION_CHARACTERS and text.isprintable()
+
+
+def _session(fields: ServingFields, sender: Sender) -> str:
+    """Return the name of the session; "" if nothing names one. What others than our own field name may be anything."""
+    own, headers = fields.session_id, sender.headers
+    if own is not None and not is_session_id(own):
+        raise session_id_error(MAX_SESSION_CHARACTERS, own)
+    if sender.gateway.fairness_id:
+        return sender.gateway.fairness_id
+    if own is not None:
+        return own
+    for name in SESSION_HEADERS:
+        if (given := headers.get(name)) is not None and is_session_id(given):
+            return given
+    # Bodies of TGI's routes have none.
+    return first_session(getattr(fields, "prompt_cache_key", None)) or ""
+
+
+def first_session(*hints: str | None) -> str | None:
+    """Return the first of ``hints`` that may name a session: fields of a body with another purpose."""
+    return next((hint for hint in hints if hint is not None and is_session_id(hint)), None)
 
 
 def serving_fields(body: object) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from caravan_dialects.api.generation.schema import (
     NoEffect,
     Priority,
     Schema,
+    SessionId,
     Speculate,
     SwitchedOff,
     Timeout,
@@ -120,6 +121,7 @@ class LlamaServerFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    session_id: SessionId = None
     speculate: Speculate = None
 
 

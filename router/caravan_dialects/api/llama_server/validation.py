@@ -65,6 +65,7 @@ async def validate_llama(context: Context, body: LlamaServerFields, prompts: Pro
         priority=body.priority,
         timeout=body.timeout,
         cache_salt=secrets.token_hex(8) if body.cache_prompt is False else body.cache_salt,
+        session_id=body.session_id,
         speculate=body.speculate,
     )
     plan = CompletionPlan(

@@ -4,7 +4,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from caravan_dialects.api.generation.schema import CacheSalt, NoEffect, Priority, Speculate, Timeout, Unsupported
+from caravan_dialects.api.generation.schema import (
+    CacheSalt,
+    NoEffect,
+    Priority,
+    SessionId,
+    Speculate,
+    Timeout,
+    Unsupported,
+)
 from caravan_dialects.api.openai.chat.schema import NamedToolChoice, TokenLogprob, Tool
 
 KeepAlive = Annotated[
@@ -67,6 +75,7 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    session_id: SessionId = None
     speculate: Speculate = None
 
 

@@ -59,8 +59,9 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A request in progress.
 
     ``id``: its ``X-Request-Id``. ``arrived``: Unix time in seconds. ``state``: the most advanced state of its
-    generations. Each prompt counts once in ``prompt_tokens``. ``model`` (or adapter), ``priority`` (the highest of all
-    prompts) and ``prompt_tokens`` are null, and ``generations`` is empty, until the body has been validated.
+    generations. Each prompt counts once in ``prompt_tokens``. ``session``: null if nothing names one. ``model`` (or
+    adapter), ``priority`` (the highest of all prompts), ``session`` and ``prompt_tokens`` are null, and ``generations``
+    is empty, until the body has been validated.
     """
 
     id: str
@@ -70,6 +71,7 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     arrived: float
     state: GenerationState
     priority: int | None
+    session: str | None
     prompt_tokens: int | None
     generated_tokens: int
     generations: list[GenerationStatus]
@@ -98,6 +100,7 @@ def _status(entry: RequestInProgress) -> RequestStatus:
         arrived=round(time.time() - (time.monotonic() - entry.arrived), 3),
         state=_most_advanced({generation.state for generation in generations}),
         priority=max((spec.priority for spec in specs), default=None),
+        session=(specs[0].session or None) if specs else None,
         prompt_tokens=sum(len(valid.prompt) for valid in entry.valid) if specs else None,
         generated_tokens=sum(generation.generated_tokens for generation in generations),
         generations=generations,

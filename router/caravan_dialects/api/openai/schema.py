@@ -12,7 +12,9 @@ from caravan_dialects.api.generation.schema import (
     NoEffect,
     OnlyNull,
     Priority,
+    PromptCacheKey,
     Schema,
+    SessionId,
     Speculate,
     Timeout,
     Unsupported,
@@ -151,6 +153,8 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    session_id: SessionId = None
+    prompt_cache_key: PromptCacheKey = None
     speculate: Speculate = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None

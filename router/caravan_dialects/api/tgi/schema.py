@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from caravan_dialects.api.generation.schema import CacheSalt, Format, ModelName, Priority, Speculate, Timeout
+from caravan_dialects.api.generation.schema import CacheSalt, Format, ModelName, Priority, SessionId, Speculate, Timeout
 
 
 def _bounds(**bounds: float) -> msgspec.Meta:
@@ -48,6 +48,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    session_id: SessionId = None
     speculate: Speculate = None
 
 

@@ -23,6 +23,7 @@ from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.state import ARRIVED, CLIENT, STATE, TRACE, AppState, owner_of
 from caravan_scheduler.core.errors import EngineError
+from caravan_scheduler.core.generation import shown_session
 from caravan_scheduler.core.trace import ServedRequest
 
 
@@ -97,7 +98,12 @@ async def answer(request: web.Request, asked: Asked) -> web.StreamResponse:
                     progress.begin(context.served, reply.requests)
                     progress.trace.serves(
                         ServedRequest(
-                            asked=named, model=context.model.name, operation=asked.operation, streamed=asked.streamed
+                            asked=named,
+                            model=context.model.name,
+                            operation=asked.operation,
+                            streamed=asked.streamed,
+                            session=shown_session(reply.requests[0].specs[0].session),
+                            gateway=context.sender.gateway.notes,
                         )
                     )
         except asked.errors_as_events as error:

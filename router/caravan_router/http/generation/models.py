@@ -1,5 +1,6 @@
 """The model that a request is for: its context, its metrics, and what counts against its key."""
 
+import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -9,7 +10,7 @@ from aiohttp import web
 from caravan_dialects.api.errors import NoCatalogueError, RequestError, UnknownModelError
 from caravan_dialects.api.generation.context import MODEL_HEADER, Context, CountedDecoding, ServedModel, model_name
 from caravan_dialects.api.generation.permits import check_rate, counting_failures, counting_texts
-from caravan_dialects.api.generation.serving import Sender
+from caravan_dialects.api.generation.serving import NO_GATEWAY, Gateway, Sender, gateway_of
 from caravan_dialects.api.limits import bounds_of
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import Handler
@@ -93,6 +94,7 @@ async def context_of(request: web.Request, asked: str) -> Context:
         sender=Sender(
             key=request[CLIENT].key,
             headers=request.headers,
+            gateway=_gateway(request, state),
             traceparent=request[TRACE].traceparent,
             request_id=request[REQUEST_ID],
         ),
@@ -104,6 +106,19 @@ async def context_of(request: web.Request, asked: str) -> Context:
         adapter=asked if asked in facts.adapters else "",
         bounds=bounds_of(state.limits, facts),
     )
+
+
+def _gateway(request: web.Request, state: AppState) -> Gateway:
+    """Return what the peer says of the request, if it may."""
+    if not state.trusted_proxies:
+        return NO_GATEWAY
+    try:
+        peer = ipaddress.ip_address(request.remote or "")
+    except ValueError:
+        return NO_GATEWAY
+    # A listener for both protocols sees IPv4 as a part of IPv6.
+    peer = getattr(peer, "ipv4_mapped", None) or peer
+    return gateway_of(request.headers) if any(peer in network for network in state.trusted_proxies) else NO_GATEWAY
 
 
 # Set when a request is counted in the metrics and against the rate of its key, which happens once.

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 
 from aiohttp import web
 
@@ -16,6 +18,8 @@ from caravan_router.metrics.recorder import Metrics
 from caravan_scheduler.core.catalogue import Catalogue
 from caravan_scheduler.core.engine import Fleet
 from caravan_scheduler.core.trace import RequestTrace, Tracing
+
+Network = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,7 @@ class AppState:
     """The parts that handlers share.
 
     ``keyring``: None if no API key is needed. ``catalogue``: None if no model is loaded and unloaded here.
+    ``trusted_proxies``: gateways whose headers say for whom a request is.
     ``started_s``: when the server started, in seconds since 1970; what has no time of its own is as old.
     """
 
@@ -48,6 +53,7 @@ class AppState:
     store: Store
     keyring: Keyring | None
     catalogue: Catalogue | None = None
+    trusted_proxies: Sequence[Network] = ()
     started_s: int = field(default_factory=lambda: int(time.time()))
 
 

@@ -40,6 +40,7 @@ function line(request, time, colours) {
   const facts = [`${count(request.tokens)} tokens`, `for ${seconds(Math.max(0, time - request.arrived))}`];
   if (request.priority) facts.push(`priority ${request.priority}`);
   if (request.key) facts.push(request.key);
+  if (request.session) facts.push(`session ${request.session}`);
   if (request.started) facts.push("made room for others");
   if (request.saved_on) facts.push(`saved on ${shortAddress(request.saved_on)}`);
   const reason = (REASONS[request.reason] ?? (() => request.reason))(request);

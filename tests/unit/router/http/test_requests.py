@@ -87,7 +87,7 @@ async def test_a_request_is_listed_from_arrival_to_end(service: Service) -> None
     engine = service.engine
     engine.tokenizing = asyncio.Event()
     before = time.time()
-    body = {"inputs": "ab", "priority": 3, "parameters": {"adapter_id": "pirate"}}
+    body = {"inputs": "ab", "priority": 3, "session_id": "mine", "parameters": {"adapter_id": "pirate"}}
     async with posted(service, "/generate", body, X_Request_Id="me") as reply:
         await eventually(lambda: service.free_permits < service.limits.max_concurrent_requests)
         [entry] = await listed(service)
@@ -99,6 +99,7 @@ async def test_a_request_is_listed_from_arrival_to_end(service: Service) -> None
             "model": None,
             "state": "queued",
             "priority": None,
+            "session": None,
             "prompt_tokens": None,
             "generated_tokens": 0,
             "generations": [],
@@ -122,6 +123,7 @@ async def test_a_request_is_listed_from_arrival_to_end(service: Service) -> None
             "model": "pirate",
             "state": "running",
             "priority": 3,
+            "session": "mine",
             "prompt_tokens": 3,
             "generated_tokens": 1,
             "generations": [{"state": "running", "prompt_tokens": 3, "generated_tokens": 1, "cache": None}],

@@ -39,7 +39,7 @@ OLLAMA_CALL = {
 }
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 OPENAI_FIELDS = (
-    "store", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+    "store", "metadata", "service_tier", "prompt_cache_retention", "safety_identifier",
     "verbosity", "moderation", "cache_control", "client_metadata", "provider", "transforms", "plugins",
 )  # fmt: skip
 OLLAMA_OPTIONS = {

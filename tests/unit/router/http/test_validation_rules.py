@@ -382,13 +382,14 @@ async def test_the_new_tokens_of_all_generations_have_a_common_limit(path: str, 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 async def test_fields_reach_the_engine(service: Service, path: str, body: dict[str, Any]) -> None:
-    fields = {"priority": 7, "timeout": 2.5, "cache_salt": "mine"}
+    fields = {"priority": 7, "timeout": 2.5, "cache_salt": "mine", "session_id": "one"}
     response = await service.post(path, body | fields)
     assert response.status == 200, await response.text()
     await response.text()
     for stream in service.engine.streams:
         spec = stream.spec
         assert (spec.priority, spec.timeout_s, spec.namespace, spec.tenant) == (7, 2.5, "\0mine", ANYONE)
+        assert spec.session == "one"
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)

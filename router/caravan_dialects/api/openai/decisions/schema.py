@@ -4,7 +4,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-from caravan_dialects.api.generation.schema import CacheSalt, ModelName, NoEffect, Priority, Timeout
+from caravan_dialects.api.generation.schema import (
+    CacheSalt,
+    ModelName,
+    NoEffect,
+    Priority,
+    PromptCacheKey,
+    SessionId,
+    Timeout,
+)
 from caravan_dialects.api.openai.responses.schema import InputTokensDetails, Item, OutputTokensDetails
 
 Instructions = Annotated[
@@ -68,7 +76,8 @@ class DecisionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
-    prompt_cache_key: NoEffect = None
+    session_id: SessionId = None
+    prompt_cache_key: PromptCacheKey = None
     prompt_cache_options: NoEffect = None
     safety_identifier: NoEffect = None
 

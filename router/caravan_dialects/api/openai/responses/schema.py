@@ -10,7 +10,9 @@ from caravan_dialects.api.generation.schema import (
     JsonObjectFormat,
     ModelName,
     Priority,
+    PromptCacheKey,
     Schema,
+    SessionId,
     Speculate,
     TextFormat,
     Timeout,
@@ -115,13 +117,14 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: PromptCacheKey = None
     prompt_cache_retention: str | None = None
     max_tool_calls: int | None = None
     client_metadata: Any = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
+    session_id: SessionId = None
     speculate: Speculate = None
 
 

@@ -11,7 +11,7 @@ from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.rules import empty_prompt_error, unsupported_field_error
 from caravan_dialects.api.generation.schema import Format, JsonSchemaFormat, NamedSchema
-from caravan_dialects.api.generation.serving import serving_fields
+from caravan_dialects.api.generation.serving import first_session, serving_fields
 from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
 from caravan_dialects.api.openai.chat.messages import check_depth
 from caravan_dialects.api.openai.chat.schema import ChatRequest, Message
@@ -21,7 +21,7 @@ from caravan_dialects.api.openai.responses.item_messages import ItemTexts, calls
 from caravan_dialects.api.openai.responses.rules import metadata_error
 from caravan_dialects.api.openai.responses.schema import InputFields, NamedSchemaFormat, ResponseRequest, Truncated
 from caravan_dialects.api.openai.responses.tools import OfferedTools, chosen_tools
-from caravan_dialects.api.openai.responses.turn import Turn
+from caravan_dialects.api.openai.responses.turn import Turn, conversation_id
 from caravan_dialects.api.openai.schema import SamplingFields
 from caravan_dialects.chat.thought_format import thought_format_of
 from caravan_dialects.conversations.nodes import Json
@@ -92,6 +92,7 @@ class _Attempts:
         self._context = context
         self._body = body
         self._offered = offered
+        self._session = _session_of(body, turn)
         self._items = items
         self._fields = {item["id"]: f"input[{number}]" for number, item in enumerate(turn.items)}
         self._system = count_system(items)
@@ -111,7 +112,7 @@ class _Attempts:
         kept = [*self._items[: self._system], *self._items[self._system + len(self.dropped(turns)) :]]
         texts = ItemTexts(MediaParts(self._context.model.media), self._offered, self._fields)
         messages = messages_of(self._body.instructions, kept, texts)
-        body = chat_request(self._body, messages, self._offered, thinks=self._thinks)
+        body = chat_request(self._body, messages, self._offered, thinks=self._thinks, session=self._session)
         names = ("input", "max_output_tokens")
         places = SchemaPlaces(answer="text.format", parameters="parameters", tools=self._offered.places)
         source = ChatSource(body=body, names=names, exact=self._known, clamps=True, media=texts.media, places=places)
@@ -124,7 +125,15 @@ class _Attempts:
         return await shortened(self.without, max(0, len(self._starts) - 1), room, before)
 
 
-def chat_request(body: InputFields, messages: list[Message], offered: OfferedTools, *, thinks: bool) -> ChatRequest:
+def _session_of(body: InputFields, turn: Turn) -> str | None:
+    """Return what names the session of a turn: else, the conversation, or the first of the responses it continues."""
+    key = body.prompt_cache_key if isinstance(body, ResponseRequest) else None
+    return first_session(key, conversation_id(body), turn.chain.nodes[0].id if turn.chain.nodes else None)
+
+
+def chat_request(
+    body: InputFields, messages: list[Message], offered: OfferedTools, *, thinks: bool, session: str | None
+) -> ChatRequest:
     """Return the chat request with the same meaning, for a model that ``thinks`` or not. Raises ValidationError."""
     tools, choice = chosen_tools(offered, body.tool_choice)
     sampling = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
@@ -141,6 +150,7 @@ def chat_request(body: InputFields, messages: list[Message], offered: OfferedToo
         continue_final_message=False,
         model=body.model,
         **serving_fields(body),
+        prompt_cache_key=session,
         **generating,
         **sampling,
     )

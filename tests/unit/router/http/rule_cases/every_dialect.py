@@ -91,6 +91,13 @@ CASES = [
         "`cache_salt` must have 1 to 256 bytes. Given: 0",
     ),
     Case(
+        rules.session_id_error,
+        CHAT,
+        {"session_id": ""},
+        "session_id",
+        "`session_id` must have 1 to 256 printable characters. Given: 0",
+    ),
+    Case(
         rules.header_error,
         CHAT,
         {},

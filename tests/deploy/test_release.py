@@ -1,0 +1,89 @@
+"""What `make release` packs by itself. It checks the rest each time, by installing it."""
+
+import tarfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy.tools import ROOT, tool_path
+
+from caravan_proto import __version__
+
+# Builds, runs and saves as podman does, and writes down what it was asked for.
+_PODMAN = """#!/bin/sh
+echo "$@" >> "$LOG"
+case "$1" in
+    run) name=${3#localhost/}; echo "${name%:*} $VERSION" ;;
+    save) : > "$3" ;;
+esac
+"""
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "deploy/setup")
+    return import_module("release_parts")
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The calls of a stand-in for podman, which prints $VERSION as the images' version."""
+    program = tmp_path / "bin" / "podman"
+    program.parent.mkdir()
+    program.write_text(_PODMAN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("VERSION", __version__)
+    return tmp_path / "log"
+
+
+def _contents(archive: Path) -> dict[str, bytes]:
+    found = {}
+    with tarfile.open(archive) as tar:
+        for name in tar.getnames():
+            content = tar.extractfile(name)
+            assert content is not None
+            found[name] = content.read()
+    return found
+
+
+def test_a_chart_that_is_packed_without_helm_has_what_helm_packs(parts: Any, tmp_path: Path) -> None:
+    with_helm, without = tmp_path / "with", tmp_path / "without"
+    with_helm.mkdir()
+    without.mkdir()
+    expected = _contents(parts.package_chart(with_helm, __version__, tool_path("helm")))
+    found = _contents(parts.package_chart(without, __version__, None))
+    assert found.keys() == expected.keys()
+    # helm writes Chart.yaml anew.
+    assert {name for name in found if found[name] != expected[name]} <= {"caravan/Chart.yaml"}
+
+
+def test_a_chart_of_another_version_is_refused(parts: Any, tmp_path: Path) -> None:
+    with pytest.raises(parts.ReleaseError, match=r"is no chart of version 9\.9\.9"):
+        parts.package_chart(tmp_path, "9.9.9", None)
+
+
+def test_images_are_built_run_and_saved(parts: Any, log: Path, tmp_path: Path) -> None:
+    saved = parts.build_images(tmp_path, __version__, "podman")
+    assert [path.name for path in saved] == [f"caravan-{part}-{__version__}.tar" for part in ("router", "shard")]
+    calls = log.read_text().splitlines()
+    assert [call.split()[0] for call in calls] == ["build", "build", "run", "save", "run", "save"]
+    assert f"--tag localhost/caravan-shard:{__version__} ." in calls[1]
+
+
+@pytest.mark.usefixtures("log")
+def test_an_image_of_another_version_is_refused(parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERSION", "0.0.1")
+    with pytest.raises(parts.ReleaseError, match=r"prints 'caravan-router 0\.0\.1\\n' as its version"):
+        parts.build_images(tmp_path, __version__, "podman")
+
+
+def test_no_image_is_built_where_no_program_can(parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a docker without its daemon."""
+    program = tmp_path / "docker"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert parts.image_builder() is None
