@@ -9,6 +9,7 @@ A contract test fails when a table in a document is not what this module makes o
 
 import ast
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import comparisons
+import sent_fields
 from reading_path import STOPS, lines_of
 
 from caravan_dialects.api.errors import INTERNAL, TABLE
@@ -28,7 +30,7 @@ from caravan_dialects.api.openai.errors import openai_code, openai_status, opena
 from caravan_router.config import RouterConfig
 from caravan_router.http.routes import ROUTES
 from caravan_router.metrics.table import BUILD_INFO, METRICS
-from caravan_serve.cli import ServeConfig
+from caravan_serve.serve_flags import ServeConfig
 from caravan_shard.config import ShardConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -148,6 +150,11 @@ def limits_table() -> str:
     return _table(("limited", "at most"), ((what, f"{most:,}") for what, most in rows))
 
 
+def fields_table(dialect: str) -> str:
+    """What becomes of the fields that agents and client libraries send."""
+    return _table(("", "fields"), sent_fields.rows(dialect))
+
+
 def packages_table() -> str:
     """One row for each package, with the first paragraph of its docstring."""
     rows = []
@@ -249,6 +256,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "errors": errors_table,
     "routes": routes_table,
     "limits": limits_table,
+    **{f"fields of {name}": functools.partial(fields_table, name) for name in sent_fields.BODIES},
     "packages": packages_table,
     "decisions": decisions_table,
     "reading path": reading_path_table,

@@ -1,6 +1,5 @@
 """The commands `caravan pull`, `list`, `show` and `rm`."""
 
-import argparse
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from caravan_models.listing import size_text
 from caravan_models.local_store import remove, stored_models, unfinished
 from caravan_models.progress import shown
 from caravan_models.reference import FORM, HUB_PREFIX, LocalFile, Named, hub_model, known_models, parse_reference
+from caravan_proto.command_line import Parser
 
 NAME_HELP = f"a known name (caravan list --known), or {FORM}"
 _FAILED, _INTERRUPTED = 1, 130
@@ -23,8 +23,8 @@ _FAILED, _INTERRUPTED = 1, 130
 Row = tuple[str, str]
 
 
-def _parser(command: str, description: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=f"caravan {command}", description=description, allow_abbrev=False)
+def _parser(command: str, description: str) -> Parser:
+    return Parser(prog=f"caravan {command}", description=description)
 
 
 def run(program: str, work: Callable[[], None]) -> int:
@@ -53,11 +53,8 @@ def named(text: str) -> Named:
     return reference
 
 
-def pull(argv: Sequence[str] | None = None) -> int:
-    """Download a model, so that serving it needs no network; print the path of its first file.
-
-    Or download files by their URLs, for a folder that hosts share; print their paths.
-    """
+def pull_parser() -> Parser:
+    """Return the parser of `caravan pull`."""
     parser = _parser("pull", "Download a model.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("name", nargs="?", help=NAME_HELP)
@@ -69,6 +66,15 @@ def pull(argv: Sequence[str] | None = None) -> int:
         help="download URL to PATH, unless it is there, and check its SHA-256; repeatable; the value of "
         "DOWNLOAD_TOKEN is sent to the URL's own host as a bearer token",
     )
+    return parser
+
+
+def pull(argv: Sequence[str] | None = None) -> int:
+    """Download a model, so that serving it needs no network; print the path of its first file.
+
+    Or download files by their URLs, for a folder that hosts share; print their paths.
+    """
+    parser = pull_parser()
     arguments = parser.parse_args(argv)
 
     def pull_model() -> None:
@@ -97,10 +103,16 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-def list_models(argv: Sequence[str] | None = None) -> int:
-    """List the downloaded models, or those with short names."""
+def list_parser() -> Parser:
+    """Return the parser of `caravan list`."""
     parser = _parser("list", "List the models.")
     parser.add_argument("--known", action="store_true", help="list the models with short names, downloaded or not")
+    return parser
+
+
+def list_models(argv: Sequence[str] | None = None) -> int:
+    """List the downloaded models, or those with short names."""
+    parser = list_parser()
     known: bool = parser.parse_args(argv).known
     return run(parser.prog, _list_known if known else _list_stored)
 
@@ -137,12 +149,16 @@ def _write_table(rows: Sequence[tuple[str, ...]]) -> None:
         sys.stdout.write(f"{line.rstrip()}\n")
 
 
+def remove_parser() -> Parser:
+    """Return the parser of `caravan rm`."""
+    parser = _parser("rm", "Remove a model from the cache.")
+    parser.add_argument("names", nargs="+", metavar="name", help=NAME_HELP)
+    return parser
+
+
 def remove_models(argv: Sequence[str] | None = None) -> int:
     """Remove models from the cache; say how much is free then. A server that runs keeps what it has loaded."""
-    parser = argparse.ArgumentParser(
-        prog="caravan rm", description="Remove a model from the cache.", allow_abbrev=False
-    )
-    parser.add_argument("names", nargs="+", metavar="name", help=NAME_HELP)
+    parser = remove_parser()
     names: list[str] = parser.parse_args(argv).names
 
     def remove_all() -> None:
@@ -153,20 +169,24 @@ def remove_models(argv: Sequence[str] | None = None) -> int:
     return run(parser.prog, remove_all)
 
 
-def show_model(argv: Sequence[str] | None = None) -> int:
-    """Describe a model from its own files."""
-    parser = argparse.ArgumentParser(
-        prog="caravan show", description="Describe a model from its own files.", allow_abbrev=False
-    )
+def show_parser() -> Parser:
+    """Return the parser of `caravan show`."""
+    parser = _parser("show", "Describe a model from its own files.")
     parser.add_argument("name", help=f"a GGUF file, {NAME_HELP}; it must be downloaded")
     parser.add_argument(
         "--fit",
         action="store_true",
         help="also show where a shard would place it and what is left; accepts the shard's flags",
     )
+    return parser
+
+
+def show_model(argv: Sequence[str] | None = None) -> int:
+    """Describe a model from its own files."""
+    parser = show_parser()
     arguments, shard_flags = parser.parse_known_args(argv)
     if shard_flags and not arguments.fit:
-        parser.error(f"unrecognized arguments: {' '.join(shard_flags)}")
+        parser.refuse(shard_flags)
 
     def show() -> None:
         model = found_model(arguments.name)

@@ -61,7 +61,7 @@ def _read(path: Path, last: str) -> GgufHeader:
             return _Reader(file, path.stat().st_size).header(last)
         except (struct.error, ValueError, OverflowError) as error:
             raise FetchError(
-                FetchProblem.NOT_GGUF, f"{path} is no whole GGUF file: {error}; remove it and get it again"
+                FetchProblem.NOT_GGUF, f"{path} is no whole GGUF file: {error}; get it again, or name another file"
             ) from error
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from caravan_models.errors import FetchError, FetchProblem
-from caravan_models.reference import HubModel, NamedFile, Quantisation
+from caravan_models.reference import DEFAULT_QUANTISATION, HubModel, NamedFile, Quantisation
 
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")
 # The last one in a file's name counts: `Llama-Q8_0-embed-Q4_K_M` is a Q4_K_M. The prefix is Unsloth's.
@@ -112,8 +112,8 @@ def is_model(path: str) -> bool:
 
 
 def choose(reference: HubModel, files: Sequence[RepositoryFile]) -> ModelFiles:
-    """Return the files of the model that ``reference`` means. Raises FetchError."""
-    group = _chosen(reference, files)
+    """Return the files of the model that ``reference`` means, the usual one if it does not say. Raises FetchError."""
+    group = _usual(reference, files) or _chosen(reference, files)
     if not group.is_whole:
         raise FetchError(
             FetchProblem.MISSING_PARTS,
@@ -141,6 +141,14 @@ def models_in(files: Sequence[RepositoryFile]) -> list[tuple[str, str, ModelFile
         for group, label in zip(groups, _labels(groups), strict=True)
         if group.is_whole
     ]
+
+
+def _usual(reference: HubModel, files: Sequence[RepositoryFile]) -> _Group | None:
+    """Return the model in DEFAULT_QUANTISATION if ``reference`` leaves the choice and there is exactly one."""
+    if reference.choice is not None:
+        return None
+    found = _quantised(_groups(files), DEFAULT_QUANTISATION)
+    return found[0] if len(found) == 1 else None
 
 
 def _chosen(reference: HubModel, files: Sequence[RepositoryFile]) -> _Group:

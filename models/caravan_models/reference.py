@@ -15,6 +15,8 @@ from typing import assert_never
 from caravan_models.errors import FetchError, FetchProblem
 
 HUB_PREFIX = "hf:"
+# As Ollama and browsers write it.
+_HOSTS = re.compile(r"(?:https://)?(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 FORM = "hf:OWNER/REPOSITORY[:QUANTISATION or FILE.gguf][@REVISION]"
 DEFAULT_REVISION = "main"
 # As hubs allow them: no "..", no "--", no "." or "-" at an end.
@@ -23,6 +25,9 @@ _REPOSITORY = re.compile(rf"(?=.{{3,96}}$){_PART}/{_PART}", re.ASCII)
 _QUANTISATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}", re.ASCII)
 _FILE = re.compile(r"[\w][\w .+@()=,-]*(?:/[\w][\w .+@()=,-]*)*\.gguf", re.ASCII | re.IGNORECASE)
 _REVISION = re.compile(r"(?!.*(?:\.\.|//|@\{))[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}", re.ASCII)
+
+
+DEFAULT_QUANTISATION = "Q4_K_M"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class NamedFile:
     path: str
 
 
-# None: the only model of a repository.
+# None: the only model of a repository, or the one in DEFAULT_QUANTISATION.
 Choice = Quantisation | NamedFile | None
 
 
@@ -133,10 +138,19 @@ def known_model(name: str) -> KnownModel | None:
     return known_models().get(name.lower().removesuffix(":latest"))
 
 
+def hub_place(text: str) -> str | None:
+    """Return what `parse_hub` reads if ``text`` begins with ``hf:`` or with the host of the hub; else None."""
+    if text.startswith(HUB_PREFIX):
+        return text.removeprefix(HUB_PREFIX)
+    host = _HOSTS.match(text)
+    return None if host is None else text[host.end() :].rstrip("/")
+
+
 def parse_reference(text: str) -> Reference:
     """Return what ``text`` of an operator means. A file that is there wins over a name. Raises FetchError."""
-    if text.startswith(HUB_PREFIX):
-        return parse_hub(text.removeprefix(HUB_PREFIX))
+    place = hub_place(text)
+    if place is not None:
+        return parse_hub(place)
     path = Path(text)
     if path.is_file():
         return LocalFile(path)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from caravan_proto import __version__
+from caravan_proto.command_line import Parser
 
 Config = TypeVar("Config")
 
@@ -82,6 +83,16 @@ def _check(value: Any, meta: _Flag) -> None:
 _KIND_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
+_SWITCHES = {True: "on", False: "off"}
+
+
+def _metavar(kind: Any, name: str) -> str:
+    """Return what stands for the value of a flag: a number, or the last word of its name."""
+    if kind is bool:
+        return "on,off"
+    return name.rpartition("_")[2].upper() if kind is str else "N"
+
+
 def _kind_of(annotation: Any) -> tuple[Any, bool]:
     """Return the scalar type of ``T``, ``T | None`` or ``tuple[T, ...]``, and whether the flag is repeatable."""
     if isinstance(annotation, types.UnionType):
@@ -91,20 +102,26 @@ def _kind_of(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
-def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
-    """Add the flags of the dataclass ``config`` to ``parser``. The namespace has only the flags that were given."""
+def add_flags(
+    parser: argparse._ActionsContainer, config: type[Any], fields: Sequence[dataclasses.Field[Any]] | None = None
+) -> None:
+    """Add the flags of the dataclass ``config``, or those of some of its ``fields``, to a parser or a group of one.
+
+    The namespace has only the flags that were given.
+    """
     hints = typing.get_type_hints(config)
-    for field in dataclasses.fields(config):
+    for field in dataclasses.fields(config) if fields is None else fields:
         meta: _Flag = field.metadata["flag"]
         kind, repeats = _kind_of(hints[field.name])
         names = [f"--{field.name.replace('_', '-')}", *meta.aliases]
-        shown = "" if field.default in (None, (), "") else f" [{field.default}]"
+        default = _SWITCHES[field.default] if isinstance(field.default, bool) else field.default
+        shown = "" if default in (None, (), "") else f" [{default}]"
         options: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
         parser.add_argument(
             *names,
             dest=field.name,
             help=f"{meta.help}{shown}".replace("%", "%%"),
-            metavar="{" + ",".join(meta.choices) + "}" if meta.choices else field.name.upper(),
+            metavar="{" + ",".join(meta.choices) + "}" if meta.choices else _metavar(kind, field.name),
             type=_parser_of(kind, meta),
             default=argparse.SUPPRESS,
             action="append" if repeats else "store",
@@ -214,10 +231,9 @@ def from_values(config: type[Config], values: Mapping[str, Any]) -> Config:
     return config(**checked)
 
 
-def load(config: type[Config], *, prog: str, description: str, argv: Sequence[str] | None = None) -> Config:
-    """Parse a whole command line into ``config``. With ``--print-config``, print it as JSON and end the program; with
-    ``--version``, print the version."""
-    parser = argparse.ArgumentParser(prog=prog, description=description, allow_abbrev=False)
+def parser_of(config: type[Any], prog: str, description: str) -> Parser:
+    """Return the parser of the command line of `load`."""
+    parser = Parser(prog=prog, description=description)
     add_flags(parser, config)
     parser.add_argument(
         "--version", action="version", version=f"{prog} {__version__}", help="print the version and exit"
@@ -225,6 +241,14 @@ def load(config: type[Config], *, prog: str, description: str, argv: Sequence[st
     parser.add_argument(
         "--print-config", action="store_true", help="print the resulting configuration as JSON and exit"
     )
+    return parser
+
+
+def load(config: type[Config], *, prog: str, description: str, argv: Sequence[str] | None = None) -> Config:
+    """Parse a whole command line into ``config``. With ``--print-config``, print it as JSON and end the program; with
+    ``--version``, print the version.
+    """
+    parser = parser_of(config, prog, description)
     namespace = parser.parse_args(argv)
     resolved = resolve(parser, config, namespace, os.environ)
     if namespace.print_config:

@@ -29,6 +29,7 @@ class Part(StrEnum):
     SERVE = "serve"
     LIBRARY = "library"
     BENCH = "bench"
+    RUN = "run"
     OTLP = "otlp"
 
 
@@ -48,6 +49,7 @@ NEEDS = {
     Part.SERVE: (*_ENGINE, "aiohttp", *_SHARD),
     Part.LIBRARY: (*_ENGINE, *_SHARD),
     Part.BENCH: ("aiohttp", "msgspec", "rich"),
+    Part.RUN: ("httpx2", "msgspec", "prompt-toolkit", "rich"),
     Part.OTLP: (
         "opentelemetry-sdk",
         "opentelemetry-exporter-otlp-proto-grpc",

@@ -49,6 +49,8 @@ def stop_on_signals() -> asyncio.Event:
         if stop.is_set():
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+        if number == signal.SIGINT:
+            _log.info("ending once running requests have finished; press Ctrl-C again to end at once")
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

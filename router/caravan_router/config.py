@@ -6,12 +6,13 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from caravan_dialects.api.errors import RequestError
 from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai.chat.schema import Effort
 from caravan_dialects.api.openai.chat.thinking import checked_kwargs
 from caravan_dialects.conversations.store import StoreSettings
 from caravan_proto.flags import flag
@@ -114,6 +115,12 @@ class RouterConfig:
         "maximum number of reasoning tokens for requests that set no budget; 0: no reasoning; -1: no limit",
         low=_NO_BUDGET,
         high=2**31 - 1,
+    )
+    reasoning_effort: str | None = flag(
+        None,
+        "reasoning effort of requests that name none; none switches off the reasoning that a request does not ask for "
+        "(default: the chat template decides)",
+        choices=get_args(Effort),
     )
     max_request_new_tokens: int | None = flag(
         None,
@@ -263,7 +270,9 @@ class RouterConfig:
             _ = self.sources
         except ValueError as error:
             raise ValueError(f"--shard {error}") from None
-        _template_kwargs(self.chat_template_kwargs)
+        template_kwargs = _template_kwargs(self.chat_template_kwargs)
+        if self.reasoning_effort is not None and "reasoning_effort" in template_kwargs:
+            raise ValueError("--reasoning-effort and `reasoning_effort` in --chat-template-kwargs exclude each other")
         try:
             _ = self.proxies
         except ValueError as error:
@@ -401,6 +410,7 @@ class RouterConfig:
             max_media=self.max_media,
             chat_template_kwargs=_template_kwargs(self.chat_template_kwargs),
             reasoning_budget=None if self.reasoning_budget == _NO_BUDGET else self.reasoning_budget,
+            reasoning_effort=self.reasoning_effort,
             max_connections=self.max_connections,
             header_timeout_s=self.header_timeout_s,
             body_timeout_s=self.body_timeout_s,

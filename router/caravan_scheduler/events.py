@@ -85,6 +85,13 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtEndRequested:
+    """A client wants the thought of this request to end with the tokens that it has. Ignored if it cannot be ended."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Replaced:
     """Another scheduler has the requests from now on. No shard is left, and none joins. `Left` answers."""
 
@@ -246,6 +253,7 @@ class Tick:
 Event = (
     Submitted
     | Cancelled
+    | ThoughtEndRequested
     | Replaced
     | Taken
     | ShardJoined

@@ -17,6 +17,7 @@ from caravan_scheduler.events import (
     Replaced,
     Submitted,
     Taken,
+    ThoughtEndRequested,
     Unpinned,
 )
 from caravan_scheduler.fault import FaultError
@@ -24,7 +25,9 @@ from caravan_scheduler.invariants import check
 from caravan_scheduler.scheduler import Scheduler
 
 # What callers and operators ask for. All other events tell of shards, which are lost when the scheduler begins anew.
-_ASKED = (Submitted, Cancelled, Replaced, Taken, PinRequested, Unpinned, FlushRequested, GraceChanged)
+_ASKED = (
+    Submitted, Cancelled, ThoughtEndRequested, Replaced, Taken, PinRequested, Unpinned, FlushRequested, GraceChanged,
+)  # fmt: skip
 
 
 def handle(scheduler: Scheduler, events: Sequence[Event], now: float) -> list[Action]:

@@ -43,6 +43,7 @@ from caravan_scheduler.events import (
     Stepped,
     Submitted,
     Taken,
+    ThoughtEndRequested,
     Tick,
     Unpinned,
 )
@@ -159,6 +160,9 @@ class Scheduler:
                 # Unknown if it ended while the cancellation was on its way.
                 if (sequence := self._state.sequences.get(event.request_id)) is not None:
                     self._state.abort(sequence)
+            case ThoughtEndRequested():
+                sequence = self._state.sequences.get(event.request_id)
+                return sequence is not None and self._state.end_thought(sequence)
             case Replaced():
                 self._state.outbox.add(Left(self._state.leave()))
             case Taken():

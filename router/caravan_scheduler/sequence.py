@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from caravan_proto.messages.media import MediaSpan
@@ -116,6 +116,14 @@ class Sequence:
         self.matches.clear()
         self.common.clear()
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
+
+    def limit_thought(self) -> bool:
+        """Let the thought have no more tokens than the output. Return whether that may change what follows."""
+        thought, known = self.spec.thought, len(self.output)
+        if thought is None or not thought.ending or (thought.max_tokens is not None and thought.max_tokens <= known):
+            return False
+        self.spec = replace(self.spec, thought=replace(thought, max_tokens=known))
+        return True
 
     def note_lost_media(self) -> None:
         """Note that media of it were not encoded when they were to be computed, or could not be."""

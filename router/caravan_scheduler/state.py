@@ -282,6 +282,19 @@ class SchedulerState:
         self.waiting.push(sequence)
 
     @on_behalf(1)
+    def end_thought(self, sequence: Sequence) -> bool:
+        """Let what follows the tokens of a request be the end of its thought. Return whether it lost its place by that.
+
+        A shard gets the parameters of a sequence at the start of its stay, so another stay begins, with the same cells.
+        """
+        if sequence.group is not None or not sequence.limit_thought() or sequence.request_id not in self._stays:
+            return False
+        shard, resident = self._stays[sequence.request_id]
+        shard.cancel(resident)
+        self.wait_again(sequence)
+        return True
+
+    @on_behalf(1)
     def finish(self, sequence: Sequence) -> None:
         """Forget a request that has all its tokens, or the whole beam search that it leads, and end its stay.
 

@@ -3,11 +3,16 @@
 This package stands above `caravan_router` and `caravan_shard`: it may know the flags of both. Shards are child
 processes, so nothing here loads llama.cpp, and `commands` imports what a command needs when it is run.
 
-    commands    which command is meant
+    commands    which command is meant; `completion` makes the scripts of shells of their parsers
     cli         `caravan serve`: the router in this process, shards as its children
+    serve_flags its command line; `peers` has what users of other programs type instead
     shard_flags what the shards are given: flags of the user, and shares of the host
     catalogue   models that are loaded and unloaded as requests ask for them
-    bench       `caravan bench`: a load generator for any server, which imports nothing of ours
+    servers     a server for the commands below: one that runs, or one that ends with the command
+    talk        `caravan run`: a chat in the terminal
+    launch      `caravan launch`: coding agents, each with what `agents` knows of it
+    operating   `caravan ps` and `stop`
+    bench       `caravan bench`: a load generator for any server, which imports nothing else of ours
 
 Models on demand
 ----------------

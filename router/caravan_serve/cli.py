@@ -1,19 +1,18 @@
 """The command `caravan serve`: serve models with one command, each a name, a place on a hub or a GGUF file."""
 
-import argparse
 import asyncio
 import logging
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
 
 from caravan_models.errors import FetchError
-from caravan_proto.flags import add_flags, as_flags, flag, resolve
+from caravan_proto.flags import as_flags, resolve
 from caravan_proto.standard_output import write_at_once
 from caravan_proto.telemetry import configure_logging
 from caravan_router.app import run_router
@@ -21,7 +20,8 @@ from caravan_router.cli import STARTUP_ERRORS, startup_problem, stop_on_signals
 from caravan_router.config import RouterConfig
 from caravan_router.engine.fleet import Fleet
 from caravan_serve.catalogue.entries import CatalogueFileError
-from caravan_serve.catalogue.setup import CatalogueFlags, make_catalogue
+from caravan_serve.catalogue.setup import make_catalogue
+from caravan_serve.serve_flags import ServeConfig, serve_parser
 from caravan_serve.shard_flags import (
     ServeError,
     ShardValues,
@@ -36,67 +36,51 @@ from caravan_serve.shard_flags import (
     local_file,
     model_files,
     of_model,
-    parse_shard_flags,
     rollback_tokens,
-    shard_parser,
+    shard_values,
     with_draft_file,
 )
 from caravan_serve.shard_process import ShardProcess, ShardStartError
 from caravan_serve.starting import Starting
+from caravan_shard.service.starter import end_with_parent
 
 _log = logging.getLogger(__name__)
 
 _INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig(CatalogueFlags):
-    """Flags of `caravan serve` that neither the router nor the shards have."""
-
-    shards: int = flag(
-        1, "number of shard processes per --model on this host, each with the whole model", low=1, high=64
-    )
-
-
-class _Help(argparse.Action):
-    """Prints the router's flags, then those of the shards."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_ignored: object) -> None:
-        parser.print_help()
-        of_shards = shard_parser()
-        of_shards.usage = argparse.SUPPRESS
-        sys.stdout.write(f"\nflags passed on to every shard:\n\n{of_shards.format_help()}")
-        parser.exit()
-
-
 def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[str], ShardValues]:
-    parser = argparse.ArgumentParser(prog="caravan serve", description=__doc__, allow_abbrev=False, add_help=False)
-    parser.add_argument("-h", "--help", nargs=0, action=_Help, help="show this and the shard's flags")
-    parser.usage = "caravan serve [MODEL ...] [FLAGS]"
-    add_flags(parser, ServeConfig)
-    add_flags(parser, RouterConfig)
-    namespace, of_shards = parser.parse_known_args(argv)
+    parser = serve_parser()
+    namespace = parser.parse_models(sys.argv[1:] if argv is None else argv)
     serve = resolve(parser, ServeConfig, namespace, os.environ)
     router = resolve(parser, RouterConfig, namespace, os.environ)
-    models, given = parse_shard_flags(of_shards, os.environ)
+    models, given = shard_values(parser, namespace, os.environ)
     return serve, router, models, {**given, "log_level": router.log_level, "json_output": router.json_output}
 
 
-async def _announce_when_ready(fleet: Fleet, url: str) -> None:
+async def _announce_when_ready(fleet: Fleet, url: str, router: RouterConfig) -> None:
     await fleet.wait_until_ready()
-    _announce(fleet, url)
+    write_at_once(announcement(fleet, url, router))
 
 
-def _announce(fleet: Fleet, url: str) -> None:
+def announcement(fleet: Fleet, url: str, router: RouterConfig) -> str:
+    """Return what is printed once the server can be used: what it serves, and where."""
     engine = fleet.engine("")
     path, body = "/generate_stream", '{"inputs":"The capital of France is","parameters":{"max_new_tokens":30}}'
-    if engine is not None and not engine.model.generates:
-        path, body = "/v1/embeddings", '{"input":"The capital of France"}'
-        if engine.model.ranks:
-            path, body = "/v1/rerank", '{"query":"The capital of France","documents":["Paris","Bread"]}'
-    write_at_once(
-        f"\nCaravan is ready on {url}\n\nTry:\n"
-        f"  curl -N {url}{path} -H 'Content-Type: application/json' -d '{body}'\n\n"
+    models = "loaded on demand"
+    if engine is not None:
+        models = f"{engine.model.name}, {engine.model.max_sequence_tokens:,} tokens of context for each request"
+        if not engine.model.generates:
+            path, body = "/v1/embeddings", '{"input":"The capital of France"}'
+            if engine.model.ranks:
+                path, body = "/v1/rerank", '{"query":"The capital of France","documents":["Paris","Bread"]}'
+    key = "" if router.api_keys_file is None else '-H "Authorization: Bearer $KEY" '
+    return (
+        f"\nCaravan is ready on {url}\n"
+        f"  model  {models}\n"
+        f"  page   {f'{url}/' if router.page else 'off'}\n"
+        f"  APIs   {url}/v1 for OpenAI's clients, {url}/docs for all\n"
+        f"  curl -N {url}{path} {key}-H 'Content-Type: application/json' -d '{body}'\n\n"
     )
 
 
@@ -108,6 +92,8 @@ async def _serve(
     else:
         models, given = await model_files(texts), await with_draft_file(given)
     check_models(models, given)
+    if not (models or serve.has_catalogue or is_toy(given)):
+        raise ServeError("name a model, such as caravan serve smollm2; caravan list --known lists short names")
     if models and serve.has_catalogue:
         raise ServeError("--models-dir, --models-file and --models-hub name all models that are served: drop --model")
     of_models = [of_model(model, given) for model in models] or ([] if serve.has_catalogue else [{}])
@@ -145,10 +131,10 @@ async def _serve(
 
         def on_listening(fleet: Fleet, url: str) -> None:
             if catalogue_of is not None:
-                _announce(fleet, url)
+                write_at_once(announcement(fleet, url, router))
                 return
             _log.info("listening, waiting for the shards to load their model", extra={"url": url})
-            announcing.append(tasks.create_task(_announce_when_ready(fleet, url)))
+            announcing.append(tasks.create_task(_announce_when_ready(fleet, url, router)))
             announcing.append(tasks.create_task(Starting(fleet, by_model, router.shard_grace_s).run()))
 
         try:
@@ -171,6 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     serve, router, models, given = _parse(argv)
     configure_logging(level=router.log_level, json_output=router.json_output)
+    if serve.exit_with_parent:
+        end_with_parent()
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:
         try:
             uvloop.run(_serve(serve, router, models, given, Path(folder)))

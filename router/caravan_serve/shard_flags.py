@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from caravan_models.fetching import fetch
 from caravan_models.progress import note, shown
 from caravan_models.reference import LocalFile, parse_reference
-from caravan_proto.flags import add_flags, default_of, from_values, given_values
+from caravan_proto.flags import default_of, from_values, given_values
 from caravan_proto.limits import MOST_ROLLBACK_TOKENS
 from caravan_shard.config import ShardConfig
 
@@ -29,7 +29,7 @@ _OF_ONE_MODEL = {
     "model_draft": "a draft model",
 }
 # What `ShardProcess` itself sets for each shard.
-_OWN = ("address", "shard_id", "exit_with_parent", "ready_fd")
+SET_BY_SERVE = ("address", "shard_id", "exit_with_parent", "ready_fd")
 
 
 class ServeError(ValueError):
@@ -45,35 +45,15 @@ class ModelFile:
     named: bool = False
 
 
-def shard_parser() -> argparse.ArgumentParser:
-    """Return the parser of the models and of the flags that only shards have."""
-    parser = argparse.ArgumentParser(
-        prog="caravan serve",
-        usage="caravan serve [MODEL ...] [FLAGS]",
-        allow_abbrev=False,
-        add_help=False,
-        conflict_handler="resolve",
-    )
-    add_flags(parser, ShardConfig)
-    parser.add_argument("words", nargs="*", metavar="MODEL", help="a model to serve, as with --model")
-    parser.add_argument(
-        "-m", "--model", action="append", dest="models", metavar="MODEL", help="GGUF file or model name; repeatable"
-    )
-    return parser
-
-
-def parse_shard_flags(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
-    """Return the models that ``words`` name, and what they and ``environ`` say of all shards.
+def shard_values(
+    parser: argparse.ArgumentParser, namespace: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the models that ``namespace`` names, and what it and ``environ`` say of all shards.
 
     Ends the program with a usage error if they are wrong.
     """
-    parser = shard_parser()
-    namespace = parser.parse_intermixed_args(words)
-    for name in _OWN:
-        if hasattr(namespace, name):
-            parser.error(f"--{name.replace('_', '-')} is for caravan-shard: caravan serve sets it for each shard")
     values = given_values(parser, ShardConfig, namespace, environ)
-    given = {name: value for name, value in values.items() if name not in _OWN}
+    given = {name: value for name, value in values.items() if name not in SET_BY_SERVE}
     of_environment = given.pop("model", "")
     models = [*namespace.words, *(namespace.models or ())]
     return models or ([of_environment] if of_environment else []), given

@@ -4,7 +4,6 @@ It replaces the llama-cpp-python that is installed, in the same version. CMAKE_A
 -DGGML_CUDA=on. The wheel is kept in pip's cache folder.
 """
 
-import argparse
 import importlib.metadata
 import importlib.util
 import subprocess
@@ -12,16 +11,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from caravan_proto.command_line import Parser
 from caravan_shard.llama_wheel import BuildError, built_wheel, pinned_requirement, say
 
 _CHECK = "from caravan_shard.build_llama import print_kernels; print_kernels()"
 _OWN = "own"
 
 
+def build_parser() -> Parser:
+    """Return the parser of `caravan build-llama`."""
+    return Parser(prog="caravan build-llama", description=__doc__)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Build and install; return the status of the process."""
-    parser = argparse.ArgumentParser(prog="caravan build-llama", description=__doc__, allow_abbrev=False)
-    parser.parse_args(argv)
+    build_parser().parse_args(argv)
     try:
         _install(_wheel())
     except BuildError as error:

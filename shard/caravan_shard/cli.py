@@ -1,6 +1,5 @@
 """The command `caravan-shard`: one model, one KV cache, served over gRPC to a router."""
 
-import argparse
 import asyncio
 import json
 import logging
@@ -11,6 +10,7 @@ from typing import NoReturn
 
 import uvloop
 
+from caravan_proto.command_line import Parser
 from caravan_proto.flags import load
 from caravan_proto.telemetry import configure_logging
 from caravan_shard.backends.base import StartupError
@@ -38,7 +38,7 @@ def _list_devices(argv: Sequence[str] | None) -> int:
     from caravan_shard.backends.llama.devices.devices import first_devices
     from caravan_shard.backends.llama.model.log import route_llama_log
 
-    parser = argparse.ArgumentParser(prog="caravan-shard", allow_abbrev=False)
+    parser = Parser(prog="caravan-shard")
     parser.add_argument("--rpc", default=os.environ.get("CARAVAN_RPC", ""))
     try:
         rpc_servers = parse_rpc_servers(parser.parse_known_args(argv)[0].rpc)

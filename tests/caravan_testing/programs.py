@@ -5,7 +5,7 @@ import contextlib
 import re
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,3 +134,11 @@ http {{
 def configuration(folder: Path, http: str) -> str:
     """Return a configuration whose files are in ``folder``, with ``http`` in its block of that name."""
     return _CONFIGURATION.format(folder=folder, http=http)
+
+
+def status_of(main: Callable[[], int]) -> object:
+    """Return the status with which a program ends whose function this is."""
+    try:
+        return main()
+    except SystemExit as ended:
+        return ended.code

@@ -139,6 +139,7 @@ class ScriptedStream:
         self._first_token: float | None = None
         self.spec = spec
         self.closed = False
+        self.thought_ended = False
         self.sent = 0
 
     @property
@@ -193,6 +194,9 @@ class ScriptedStream:
             tokens = step if isinstance(step, list) else [step]
             self.sent += len(tokens)
             yield tokens
+
+    def end_thought(self) -> None:
+        self.thought_ended = True
 
     def close(self) -> None:
         assert not self.closed, "closed twice"

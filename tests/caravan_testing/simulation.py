@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
+from caravan_proto.messages.constraint import Thought
 from caravan_proto.messages.results import Loaded
 from caravan_scheduler import invariants
 from caravan_scheduler.actions import (
@@ -46,6 +47,7 @@ from caravan_scheduler.events import (
     ShardLost,
     Submitted,
     Taken,
+    ThoughtEndRequested,
     Tick,
     Unpinned,
 )
@@ -238,6 +240,7 @@ class Simulation:
         media: PromptMedia | None = None,
         max_draft_tokens: int = 0,
         end_by_s: float = math.inf,
+        thought: Thought | None = None,
     ) -> int:
         request_id = next(self._ids)
         made = request(
@@ -256,6 +259,7 @@ class Simulation:
             max_draft_tokens=max_draft_tokens,
             end_by_s=end_by_s,
         )
+        made = replace(made, spec=replace(made.spec, thought=thought))
         self.requests[request_id] = made
         self.received[request_id] = []
         self.drafts[request_id] = []
@@ -281,6 +285,9 @@ class Simulation:
         beams = self.requests[request_id].spec.beams
         first = request_id if beams is None else request_id - beams.index
         return list(range(first, first + (1 if beams is None else beams.width)))
+
+    def end_thought(self, request_id: int) -> None:
+        self.handle(ThoughtEndRequested(request_id))
 
     def cancel(self, request_id: int) -> None:
         for member in self._with_its_search(request_id):

@@ -22,8 +22,8 @@ from caravan_router.http.routes import ROUTES
 from caravan_router.metrics.table import BUILD_INFO, METRICS
 from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.events import SavedRun
-from caravan_serve.cli import ServeConfig
 from caravan_serve.commands import main
+from caravan_serve.serve_flags import ServeConfig
 from caravan_shard.config import ShardConfig
 from caravan_shard.protocol.commands import StoredRun
 from caravan_shard.service.codec import runs_responses

@@ -169,7 +169,7 @@ def test_experts_are_given_up_before_layers(server: RpcServer, moe: Path) -> Non
 _FULL = """
 import sys
 from dataclasses import replace
-from caravan_shard.backends.llama.devices import first_devices
+from caravan_shard.backends.llama.devices.devices import first_devices
 from caravan_shard.backends.llama.devices.plan import checked, plan_load
 from caravan_shard.config import ShardConfig
 

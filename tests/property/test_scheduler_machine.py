@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from caravan_proto.messages.constraint import Thought
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.results import StepOutcome
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
@@ -112,6 +113,7 @@ _CHECKPOINT_LIMITS = st.builds(
     rollback=st.sampled_from([0, 3]),
 )
 # Two tokens, and few beginnings: prefixes in common are the rule.
+THOUGHT = Thought(closings=(b".",), ending=(7,))
 _PROMPTS = (
     st.lists(st.integers(1, 2), min_size=1, max_size=60)
     | st.builds(
@@ -222,6 +224,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 {"pictures": True},
                 {"pictures": True, "namespace": "salt"},
                 {"namespace": "salt"},
+                {"thought": THOUGHT},
                 {"adapter": "x"},
                 {"adapter": "y"},
                 {"prompt_logprobs": True},
@@ -315,6 +318,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         known = (*one.spec.prompt, *self.simulation.received[one.request_id])
         spec = one.spec
         self.simulation.submit((*known, *tail), new, namespace=spec.namespace, adapter=spec.adapter, media=spec.media)
+
+    @precondition(lambda self: self.simulation.requests)
+    @rule(data=st.data())
+    def end_thought(self, data: st.DataObject) -> None:
+        self.simulation.end_thought(data.draw(st.sampled_from(sorted(self.simulation.requests))))
 
     @precondition(lambda self: self.simulation.requests)
     @rule(data=st.data())

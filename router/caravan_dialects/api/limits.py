@@ -51,6 +51,8 @@ class Limits:
     """Variables of chat templates, for requests that do not set them."""
     reasoning_budget: int | None = None
     """Most tokens of a thought, for requests that do not name a number."""
+    reasoning_effort: str | None = None
+    """Effort of thoughts, for requests that do not name one. "none": no thoughts, unless a request asks for them."""
     strict_fields: bool = False
     """Whether unknown fields are refused, but for those of agents' own routes; else they are ignored."""
     payload_limit: int | None = None

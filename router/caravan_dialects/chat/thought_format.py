@@ -160,6 +160,7 @@ class ThoughtPlan:
     """How a reply thinks. ``max_tokens``: the most tokens of its thought; None for no limit.
 
     ``options``: variables for the template. ``opened``: the prompt must open the thought that ``thinking`` asks for.
+    ``can_end``: the client may end the thought while it is written.
     """
 
     thought_format: ThoughtFormat
@@ -167,6 +168,7 @@ class ThoughtPlan:
     options: dict[str, bool | str] = field(default_factory=dict)
     max_tokens: int | None = None
     opened: bool = False
+    can_end: bool = False
 
     def prompt_end(self, prompt: str, template: str) -> str:
         """Return what to write behind ``prompt``, as ``template`` rendered it, where it opens the assistant's turn."""

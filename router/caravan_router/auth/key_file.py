@@ -10,7 +10,6 @@ concurrent_requests = 8
 operator = false
 """
 
-import argparse
 import re
 import secrets
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY, ApiKey, digest_of
+from caravan_proto.command_line import Parser
 from caravan_scheduler.core.generation import Tenant
 
 # The name is also the tenant's and appears in the log.
@@ -116,11 +116,17 @@ def _check_distinct(field: str, values: list[str]) -> None:
             raise KeyFileError(f"keys[{index}].{field} is that of keys[{first}] already. Given: {value}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the key to stderr and its entry to stdout, so that ``caravan key alice >> keys.toml`` stores no secret."""
-    parser = argparse.ArgumentParser(prog="caravan key", description=__doc__, allow_abbrev=False)
+def key_parser() -> Parser:
+    """Return the parser of `caravan key`."""
+    parser = Parser(prog="caravan key", description="Make an API key.")
     parser.add_argument("name", help="name of the key's owner, for the log and as tenant of its requests")
     parser.add_argument("--operator", action="store_true", help="allow the routes under /admin")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the key to stderr and its entry to stdout, so that ``caravan key alice >> keys.toml`` stores no secret."""
+    parser = key_parser()
     arguments = parser.parse_args(argv)
     name: str = arguments.name
     try:

@@ -13,7 +13,7 @@ from caravan_router.engine.observer import EngineObserver, QueueUse, ShardUse
 from caravan_router.engine.queries import ShardQueries
 from caravan_router.engine.replacement import can_continue, tokens_mean_the_same
 from caravan_router.engine.replicas import Replicas
-from caravan_router.engine.streams import RequestStream
+from caravan_router.engine.streams import RequestInBatch, RequestStream
 from caravan_router.engine.wall import FaultLog
 from caravan_scheduler import recovery
 from caravan_scheduler.actions import (
@@ -56,6 +56,7 @@ from caravan_scheduler.events import (
     ShardDraining,
     Submitted,
     Taken,
+    ThoughtEndRequested,
     Tick,
 )
 from caravan_scheduler.scheduler import Scheduler
@@ -292,11 +293,12 @@ class Batcher:
         if self._successor is not None and self._passes_on(spec):
             return self._successor.submit(spec, trace)
         request_id = next(self._request_ids)
-        stream = RequestStream(
+        asked = RequestInBatch(
             lambda: self._cancel(request_id),
+            lambda: self._owner_of(request_id).post(ThoughtEndRequested(request_id)),
             lambda: self._owner_of(request_id).scheduler.standing_of(request_id),
-            trace,
         )
+        stream = RequestStream(asked, trace)
         if self._successor is not None:
             stream.fail(ModelReplacedError(self.model.name))
             return stream

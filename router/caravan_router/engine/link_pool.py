@@ -176,7 +176,9 @@ class LinkPool:
         added, gone = sorted(listed - self._listed), sorted(self._listed - listed)
         if not (added or gone):
             return
-        _log.info("the addresses of shards changed", extra={"added": added, "gone": gone})
+        # At the start they are those of the configuration.
+        level = logging.INFO if self._listed else logging.DEBUG
+        _log.log(level, "the addresses of shards changed", extra={"added": added, "gone": gone})
         self._listed = listed
         self._changed.set()
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from caravan_proto.messages.results import DraftCount, DraftSource
@@ -17,18 +18,22 @@ if TYPE_CHECKING:
     from caravan_scheduler.core.recomputed import Recomputed
 
 
+@dataclass(frozen=True, slots=True)
+class RequestInBatch:
+    """The request of a stream. ``close`` releases its sequence, ``end_thought`` ends its thought, and ``standing`` says
+    where it is until it has ended.
+    """
+
+    close: Callable[[], None]
+    end_thought: Callable[[], None]
+    standing: Callable[[], Standing]
+
+
 class RequestStream:
     """A queue with one producer, the batcher, and one consumer. It holds at most the tokens of the whole request."""
 
-    def __init__(
-        self,
-        on_close: Callable[[], None],
-        ask: Callable[[], Standing],
-        trace: GenerationTrace,
-    ) -> None:
-        """``on_close`` releases the sequence; ``ask`` says where it is until it has ended."""
-        self._on_close = on_close
-        self._ask = ask
+    def __init__(self, request: RequestInBatch, trace: GenerationTrace) -> None:
+        self._request = request
         # Not read yet.
         self._tokens: list[GeneratedToken] = []
         self._error: EngineError | None = None
@@ -48,12 +53,12 @@ class RequestStream:
     @property
     def state(self) -> GenerationState:
         """The stage of the generation, such as queued or running."""
-        return GenerationState.ENDED if self._ended or self._closed else self._ask().state
+        return GenerationState.ENDED if self._ended or self._closed else self._request.standing().state
 
     @property
     def prompt_computed(self) -> int:
         """Number of prompt tokens that are computed so far, or did not need to be. 0 while the request waits."""
-        return 0 if self._started is None or self._ended or self._closed else self._ask().computed
+        return 0 if self._started is None or self._ended or self._closed else self._request.standing().computed
 
     @property
     def times(self) -> StreamTimes:
@@ -120,12 +125,17 @@ class RequestStream:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def end_thought(self) -> None:
+        """Let the thought end with the tokens that it has. After the end of the stream this does nothing."""
+        if not (self._ended or self._closed):
+            self._request.end_thought()
+
     def close(self) -> None:
         """Stop reading. Before the end this releases the sequence, afterwards it does nothing."""
         if not self._closed:
             self._closed = True
             if not self._ended:
-                self._on_close()
+                self._request.close()
 
     async def __aiter__(self) -> AsyncIterator[list[GeneratedToken]]:
         while True:

@@ -29,7 +29,6 @@ from caravan_router.http.generation.answer import answer
 from caravan_router.http.generation.models import context_of, counting_refusals, reading_texts
 from caravan_router.http.openai.vectors import vectors_of
 from caravan_router.http.server.body import Tolerance
-from caravan_router.http.server.ignored import IGNORED
 from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
@@ -52,7 +51,7 @@ ROUTES = Routes(GEMINI, tolerance=Tolerance.ALWAYS, slashes=True, parameters=(_M
     errors=GENERATION_ERRORS,
 )
 async def generate_content(request: web.Request, body: GenerateContentRequest) -> web.StreamResponse:
-    return await _answer(request, AskedContent(_model_of(request), body, request.app[STATE].limits))
+    return await answer(request, AskedContent(_model_of(request), body, request.app[STATE].limits))
 
 
 ROUTES.also("/v1/models/{model}:generateContent", "v1")
@@ -72,7 +71,7 @@ async def stream_generate_content(request: web.Request, body: GenerateContentReq
     if alt not in {"json", "sse"}:
         raise unsupported_field_error("alt", 'set it to "sse" or "json"', alt)
     kind = AskedContent if alt == "sse" else AskedList
-    return await _answer(request, kind(_model_of(request), body, request.app[STATE].limits, streamed=True))
+    return await answer(request, kind(_model_of(request), body, request.app[STATE].limits, streamed=True))
 
 
 ROUTES.also("/v1/models/{model}:streamGenerateContent", "v1")
@@ -124,12 +123,6 @@ async def batch_embed_contents(request: web.Request, body: BatchEmbedContentsReq
 
 
 ROUTES.also("/v1/models/{model}:batchEmbedContents", "v1")
-
-
-async def _answer(request: web.Request, asked: AskedContent) -> web.StreamResponse:
-    for name in asked.skipped_tools:
-        request.app[IGNORED].note("tools of Gemini's API", name)
-    return await answer(request, asked)
 
 
 async def _embeddings(

@@ -134,6 +134,7 @@ class Sleep(msgspec.Struct, frozen=True):
 
 @ROUTES.route("GET", "/ping", _HEALTHY, errors=(503,), open=True, alias="ping")
 @ROUTES.route("GET", "/health", _HEALTHY, errors=(503,), open=True)
+@ROUTES.route("GET", "/v1/health", _HEALTHY, errors=(503,), open=True, alias="health_v1")
 @ROUTES.route("HEAD", "/health", _HEALTHY, errors=(503,), open=True, alias="health_head")
 # Claude Code's probe.
 @ROUTES.route("HEAD", "/", _HEALTHY, errors=(503,), open=True, alias="head")

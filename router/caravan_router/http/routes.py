@@ -50,6 +50,12 @@ DIALECTS_OF_ROUTES = Dialects(
         for header, dialect in model_lists.DIALECTS.items()
     },
     by_path={route.path: route.dialect for route in (*ROUTES, *UNSUPPORTED)},
-    by_prefix={"/v1/": OPENAI, "/v1/messages": ANTHROPIC, "/v1beta/": GEMINI, "/api/": OLLAMA},
+    by_prefix={
+        "/v1/": OPENAI,
+        "/inference/v1/": OPENAI,
+        "/v1/messages": ANTHROPIC,
+        "/v1beta/": GEMINI,
+        "/api/": OLLAMA,
+    },
     default=TGI,
 )

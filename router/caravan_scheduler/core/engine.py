@@ -100,6 +100,10 @@ class TokenStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Sequence[GeneratedToken]]: ...
 
+    def end_thought(self) -> None:
+        """Let the thought of a spec whose `Thought` has an ``ending`` end with the tokens that it has."""
+        ...
+
     def close(self) -> None: ...
 
 

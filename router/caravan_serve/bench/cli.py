@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from caravan_proto.command_line import Parser
 from caravan_serve.bench.dialects import Api
 from caravan_serve.bench.request import Asked, DrawnTokens
 from caravan_serve.bench.runner import (
@@ -99,7 +100,7 @@ def _print_latencies(console: Console, rows: tuple[tuple[str, Distribution | Non
 
 def main(argv: Sequence[str]) -> int:
     """Run the benchmark. Return 0 if any request completed, 1 if none did; exit with 2 for a wrong command line."""
-    parser = _parser()
+    parser = bench_parser()
     config, json_path = _config(parser, parser.parse_args(argv))
     console = Console(stderr=False)
     try:
@@ -116,10 +117,9 @@ def main(argv: Sequence[str]) -> int:
     return 0 if report.completed else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="caravan bench", description="Measure a server that speaks OpenAI's API or TGI's streams."
-    )
+def bench_parser() -> Parser:
+    """Return the parser of `caravan bench`."""
+    parser = Parser(prog="caravan bench", description="Measure a server that speaks OpenAI's API or TGI's streams.")
     add = parser.add_argument
     add("--url", required=True, help="base address, for example http://127.0.0.1:3000")
     add(

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import contextmanager
 from dataclasses import replace
 
-from caravan_models.reference import HUB_PREFIX
+from caravan_models.reference import DEFAULT_QUANTISATION, HUB_PREFIX
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.fleet import Fleet
 from caravan_scheduler.core.catalogue import (
@@ -199,12 +199,19 @@ class Shelf:
         return _WAITING
 
     def _repositories(self) -> dict[str, str]:
-        """Return the repositories of which there is one model, with its name: who pulled it may have named no more."""
+        """Return the repositories of which there is one model, or the usual one, with its name.
+
+        Whoever pulled it may have named no more.
+        """
         pulled = [slot.entry.name for slot in self._slots.values() if slot.entry.is_pulled]
         of = {name: name.partition(":")[0] for name in pulled}
         times = Counter(of.values())
         taken = self.own_names | self.made.keys()
-        return {alias: name for name, alias in of.items() if times[alias] == 1 and alias not in taken}
+        return {
+            alias: name
+            for name, alias in of.items()
+            if alias not in taken and (times[alias] == 1 or name == f"{alias}:{DEFAULT_QUANTISATION}")
+        }
 
     def _tell_names(self) -> None:
         entries = [slot.entry for slot in self._slots.values()]

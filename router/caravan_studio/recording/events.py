@@ -31,7 +31,8 @@ class Media(msgspec.Struct, frozen=True, array_like=True):
 class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     """What decisions depend on of a `GenerationSpec`. ``namespace``: the number of that of its prefixes.
 
-    ``constraint`` and ``thought``: 0 for none, else a number that stands for it.
+    ``constraint`` and ``thought``: 0 for none, else a number that stands for it. ``most_thought``: the most tokens of
+    the thought, null for no limit. ``ends_thought``: whether it can be ended by force.
     """
 
     prompt: list[int]
@@ -53,6 +54,8 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     prediction: list[int] = []
     constraint: int = 0
     thought: int = 0
+    most_thought: int | None = None
+    ends_thought: bool = False
     beams: Beams | None = None
     media: Media | None = None
 
@@ -72,6 +75,12 @@ class Submit(_Event, frozen=True):
 
 
 class Cancel(_Event, frozen=True):
+    request: int
+
+
+class Conclude(_Event, frozen=True):
+    """`ThoughtEndRequested`."""
+
     request: int
 
 
@@ -237,5 +246,5 @@ class Tick(_Event, frozen=True):
 
 Event = (
     Submit | Cancel | Replace | Take | Join | Found | Lose | Drain | Step | Save | Load | Layout | Fetch | Encode | End
-    | Flush | Pin | Unpin | Grace | Undone | Tick
+    | Conclude | Flush | Pin | Unpin | Grace | Undone | Tick
 )  # fmt: skip

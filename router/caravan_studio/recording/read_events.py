@@ -46,6 +46,8 @@ class EventReader:
                 return heard.Submitted(read_request(event))
             case form.Cancel():
                 return heard.Cancelled(event.request)
+            case form.Conclude():
+                return heard.ThoughtEndRequested(event.request)
             case form.Replace():
                 return heard.Replaced()
             case form.Take():
@@ -215,9 +217,14 @@ def _spec(spec: form.Spec) -> GenerationSpec:
             early_stopping=EarlyStopping[beams.early_stopping],
             eos_token_ids=frozenset(beams.eos),
         ),
-        thought=Thought(closings=()) if spec.thought else None,
+        thought=_thought(spec) if spec.thought else None,
         media=None if spec.media is None else _media(spec.media),
     )
+
+
+def _thought(spec: form.Spec) -> Thought:
+    # No token of the ending matters, but that there is one.
+    return Thought(closings=(), ending=(0,) if spec.ends_thought else (), max_tokens=spec.most_thought)
 
 
 def _media(media: form.Media) -> PromptMedia:

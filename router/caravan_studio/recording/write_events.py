@@ -36,6 +36,8 @@ class EventWriter:
                 return self._submit(event.request)
             case heard.Cancelled():
                 return form.Cancel(event.request_id)
+            case heard.ThoughtEndRequested():
+                return form.Conclude(event.request_id)
             case heard.Replaced():
                 return form.Replace()
             case heard.Taken():
@@ -135,6 +137,8 @@ class EventWriter:
             prediction=names.tokens(spec.prediction),
             constraint=0 if spec.constraint is None else names.constraint(spec.constraint),
             thought=0 if spec.thought is None else names.constraint(spec.thought),
+            most_thought=None if spec.thought is None else spec.thought.max_tokens,
+            ends_thought=spec.thought is not None and bool(spec.thought.ending),
             beams=None
             if beams is None
             else form.Beams(

@@ -1,6 +1,5 @@
 """The command `caravan replay`: what it is asked, and what it prints."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from caravan_proto.command_line import Parser
 from caravan_scheduler.config import SchedulerConfig
 from caravan_studio.recording.lines import RecordingError, RecordingFile
 from caravan_studio.replay.changes import ChangeError, SchedulerFlags, changed
@@ -39,12 +39,9 @@ class _Question:
         return changed(config, self.changes, self.router)
 
 
-def main(router: type[SchedulerFlags], argv: Sequence[str] | None = None) -> int:
-    """Play a recording. Return 0 if all decisions are the same, 1 if one is not, 2 if it cannot be played.
-
-    ``router``: the flags of the program that recorded it, of which ``--with`` changes some.
-    """
-    parser = argparse.ArgumentParser(
+def replay_parser() -> Parser:
+    """Return the parser of `caravan replay`."""
+    parser = Parser(
         prog="caravan replay", description="Replay what a router recorded with --record, and compare every decision."
     )
     parser.add_argument("file", type=Path, help="the recording")
@@ -59,7 +56,15 @@ def main(router: type[SchedulerFlags], argv: Sequence[str] | None = None) -> int
     parser.add_argument(
         "--shards", type=int, default=0, metavar="+N", help="simulate them with N more shards, like the first, or fewer"
     )
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(router: type[SchedulerFlags], argv: Sequence[str] | None = None) -> int:
+    """Play a recording. Return 0 if all decisions are the same, 1 if one is not, 2 if it cannot be played.
+
+    ``router``: the flags of the program that recorded it, of which ``--with`` changes some.
+    """
+    arguments = replay_parser().parse_args(argv)
     try:
         recording = RecordingFile(arguments.file)
         if arguments.changes or arguments.shards:

@@ -6,9 +6,11 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from aiohttp import ClientSession
 
 from caravan_proto.messages.constraint import Thought
+from caravan_router.engine.streams import RequestStream
 from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.cluster import VOCABULARY, ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
@@ -49,6 +51,59 @@ async def test_scarce_cells() -> None:
         got = await asyncio.gather(*(run(running.engine, one) for one, _ in wanted))
         assert got == [output for _, output in wanted]
         await running.wait_until_at_rest()
+
+
+async def end_after(stream: RequestStream, tokens: int) -> list[int]:
+    """Read ``stream`` and end its thought once so many tokens are there."""
+    output: list[int] = []
+    asked = False
+    async for ready in stream:
+        output += [token.token_id for token in ready]
+        if not asked and len(output) >= tokens:
+            asked = True
+            stream.end_thought()
+    stream.close()
+    return output
+
+
+@pytest.mark.parametrize("cells", [300, 4000])
+async def test_a_thought_ends_when_the_client_says_so_and_the_output_goes_on_behind_it(cells: int) -> None:
+    chance = random.Random(5)
+    config = ClusterConfig(shards=2, cells=cells, max_sequences=16, step_s=0.002, token_s=0.0002)
+    async with cluster(config) as running:
+        asked = [
+            replace(
+                spec([chance.randrange(32, 127) for _ in range(chance.randrange(1, 60))], 120, seed=number),
+                thought=Thought(closings=(b"</think>",), ending=ENDING, max_tokens=[None, 60, 10][number % 3]),
+                max_draft_tokens=4 * (number % 2),
+            )
+            for number in range(12)
+        ]
+        after = [chance.randrange(1, 40) for _ in asked]
+        outputs = await asyncio.gather(*map(end_after, map(running.engine.submit, asked), after))
+        await running.wait_until_at_rest()
+    early = 0
+    for one, output, tokens in zip(asked, outputs, after, strict=True):
+        assert one.thought is not None
+        free = undisturbed(one)
+        end = next(at for at in range(len(output)) if tuple(output[at : at + len(ENDING)]) == ENDING)
+        most = one.thought.max_tokens
+        assert output[:end] == free[:end]
+        assert end >= min(tokens, len(output) if most is None else most)
+        early += end < (len(output) if most is None else most)
+        begun = (*one.prompt, *output[: end + len(ENDING)])
+        left = 120 - end - len(ENDING)
+        rest = replace(one, prompt=begun, stopping=replace(one.stopping, max_new_tokens=left))
+        assert output[end + len(ENDING) :] == undisturbed(rest)
+    assert early >= 6
+
+
+async def test_a_thought_that_has_not_begun_is_left_out() -> None:
+    async with cluster(ClusterConfig()) as running:
+        one = replace(spec(range(40, 60), 30, seed=1), thought=Thought(closings=(b"</think>",), ending=ENDING))
+        stream = running.engine.submit(one)
+        stream.end_thought()
+        assert (await read(stream))[: len(ENDING)] == list(ENDING)
 
 
 async def test_a_lost_shard() -> None:

@@ -9,7 +9,7 @@ from bench.contenders import Common, Product
 from bench.paths import BenchError
 from bench.rows import EMBEDDING_ROWS, MAIN_ROWS, OVERHEAD_ROWS, Row
 
-from caravan_serve.bench.cli import _config, _parser
+from caravan_serve.bench.cli import _config, bench_parser
 from caravan_serve.bench.workloads import Workload, phases
 
 ROWS = (*MAIN_ROWS, *OVERHEAD_ROWS, *EMBEDDING_ROWS)
@@ -17,7 +17,7 @@ ROWS = (*MAIN_ROWS, *OVERHEAD_ROWS, *EMBEDDING_ROWS)
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_the_load_generator_accepts_the_arguments(row: Row) -> None:
-    parser = _parser()
+    parser = bench_parser()
     config, _ = _config(parser, parser.parse_args(["--url", "http://127.0.0.1:1", *row.arguments]))
     if config.workload is not Workload.STALL:
         assert all(phase.requests for phase in phases(config.workload, config.shape))

@@ -50,7 +50,8 @@ UNSLOTH = [
 )
 def test_a_place_on_a_hub(text: str, model: HubModel) -> None:
     assert parse_hub(text) == model
-    assert parse_reference(f"hf:{text}") == model
+    for prefix in ("hf:", "hf.co/", "huggingface.co/", "https://huggingface.co/"):
+        assert parse_reference(f"{prefix}{text}") == model
     assert parse_hub(model.name) == model
 
 
@@ -178,6 +179,16 @@ def test_a_file_chooses_the_model_that_it_is_a_part_of() -> None:
 def test_the_only_model_needs_no_choice() -> None:
     paths = ["mmproj-only.gguf", "only.gguf", "x.imatrix.gguf", "config.json"]
     assert chosen(paths, None) == (["only.gguf"], "mmproj-only.gguf")
+
+
+@pytest.mark.parametrize(("paths", "part"), [(BARTOWSKI, BARTOWSKI[3]), (UNSLOTH, UNSLOTH[2])])
+def test_without_a_choice_the_usual_quantisation_is_meant(paths: list[str], part: str) -> None:
+    assert chosen(paths, None)[0][0] == part
+
+
+def test_without_the_usual_quantisation_a_choice_is_needed() -> None:
+    for paths in (["m-Q4_0.gguf", "m-Q8_0.gguf"], ["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"]):
+        assert failing(paths, None).problem is FetchProblem.AMBIGUOUS
 
 
 def failing(paths: list[str], choice: Choice) -> FetchError:

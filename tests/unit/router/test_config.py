@@ -15,11 +15,18 @@ CERTIFICATES = {"ssl_certfile": "c", "ssl_keyfile": "k", "ssl_ca_certs": "a"}
 
 
 def test_variables_and_a_budget_are_limits_of_requests() -> None:
-    config = RouterConfig(chat_template_kwargs='{"enable_thinking": false, "n": [1]}', reasoning_budget=7)
+    config = RouterConfig(
+        chat_template_kwargs='{"enable_thinking": false, "n": [1]}', reasoning_budget=7, reasoning_effort="low"
+    )
     assert config.limits.chat_template_kwargs == {"enable_thinking": False, "n": [1]}
-    assert config.limits.reasoning_budget == 7
+    assert (config.limits.reasoning_budget, config.limits.reasoning_effort) == (7, "low")
     assert replace(config, reasoning_budget=-1).limits.reasoning_budget is None
     assert RouterConfig().limits.chat_template_kwargs == {}
+
+
+def test_an_effort_is_said_once() -> None:
+    with pytest.raises(ValueError, match="--reasoning-effort"):
+        RouterConfig(chat_template_kwargs='{"reasoning_effort": "low"}', reasoning_effort="high")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill
+from caravan_proto.messages.constraint import Thought
 from caravan_proto.messages.results import StepOutcome
 from caravan_scheduler.actions import Deliver, FailureReason, Start
 from caravan_scheduler.config import SchedulerConfig
@@ -264,3 +265,34 @@ def test_prompt_logprobs_stay_before_the_first_token() -> None:
     outbox.deliver_prompt_logprobs(7, logprobs)
     outbox.deliver_tokens([(7, A)])
     assert outbox.drain() == [Deliver(7, logprobs, (A,))]
+
+
+def test_an_ended_thought_begins_another_stay_with_what_is_computed_and_no_more_tokens() -> None:
+    sim = simulation()
+    thought = Thought(closings=(b".",), ending=(7, 8))
+    request_id = sim.submit(prompt_of(20), 12, ignore_eos=True, thought=thought)
+    sim.advance("a", 4)
+    known, before = len(sim.received[request_id]), len(sim.actions)
+    assert known
+    sim.end_thought(request_id)
+    sim.end_thought(request_id)  # it ends there already
+    sim.settle()
+    (chunk,) = (chunk for action in sim.sent(Prefill, since=before) for chunk in action.chunks)
+    assert chunk.setup is not None
+    assert chunk.setup.thought == dataclasses.replace(thought, max_tokens=known)
+    assert (chunk.start, len(chunk.token_ids)) == (20 + known - 1, 1)
+    assert sim.received[request_id] == expected_output(sim.requests[request_id].spec)
+
+
+@pytest.mark.parametrize(
+    "thought", [None, Thought(closings=(b".",)), Thought(closings=(b".",), ending=(7,), max_tokens=1)]
+)
+def test_nothing_happens_where_no_thought_can_be_ended(thought: Thought | None) -> None:
+    sim = simulation()
+    request_id = sim.submit(prompt_of(20), 12, ignore_eos=True, thought=thought)
+    sim.advance("a", 4)
+    before = len(sim.actions)
+    sim.end_thought(request_id)
+    sim.end_thought(99)
+    sim.settle()
+    assert not sim.sent(Prefill, since=before)

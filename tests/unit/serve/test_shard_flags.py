@@ -9,6 +9,7 @@ import pytest
 
 from caravan_proto.flags import as_flags, load
 from caravan_serve.cli import _parse
+from caravan_serve.serve_flags import serve_parser
 from caravan_serve.shard_flags import (
     ModelFile,
     ServeError,
@@ -23,10 +24,15 @@ from caravan_serve.shard_flags import (
     is_toy,
     local_file,
     of_model,
-    parse_shard_flags,
     rollback_tokens,
+    shard_values,
 )
 from caravan_shard.config import ShardConfig
+
+
+def parse_shard_flags(flags: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
+    parser = serve_parser()
+    return shard_values(parser, parser.parse_models(flags), environ)
 
 
 def given(*flags: str, **environ: str) -> dict[str, Any]:
@@ -70,8 +76,11 @@ def test_words_and_each_model_flag_name_a_model(
     [
         (["--model"], "argument -m/--model: expected one argument"),
         (["-np", "0"], "argument --parallel/-np: must be >= 1 and <= 256. Given: 0"),
-        (["--paralel", "4"], "unrecognized arguments: --paralel"),
-        (["--address", "unix:/x"], "--address is for caravan-shard: caravan serve sets it for each shard"),
+        (["--paralel", "4"], "unknown flag --paralel; did you mean --parallel?"),
+        (
+            ["--address", "unix:/x"],
+            "unknown flag --address: it is for caravan-shard, and caravan serve sets it for each shard",
+        ),
     ],
 )
 def test_wrong_flags_of_shards_are_usage_errors(

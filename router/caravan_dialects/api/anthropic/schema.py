@@ -1,14 +1,17 @@
 """Bodies, replies and events of Anthropic's Messages API. Fields that a body has beside these are ignored."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from caravan_dialects.api.generation.schema import (
+    NEUTRAL,
     CacheSalt,
     FirstDifference,
     NoEffect,
+    OnlyNull,
     Priority,
+    RefusedByRule,
     SessionId,
     Speculate,
     Timeout,
@@ -126,8 +129,8 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    mcp_servers: list[Any] | None = None
-    thread: Any = None
+    mcp_servers: Annotated[list[Any] | None, msgspec.Meta(extra={NEUTRAL: ([],)})] = None
+    thread: RefusedByRule = None
     # Edits are not made, and the reply says so.
     context_management: Any = None
     cache_control: NoEffect = None
@@ -157,7 +160,7 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    container: Any = None
+    container: OnlyNull = None
     diagnostics: DiagnosticsParam | None = None
     metadata: Any = None
     service_tier: NoEffect = None

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from caravan_dialects.api.anthropic.rules import ThreadError
-from caravan_dialects.api.anthropic.schema import MessagesRequest, PromptFields, ToolChoiceParam, ToolParam
+from caravan_dialects.api.anthropic.schema import MessagesRequest, PromptFields, ToolParam
 from caravan_dialects.api.anthropic.turns import TOOL_CHANGES, blocks_of, chat_messages_of
 from caravan_dialects.api.generation.checks import check_positive
 from caravan_dialects.api.generation.parts import MediaParts
@@ -35,8 +35,6 @@ _IN_USER_ID = re.compile(r"_session_([A-Za-z0-9-]+)\Z")
 def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
     """Translate a body of ``/v1/messages``. Raises ValidationError."""
     check_positive("max_tokens", body.max_tokens)
-    if body.container is not None:
-        raise unsupported_field_error("container", "set it to null", body.container)
     media = MediaParts(model.media)
     chat = chat_request_of(
         body,
@@ -79,8 +77,6 @@ def chat_request_of(body: PromptFields, model: ModelFacts, media: MediaParts, **
 
     Raises ValidationError.
     """
-    if body.mcp_servers:
-        raise unsupported_field_error("mcp_servers", "set it to []", body.mcp_servers)
     if body.thread is not None:
         raise ThreadError(body.thread)
     tools = _tools(body)
@@ -88,7 +84,7 @@ def chat_request_of(body: PromptFields, model: ModelFacts, media: MediaParts, **
         messages=chat_messages_of(body, media),
         model=body.model,
         tools=tools or None,
-        **_choice_fields(body.tool_choice, tools),
+        **_choice_fields(body, tools),
         **_thinking_fields(body, model),
         **_format_fields(body),
         **fields,
@@ -136,8 +132,12 @@ def _tool(field: str, tool: ToolParam) -> Tool:
     )
 
 
-def _choice_fields(choice: ToolChoiceParam | None, tools: Sequence[Tool]) -> dict[str, Any]:
+def _choice_fields(body: PromptFields, tools: Sequence[Tool]) -> dict[str, Any]:
+    choice = body.tool_choice
     if choice is None:
+        return {}
+    if choice.type == "tool" and any(tool.name == choice.name and _is_hosted(tool) for tool in body.tools or ()):
+        # A tool that is left out cannot be demanded: Claude Code's search demands it.
         return {}
     if not tools:
         if choice.type in {"any", "tool"}:

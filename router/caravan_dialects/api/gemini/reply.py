@@ -22,7 +22,6 @@ from caravan_dialects.api.gemini.schema import (
     TopCandidates,
     UsageMetadata,
 )
-from caravan_dialects.api.gemini.tools import skipped_tools
 from caravan_dialects.api.gemini.translation import CONFIG, source_of
 from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.checks import check_candidates, check_range
@@ -140,11 +139,6 @@ class AskedContent(Asked):
         thinking = self._config.thinking_config
         shows = thinking is not None and bool(thinking.include_thoughts)
         return ContentAnswer(chat, self.framed, shows_thoughts=shows)
-
-    @property
-    def skipped_tools(self) -> frozenset[str]:
-        """Names of tools that the model is not offered, since Google runs them."""
-        return skipped_tools(self._body.tools)
 
     def framed(self, chunk: bytes) -> bytes:
         """Return the message of a stream for ``chunk``."""

@@ -128,14 +128,14 @@ class GeminiTool(_Body, frozen=True, kw_only=True):
     """Functions. Tools that only Google runs are left out."""
 
     function_declarations: list[FunctionDeclaration] | None = None
-    google_search: Any = None
-    google_search_retrieval: Any = None
-    code_execution: Any = None
-    url_context: Any = None
-    google_maps: Any = None
-    file_search: Any = None
-    enterprise_web_search: Any = None
-    retrieval: Any = None
+    google_search: NoEffect = None
+    google_search_retrieval: NoEffect = None
+    code_execution: NoEffect = None
+    url_context: NoEffect = None
+    google_maps: NoEffect = None
+    file_search: NoEffect = None
+    enterprise_web_search: NoEffect = None
+    retrieval: NoEffect = None
     mcp_servers: Unsupported = None
     computer_use: OnlyNull = None
 

@@ -33,17 +33,6 @@ _OTHER_NAMES = {
     "ref": "$ref",
 }
 _ORDER = "propertyOrdering"
-# Google runs them.
-_HOSTED = {
-    "googleSearch": "google_search",
-    "googleSearchRetrieval": "google_search_retrieval",
-    "codeExecution": "code_execution",
-    "urlContext": "url_context",
-    "googleMaps": "google_maps",
-    "fileSearch": "file_search",
-    "enterpriseWebSearch": "enterprise_web_search",
-    "retrieval": "retrieval",
-}
 _CONFIG = "toolConfig.functionCallingConfig"
 _ALLOWED = f"{_CONFIG}.allowedFunctionNames"
 
@@ -110,13 +99,6 @@ class ToolFields:
 
     chat: dict[str, Any]
     places: Mapping[str, str]
-
-
-def skipped_tools(tools: Sequence[GeminiTool] | None) -> frozenset[str]:
-    """Return the names of the ``tools`` that only Google runs."""
-    return frozenset(
-        name for tool in tools or () for name, attribute in _HOSTED.items() if getattr(tool, attribute) is not None
-    )
 
 
 def tool_fields(tools: Sequence[GeminiTool] | None, config: ToolConfig | None) -> ToolFields:

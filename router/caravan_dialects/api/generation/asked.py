@@ -14,8 +14,11 @@ from caravan_scheduler.core.engine import Fleet
 class Answer(ABC):
     """The answer to one request: either `whole`, or `send` of each run and then `last_event`.
 
-    ``requests``: what is generated. The runs of each come in this order.
+    ``requests``: what is generated. The runs of each come in this order. ``reply_id``: names the reply for other
+    requests while it is written; "" if none can name it.
     """
+
+    reply_id: str = ""
 
     def __init__(self, requests: Sequence[ValidRequest]) -> None:
         self.requests = requests

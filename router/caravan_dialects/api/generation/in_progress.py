@@ -13,7 +13,7 @@ from caravan_scheduler.core.trace import NO_TRACE, RequestTrace
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RequestInProgress:
-    """One request. ``valid`` is empty and ``model`` is None until its body has been validated.
+    """One request. ``valid`` is empty, ``model`` is None and ``reply_id`` is "" until its body has been validated.
 
     ``runs`` is empty until it was submitted.
 
@@ -28,13 +28,19 @@ class RequestInProgress:
     valid: Sequence[ValidRequest] = ()
     model: ServedModel | None = None
     runs: Sequence[Run] = ()
+    reply_id: str = ""
     aborted: bool = False
     # The running block of `abortable`, which an abort interrupts.
     _scope: asyncio.Timeout | None = None
 
-    def begin(self, model: ServedModel, valid: Sequence[ValidRequest]) -> None:
+    def begin(self, model: ServedModel, valid: Sequence[ValidRequest], reply_id: str = "") -> None:
         """Note what the request asks for, now that its body is valid."""
-        self.model, self.valid = model, valid
+        self.model, self.valid, self.reply_id = model, valid, reply_id
+
+    def end_thoughts(self) -> bool:
+        """End the thoughts of all generations now. Return whether any of them can be ended."""
+        ended = [run.end_thought() for run in self.runs]
+        return any(ended)
 
     def abort(self) -> None:
         """End the request. A block of `abortable` that runs, or the next one, raises AbortedError."""

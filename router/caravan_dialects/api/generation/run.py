@@ -199,6 +199,14 @@ class Run:
             if held := self._assembler.flush():
                 take(held)
 
+    def end_thought(self) -> bool:
+        """End the thought now, if it has not ended. Return whether a thought of this generation can be ended."""
+        thought = self.spec.thought
+        if thought is None or not thought.ending or self.finish is not None:
+            return False
+        self._stream.end_thought()
+        return True
+
     def end(self) -> None:
         """End the generation early, with the finish reason of a stop string."""
         if self.finish is None:

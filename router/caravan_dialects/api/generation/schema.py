@@ -5,10 +5,13 @@ from typing import Annotated, Any, Protocol
 import msgspec
 
 # Keys of `Meta.extra`. Below a field that is exact, unknown fields are refused whatever the server tolerates elsewhere.
-EXACT, NO_EFFECT, NEUTRAL = "caravan.exact", "caravan.no_effect", "caravan.neutral"
+# A field that is refused is so by a rule of its own.
+EXACT, NO_EFFECT, NEUTRAL, REFUSED = "caravan.exact", "caravan.no_effect", "caravan.neutral", "caravan.refused"
 
 
 NoEffect = Annotated[Any, msgspec.Meta(description="Accepted and without effect.", extra={NO_EFFECT: True})]
+OnlyEchoed = msgspec.Meta(description="Accepted and without effect; the reply repeats it.", extra={NO_EFFECT: True})
+RefusedByRule = Annotated[Any, msgspec.Meta(description="Not supported.", extra={REFUSED: True})]
 Unsupported = Annotated[
     Any,
     msgspec.Meta(

@@ -38,6 +38,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "reasoning_budget_tokens": (0, -1),
     "thinking_budget_tokens": (0, -1),
     "thinking_token_budget": (0, -1),
+    "reasoning_control": (False,),
     **{name: (neutral, RANGES[name].least) for name, neutral in switched_off(SAMPLERS).items()},
     "temperature": (0,),
 }

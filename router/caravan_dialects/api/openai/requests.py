@@ -1,12 +1,14 @@
-"""Describes the requests of an API key that are in progress, in OpenAI's form of lists."""
+"""The requests of an API key that are in progress: described in OpenAI's form of lists, and controlled."""
 
 import time
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
 from caravan_dialects.api.generation.in_progress import RequestInProgress
 from caravan_dialects.api.generation.run import Run
+from caravan_dialects.api.generation.schema import NoEffect
 from caravan_scheduler.core.generation import GenerationState
 from caravan_scheduler.core.recomputed import Reason
 
@@ -75,6 +77,35 @@ class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None
     generated_tokens: int
     generations: list[GenerationStatus]
+
+
+class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """llama-server's. ``id``: that of a chat completion, as its chunks have it, or the request's ``X-Request-Id``.
+
+    ``action``: "reasoning_end" lets the reasoning end now, and the answer follow.
+    """
+
+    id: str
+    action: Literal["reasoning_end"]
+    model: NoEffect = None
+
+
+class Controlled(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``message``: why it was no success."""
+
+    success: bool
+    message: str = ""
+
+
+def end_reasoning(entries: Iterable[RequestInProgress], reply_id: str) -> Controlled:
+    """End the reasoning of those of ``entries`` that ``reply_id`` names."""
+    found = [entry for entry in entries if reply_id and reply_id in (entry.reply_id, entry.request_id)]
+    if not found:
+        return Controlled(False, "no request of this id is in progress")
+    ended = [entry.end_thoughts() for entry in found]
+    if not any(ended):
+        return Controlled(False, "the request has no reasoning that can be ended: it needs `reasoning_control`: true")
+    return Controlled(True)
 
 
 class RequestList(msgspec.Struct, frozen=True):

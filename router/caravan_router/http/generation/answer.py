@@ -95,7 +95,7 @@ async def answer(request: web.Request, asked: Asked) -> web.StreamResponse:
                     context = await context_of(request, named)
                     context.check_generates()
                     reply = await asked.validate(context)
-                    progress.begin(context.served, reply.requests)
+                    progress.begin(context.served, reply.requests, reply.reply_id)
                     progress.trace.serves(
                         ServedRequest(
                             asked=named,

@@ -10,6 +10,7 @@ from caravan_dialects.api.openai.chat.reply import AskedChat
 from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatRequest, RenderedPrompt
 from caravan_dialects.api.openai.completions.reply import AskedCompletions
 from caravan_dialects.api.openai.completions.schema import Completion, CompletionRequest
+from caravan_dialects.api.openai.completions.token_generation import AskedTokens, Generated, TokensRequest
 from caravan_dialects.api.openai.completions.validation import completion_plan_of, validate_completion
 from caravan_dialects.api.openai.constraints import constraint_of
 from caravan_dialects.api.openai.decisions.reply import AskedDecision
@@ -26,6 +27,7 @@ from caravan_router.http.generation.models import (
     served_model,
 )
 from caravan_router.http.server.form import read_form
+from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
@@ -123,6 +125,19 @@ async def render_completion(request: web.Request, body: CompletionRequest) -> we
     context = await context_of(request, asked_model(request, body.model))
     valid = await validate_completion(context, body, completion_plan_of(body, context.limits))
     return json_reply([rendered_tokens(context.model.name, one.prompt) for one in valid])
+
+
+@ROUTES.route(
+    "POST",
+    "/inference/v1/generate",
+    "Continue a prompt of token ids, and return token ids, as in vLLM",
+    around=counting_refusals,
+    reply=Generated,
+    events=Generated,
+    errors=GENERATION_ERRORS,
+)
+async def generate_tokens(request: web.Request, body: TokensRequest) -> web.StreamResponse:
+    return await answer(request, AskedTokens(body, request.app[STATE].limits, request[REQUEST_ID]))
 
 
 @ROUTES.route(

@@ -1,12 +1,12 @@
-"""``/v1/requests``, a route of Caravan's own: lists and aborts the requests of an API key."""
+"""The requests of an API key: Caravan's ``/v1/requests`` lists and aborts them, llama-server's route controls one."""
 
 from aiohttp import web
 
 from caravan_dialects.api.errors import UnknownRequestError
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.requests import RequestList, request_list
+from caravan_dialects.api.openai.requests import Controlled, ControlRequest, RequestList, end_reasoning, request_list
 from caravan_router.http.generation.answer import IN_PROGRESS
-from caravan_router.http.server.route import Parameter, json_reply
+from caravan_router.http.server.route import BODY_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
 
@@ -39,3 +39,14 @@ async def abort_request(request: web.Request) -> web.Response:
     for entry in found:
         entry.abort()
     return reply
+
+
+@ROUTES.route(
+    "POST",
+    "/v1/chat/completions/control",
+    "End the reasoning of a chat completion of the API key that is in progress, as in llama-server",
+    reply=Controlled,
+    errors=BODY_ERRORS,
+)
+async def control(request: web.Request, body: ControlRequest) -> web.Response:
+    return json_reply(end_reasoning(request.app[IN_PROGRESS].of(owner_of(request)), body.id))

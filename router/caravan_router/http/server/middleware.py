@@ -35,9 +35,13 @@ REQUEST_ID_HEADER = "X-Request-Id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 # Probes and scrapers ask for these every few seconds.
-_QUIET = frozenset({"/health", "/ping", "/livez", "/readyz", "/metrics"})
+_QUIET = frozenset({"/health", "/v1/health", "/ping", "/livez", "/readyz", "/metrics"})
+# The page sends it with what it asks for by itself, and its own files are below this path.
+PAGE_HEADER = "X-Caravan-Page"
+_PAGE_FILES = "/page/"
 
 CLIENT_CLOSED = 499
+_FIRST_ERROR = 400
 # Methods that change nothing and generate nothing.
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOGGED_CHARACTERS = 200
@@ -60,7 +64,7 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
         trace.end(status)
         client = request.get(CLIENT)
         access_log.log(
-            logging.DEBUG if request.path in _QUIET else logging.INFO,
+            logging.DEBUG if _is_quiet(request, status) else logging.INFO,
             "%s %s %d %.3f s",
             request.method,
             # The raw path: a decoded one may contain line breaks.
@@ -76,6 +80,14 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
             },
         )
     return response
+
+
+def _is_quiet(request: web.Request, status: int) -> bool:
+    """Whether a request is one of many that no one made by hand, and went well if it is the page's."""
+    if request.path in _QUIET:
+        return True
+    of_page = PAGE_HEADER in request.headers or request.path.startswith(_PAGE_FILES)
+    return of_page and request.method in _READING and (status < _FIRST_ERROR or status == CLIENT_CLOSED)
 
 
 def _trace_of(request: web.Request) -> RequestTrace:

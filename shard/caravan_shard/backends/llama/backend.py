@@ -250,7 +250,7 @@ class LlamaCppBackend:
             same_in_chunks=same_in_chunks,
             kernels=installed_kernels(),
         )
-        _log.info(
+        _log.debug(
             "compared a token's logits alone and together",
             extra={
                 "numerics": numerics.fingerprint,

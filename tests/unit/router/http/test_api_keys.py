@@ -46,7 +46,7 @@ async def test_only_health_metrics_and_the_page_need_no_key(locked: Service) -> 
             continue
         is_open = (route.method, route.path) in {
             *(("HEAD", path) for path in ("/", "/health")),
-            *(("GET", path) for path in ("/", "/health", "/ping", "/livez", "/readyz", "/metrics"))
+            *(("GET", path) for path in ("/", "/health", "/v1/health", "/ping", "/livez", "/readyz", "/metrics"))
         }  # fmt: skip
         assert response.status == (200 if is_open else 401), route.path
 

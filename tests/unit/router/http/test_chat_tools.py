@@ -368,3 +368,36 @@ async def test_requests_with_tools_use_the_tool_template(engine: ScriptedEngine)
         assert text_of(engine).startswith("T<tools>")
         await chat(service, tools=None)
         assert text_of(engine) == "[user]hi"
+
+
+def allowing(mode: str, *names: str) -> dict[str, Any]:
+    named = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+async def test_only_allowed_tools_are_called(service: Service, engine: ScriptedEngine) -> None:
+    await chat(service)
+    prompt = text_of(engine)
+    for mode, called in (("auto", None), ("required", "clock")):
+        choice = await chat(service, tool_choice=allowing(mode, "clock"))
+        assert text_of(engine) == prompt, "a cache keeps its prefix"
+        assert choice["finish_reason"] == "stop", "the call of another function is text"
+        constraint = engine.spec.constraint
+        assert (constraint is None) == (called is None)
+        assert constraint is None or ("clock" in constraint.source and "city" not in constraint.source)
+    assert (await chat(service, tool_choice=allowing("auto", "weather", "clock")))["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (allowing("auto", "other"), "Tool with name other not found"),
+        (allowing("required"), "there are no `tool_choice.allowed_tools.tools`"),
+        ({"type": "allowed_tools"}, "`tool_choice.allowed_tools`"),
+        ({"type": "function"}, "`tool_choice.function`"),
+    ],
+)
+async def test_a_choice_that_names_nothing_is_refused(service: Service, choice: dict[str, Any], message: str) -> None:
+    response = await service.post("/v1/chat/completions", {"messages": HI, "tools": [WEATHER], "tool_choice": choice})
+    assert response.status == 400
+    assert message in await response.text()

@@ -174,6 +174,12 @@ async def test_tools_are_added_and_removed(service: Service, changes: list[dict[
     assert "tool_" not in await shown(service, [*HI, *changes], tools=[WEATHER])
 
 
+async def test_a_hosted_tool_is_not_demanded(service: Service) -> None:
+    for tools in ([SEARCH], [SEARCH, WEATHER]):
+        await shown(service, HI, tools=tools, tool_choice={"type": "tool", "name": "web_search"})
+        assert service.engine.streams[-1].spec.constraint is None
+
+
 async def test_hosted_tools_are_left_out_and_logged(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     plain = await shown(service, HI, tools=[WEATHER])
     kinds = ["web_search_20250305", "web_fetch_20250910", "code_execution_20250825", "tool_search_tool_bm25_20251119"]

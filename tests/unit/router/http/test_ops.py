@@ -17,6 +17,7 @@ from caravan_router.http.app import Access
 from caravan_router.http.openapi import document
 from caravan_router.http.ops import openapi_document
 from caravan_router.http.page import page
+from caravan_router.http.server.middleware import PAGE_HEADER
 from caravan_router.http.server.state import STATE
 from caravan_scheduler.planning.waiting_reason import WaitingReason
 from caravan_testing.http_server import Service, keys, serving
@@ -27,7 +28,7 @@ FILES = resources.files("caravan_studio.page")
 MOST_BYTES = 150_000
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/ping"])
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/health", "/ping"])
 async def test_health(service: Service, path: str) -> None:
     response = await service.client.get(path)
     assert (response.status, await response.read()) == (200, b"")
@@ -172,6 +173,25 @@ async def test_each_request_is_logged_once(service: Service, caplog: pytest.LogC
     [record] = [record for record in caplog.records if record.name == "caravan.access"]
     assert record.getMessage().startswith("GET /nope 404 ")
     assert record.__dict__["request_id"] == "me"
+
+
+async def test_the_pages_own_requests_are_logged_only_if_they_fail(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_page = {PAGE_HEADER: "1"}
+    with caplog.at_level(logging.INFO, logger="caravan.access"):
+        assert (await service.client.get("/v1/models", headers=of_page)).status == 200
+        await service.client.get("/nope", headers=of_page)
+        await service.client.get("/page/nope/a/b.js")
+        await service.client.post("/tokenize", json={"inputs": "a"}, headers=of_page)
+        assert (await service.client.get("/v1/models")).status == 200
+    lines = [record.getMessage() for record in caplog.records if record.name == "caravan.access"]
+    assert [" ".join(line.split()[:3]) for line in lines] == [
+        "GET /nope 404",
+        "GET /page/nope/a/b.js 404",
+        "POST /tokenize 200",
+        "GET /v1/models 200",
+    ]
 
 
 PREFLIGHT = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}

@@ -99,6 +99,84 @@ async def test_what_is_rendered_has_no_media(service: Service, engine: ScriptedE
     assert await service.reply("/v1/chat/completions/render", {"messages": pictures}) == plain
 
 
+TOKENS = "/inference/v1/generate"
+
+
+async def test_tokens_go_in_and_tokens_come_out(service: Service, engine: ScriptedEngine) -> None:
+    rendered = await service.reply("/v1/chat/completions/render", {"messages": HI})
+    sampling = {"n": 2, "max_tokens": 2, "seed": 7, "logprobs": 1, "stop_token_ids": [5]}
+    body = rendered | {"sampling_params": sampling, "request_id": "me", "return_token_ids": True}
+    reply = await service.reply(TOKENS, body)
+    prompt = len(rendered["token_ids"])
+    assert reply.pop("created") > 0
+    assert reply.pop("usage")["total_tokens"] == prompt + 4
+    logprobs = {
+        "content": [
+            {
+                "token_id": token_id,
+                "logprob": -0.5,
+                "rank": None,
+                "top_logprobs": [
+                    {"token_id": token_id, "logprob": -0.5, "rank": None},
+                    {"token_id": 20, "logprob": -1.0, "rank": 1},
+                ],
+            }
+            for token_id in (11, 12)
+        ]
+    }
+    assert reply == {
+        "output_mode": "tokens",
+        "request_id": "me",
+        "model": "scripted",
+        "choices": [
+            {"index": index, "finish_reason": "length", "token_ids": [11, 12], "logprobs": logprobs}
+            for index in range(2)
+        ],
+        "prompt_logprobs": None,
+        "prompt_token_ids": rendered["token_ids"],
+        "kv_transfer_params": None,
+    }
+    assert {stream.spec.prompt for stream in engine.streams} == {tuple(rendered["token_ids"])}
+    assert engine.spec.stopping.stop_token_ids == {5}
+
+
+async def test_tokens_are_streamed_with_texts_if_wanted(service: Service) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 2}, "stream": True, "stream_options": options}
+    first, second, last, done = await service.events(TOKENS, body | {"return_token_ids": True})
+    assert done == "[DONE]"
+    assert (first["prompt_token_ids"], "prompt_token_ids" in second) == ([5, 6], False)
+    assert [chunk["choices"][0]["token_ids"] for chunk in (first, second)] == [[11], [12]]
+    assert [chunk["usage"]["completion_tokens"] for chunk in (first, second, last)] == [1, 2, 2]
+    assert (first["request_id"], last["choices"]) == (second["request_id"], [])
+    reply = await service.reply(TOKENS, {"token_ids": [5], "sampling_params": {"max_tokens": 1}, "output_mode": "text"})
+    assert reply["choices"][0]["text"] == " w1"
+
+
+async def test_without_a_number_all_tokens_come_that_fit(service: Service, engine: ScriptedEngine) -> None:
+    await service.reply(TOKENS, {"token_ids": [5, 6, 7]})
+    assert engine.spec.stopping.max_new_tokens == engine.model.max_sequence_tokens - 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [5000]}, "token_ids"),
+        ({"token_ids": [1] * 300}, "token_ids"),
+        ({"sampling_params": {"max_tokens": 0}}, "max_tokens"),
+        ({"sampling_params": {"bad_words": ["a"]}}, "sampling_params.bad_words"),
+        ({"features": {}}, "features"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
+        ({"reasoning_ended": False}, "reasoning_ended"),
+        ({"output_mode": "text", "sampling_params": {"detokenize": False}}, "output_mode"),
+    ],
+)
+async def test_what_tokens_cannot_be_asked_for(service: Service, fields: dict[str, Any], param: str) -> None:
+    response = await service.post(TOKENS, {"token_ids": [5], **fields})
+    assert (response.status, (await response.json())["error"]["param"]) == (400, param)
+
+
 async def test_what_vllm_tells_of_itself(service: Service) -> None:
     version = await (await service.client.get("/version")).json()
     assert version == await (await service.client.get("/api/version")).json()

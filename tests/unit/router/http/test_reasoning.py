@@ -1,5 +1,6 @@
 """Thoughts are read apart from the answer in chat completions and in Ollama's routes."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,9 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_proto.messages.results import FinishReason
+from caravan_router.auth.keyring import Keyring
+from caravan_router.http.app import Access
+from caravan_scheduler.core.generation import Tenant
 from caravan_testing.http_server import Service, serving
-from caravan_testing.scripted_engine import MODEL, ScriptedEngine, Step, letters, word
+from caravan_testing.scripted_engine import CHAT_MODEL, MODEL, Pause, ScriptedEngine, Step, letters, word
 
 # Shows earlier thoughts, as Qwen's templates do, and tools. The model opens its thoughts itself.
 QWEN = (
@@ -355,6 +361,77 @@ async def test_a_budget_opens_the_thought_and_tells_the_shard(
         assert "".join(chr(token_id - 100) for token_id in thought.ending) == "</think>\n\n"
     await chat(service, **{field: -1})
     assert engine.spec.thought is None
+
+
+CONTROL = "/v1/chat/completions/control"
+
+
+async def test_the_reasoning_of_a_running_completion_is_ended(engine: ScriptedEngine) -> None:
+    alice, bob = (ApiKey(tenant=Tenant(name=name), digest=digest_of(name)) for name in ("alice", "bob"))
+    engine.script = lambda _: [word("a"), Pause(), *letters("b</think>c")]
+    body = {"messages": HI, "stream": True, "n": 2, "reasoning_control": True}
+    async with serving(engine, access=Access(keyring=Keyring([alice, bob], time.monotonic()))) as service:
+
+        async def control(key: str, reply_id: str) -> Any:
+            asked = {"id": reply_id, "action": "reasoning_end", "model": "any"}
+            return await (await service.post(CONTROL, asked, Authorization=f"Bearer {key}")).json()
+
+        reply = await service.post("/v1/chat/completions", body, Authorization="Bearer alice", X_Request_Id="me")
+        first = msgspec.json.decode((await reply.content.readuntil(b"\n\n")).removeprefix(b"data: "))
+        assert text_of(engine).endswith("<think>")
+        for key, named in (("bob", first["id"]), ("alice", "other"), ("alice", "")):
+            assert await control(key, named) == {"success": False, "message": "no request of this id is in progress"}
+        assert not any(stream.thought_ended for stream in engine.streams)
+        assert await control("alice", first["id"]) == {"success": True}
+        assert all(stream.thought_ended for stream in engine.streams)
+        assert await control("alice", "me") == {"success": True}
+        engine.resume.set()
+        assert "[DONE]" in await reply.text()
+        assert not (await control("alice", first["id"]))["success"]
+
+
+@pytest.mark.parametrize("body", [{}, {"reasoning_control": True, "reasoning_effort": "none"}])
+async def test_reasoning_that_cannot_be_ended_is_left_alone(
+    service: Service, engine: ScriptedEngine, body: dict[str, Any]
+) -> None:
+    engine.script = lambda _: [word("a"), Pause(), *letters("b")]
+    reply = await service.post("/v1/chat/completions", {"messages": HI, "stream": True, **body}, X_Request_Id="me")
+    await reply.content.readuntil(b"\n\n")
+    answer = await service.reply(CONTROL, {"id": "me", "action": "reasoning_end"})
+    assert not answer["success"]
+    assert "reasoning_control" in answer["message"]
+    assert not engine.streams[0].thought_ended
+    engine.resume.set()
+    await reply.text()
+    response = await service.post(CONTROL, {"id": "me", "action": "stop"})
+    assert (response.status, (await response.json())["error"]["param"]) == (400, "action")
+
+
+@pytest.mark.parametrize(
+    ("default", "body", "end"),
+    [
+        ("high", {}, "high"),
+        ("high", {"reasoning_effort": "low"}, "low"),
+        ("high", {"chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
+        ("high", {"reasoning": {"effort": "low"}}, "low"),
+        ("high", {"reasoning_effort": "none"}, EMPTY),
+        ("high", {"chat_template_kwargs": {"enable_thinking": False}}, EMPTY),
+        ("none", {}, EMPTY),
+        ("none", {"chat_template_kwargs": {"enable_thinking": True}}, "assistant\n"),
+        ("none", {"reasoning_budget_tokens": 9}, "<think>"),
+        ("none", {"reasoning_effort": "low"}, "low"),
+    ],
+)
+async def test_the_effort_of_requests_that_name_none_is_the_servers(
+    engine: ScriptedEngine, default: str, body: dict[str, Any], end: str
+) -> None:
+    engine.model = replace(MODEL, chat_template=LEVELS, max_sequence_tokens=4096)
+    async with serving(engine, Limits(reasoning_effort=default)) as service:
+        await chat(service, **body)
+        assert text_of(engine).endswith(end)
+        # A model that does not reason has no effort.
+        engine.model = CHAT_MODEL
+        await chat(service)
 
 
 async def test_a_constraint_applies_behind_a_thought_that_is_open(service: Service, engine: ScriptedEngine) -> None:

@@ -512,6 +512,11 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
         for version in ("v1", "v1beta")
         for method in ("generateContent", "streamGenerateContent")
     },
+    "/inference/v1/generate": ({"token_ids": []}, {"token_ids": [5], "sampling_params": {"temperature": -1}}),
+    "/v1/decisions": (
+        {"input": "a", "questions": [{"type": "predicate", "instructions": " "}]},
+        {"input": "a", "questions": []},
+    ),
     "/completion": ({"prompt": "a", "n_cmpl": 0}, {"prompt": []}, {"prompt": "a", "top_p": 2}),
     "/completions": ({"prompt": "a", "n_cmpl": 0}, {"prompt": "a", "top_p": 2}),
     "/infill": ({"input_prefix": "a", "input_suffix": "b", "n_cmpl": 0}, {"input_prefix": "a", "input_suffix": "b"}),

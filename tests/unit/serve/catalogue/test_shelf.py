@@ -75,9 +75,13 @@ def test_what_was_made_of_a_model_is_there_once_that_is(shelf: Shelf) -> None:
     assert shelf.slot("lost").entry.name == "gone"
 
 
-def test_a_repository_means_its_only_model(shelf: Shelf) -> None:
+def test_a_repository_means_its_only_model_or_the_usual_one(shelf: Shelf) -> None:
     assert shelf.slot("owner/a").entry.name == "owner/a:Q4_0"
     shelf.add(pulled("owner/a:Q8_0"))
+    assert shelf.find("owner/a") is None
+    shelf.add(pulled("owner/a:Q4_K_M"))
+    assert shelf.slot("owner/a").entry.name == "owner/a:Q4_K_M"
+    shelf.take(shelf.slot("owner/a:Q4_K_M"))
     assert shelf.find("owner/a") is None
     shelf.take(shelf.slot("owner/a:Q4_0"))
     assert shelf.slot("owner/a").entry.name == "owner/a:Q8_0"

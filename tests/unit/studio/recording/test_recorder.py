@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from caravan_proto.messages.constraint import Thought
 from caravan_proto.messages.limits import Saving
 from caravan_router.config import RouterConfig
 from caravan_scheduler.config import SchedulerConfig
@@ -34,8 +35,10 @@ def run(recorder: Recorder, requests: int = 30) -> Simulation:
     simulation.scheduler = recorded(simulation.scheduler, simulation.config, recorder)
     simulation.join("a", LIMITS)
     for number in range(requests):
-        simulation.submit((*range(20), *range(number, number + 10)), 8, ignore_eos=True)
+        thought = Thought(closings=(b".",), ending=(7, 8), max_tokens=number % 7 or None) if number % 2 else None
+        request_id = simulation.submit((*range(20), *range(number, number + 10)), 8, ignore_eos=True, thought=thought)
         simulation.advance("a")
+        simulation.end_thought(request_id - number % 3)
     simulation.run()
     return simulation
 

@@ -10,7 +10,6 @@ import msgspec
 
 from caravan_dialects.api.errors import ToolError
 from caravan_dialects.api.generation.parts import NO_MEDIA, MediaParts, text_for
-from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.chat.schema import (
     ChatRequest,
@@ -57,9 +56,6 @@ def template_messages(messages: Sequence[Message], media: MediaParts, *, develop
 
 def _template_message(field: str, message: Message, result: Json, names: dict[str, str]) -> Json:
     """Add what a message has beside role and content. ``names``: names of the functions called so far, by call id."""
-    for name, value in (("audio", message.audio), ("function_call", message.function_call)):
-        if value:
-            raise unsupported_field_error(f"{field}.{name}", "set it to null", value)
     if thought := message.reasoning_content or message.reasoning:
         result["reasoning_content"] = thought
     if message.name is not None:
@@ -191,14 +187,27 @@ def tool_plan_of(body: ChatRequest, limits: Limits) -> ToolPlan:
             if not tools:
                 raise ToolError("`tool_choice` is `required`, but there are no `tools`")
             return ToolPlan(tools=tools, callable=tools, required=True, several=several)
+        case NamedToolChoice(type="allowed_tools", allowed_tools=allowed):
+            if allowed is None:
+                raise missing_field_error("tool_choice.allowed_tools")
+            named = [_called(tools, one.function.name) for one in allowed.tools]
+            if allowed.mode == "required" and not named:
+                raise ToolError("`tool_choice` demands a call, but there are no `tool_choice.allowed_tools.tools`")
+            return ToolPlan(tools=tools, callable=named, required=allowed.mode == "required", several=several)
         case NamedToolChoice(function=function):
+            if function is None:
+                raise missing_field_error("tool_choice.function")
             return _named(tools, function.name)
         case name:
             return _named(tools, name)
 
 
 def _named(tools: Sequence[Tool], name: str) -> ToolPlan:
-    chosen = [tool for tool in tools if tool.function.name == name]
-    if not chosen:
-        raise ToolError(f"Tool with name {name[:64]} not found")
-    return ToolPlan(tools=tools, callable=chosen, required=True, several=False)
+    return ToolPlan(tools=tools, callable=[_called(tools, name)], required=True, several=False)
+
+
+def _called(tools: Sequence[Tool], name: str) -> Tool:
+    for tool in tools:
+        if tool.function.name == name:
+            return tool
+    raise ToolError(f"Tool with name {name[:64]} not found")

@@ -91,8 +91,8 @@ def chat_plan_of(
         body,
         thought_format_of(source),
         given,
+        context.limits,
         constrained=constrained or plan.required,
-        max_tokens=context.limits.reasoning_budget,
     )
     continued = _continued(body)
     conversation = Conversation(

@@ -80,8 +80,9 @@ class ChatAnswer(Answer):
         self._fingerprint = fingerprint
         # Tokens of the thoughts of all candidates that have ended.
         self._thought_tokens = 0
+        self.reply_id = f"chatcmpl-{time.time_ns():x}"
         self._chunk = ChatCompletionChunk(
-            _new_id(), "chat.completion.chunk", int(time.time()), chat.model, fingerprint, []
+            self.reply_id, "chat.completion.chunk", int(time.time()), chat.model, fingerprint, []
         )
         if wants_usage(body.stream_options):
             self._chunk.usage = None
@@ -91,7 +92,9 @@ class ChatAnswer(Answer):
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
         outputs = await self._read(runs)
-        reply = ChatCompletion(_new_id(), "chat.completion", int(time.time()), self._chat.model, self._fingerprint, [])
+        reply = ChatCompletion(
+            self.reply_id, "chat.completion", int(time.time()), self._chat.model, self._fingerprint, []
+        )
         self._thought_tokens = sum(output.output.thought_tokens for output in outputs)
         for index, whole in enumerate(self._chat.best(outputs)):
             logprobs = chat_logprobs(whole.pieces) if self._chat.logprobs else None
@@ -167,10 +170,6 @@ class ChatAnswer(Answer):
         output = sum(run.tokens for run in runs)
         thoughts = self._thought_tokens if self._chat.thinks else None
         return Usage(prompt, output, prompt + output, prompt_details(runs[0]), completion_details(runs, thoughts))
-
-
-def _new_id() -> str:
-    return f"chatcmpl-{time.time_ns():x}"
 
 
 class Deltas:

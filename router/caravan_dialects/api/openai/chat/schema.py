@@ -71,8 +71,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     annotations: NoEffect = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    audio: Any = None
-    function_call: Any = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,9 +98,25 @@ class ChosenFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     name: str
 
 
-class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AllowedFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     function: ChosenFunction
     type: Literal["function"] = "function"
+
+
+class AllowedTools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The functions that may be called; the model is shown all. ``mode`` "required": it must call one."""
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedFunction]
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ``function`` to call, or the ``allowed_tools``."""
+
+    function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
+    custom: OnlyNull = None
+    type: Literal["function", "allowed_tools"] = "function"
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -150,6 +166,8 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     "auto", the default, and "deepseek" return it as ``reasoning_content``. ``include_reasoning`` (vLLM's): false leaves
     reasoning out of the reply; it is generated, and counted.
 
+    ``reasoning_control`` (llama-server's): true lets ``/v1/chat/completions/control`` end the reasoning.
+
     ``chat_template_kwargs``: further variables of the chat template; those that it does not read are ignored.
     ``enable_thinking`` or ``thinking`` false also switches off the reasoning of a model whose template has no such
     option.
@@ -176,6 +194,7 @@ class ChatRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unknown_fi
     reasoning_budget_tokens: int | None = None
     thinking_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
+    reasoning_control: bool | None = None
     reasoning: ReasoningOptions | None = None
     thinking: ThinkingOptions | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None

@@ -7,6 +7,7 @@ import msgspec
 
 from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.generation.rules import TooManyBytesError
+from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.chat.messages import check_depth
 from caravan_dialects.api.openai.chat.schema import ChatRequest
 from caravan_dialects.api.openai.rules import no_thoughts_error, template_option_error
@@ -65,14 +66,14 @@ def thought_plan_of(
     body: ChatRequest,
     thought_format: ThoughtFormat | None,
     given: Mapping[str, Any],
+    limits: Limits,
     *,
     constrained: bool,
-    max_tokens: int | None = None,
 ) -> ThoughtPlan | None:
     """Return how the reply to ``body`` thinks; None if the model does not think. Raises ValidationError.
 
-    ``given``: variables for the template. ``max_tokens``: the budget of a request that names none. ``constrained``: the
-    answer has to match something, so that it must be known where it begins.
+    ``given``: variables for the template. ``limits``: the budget and the effort of a request that names none.
+    ``constrained``: the answer has to match something, so that it must be known where it begins.
     """
     budget = _budget(body)
     if thought_format is None:
@@ -81,9 +82,13 @@ def thought_plan_of(
         if budget:
             raise no_thoughts_error("reasoning_budget_tokens", budget)
         return None
-    budget = max_tokens if budget is None and not _names_budget(body) else budget
-    effort = body.reasoning_effort or given.get("reasoning_effort")
+    effort = body.reasoning_effort or given.get("reasoning_effort") or _default_effort(body, given, limits)
+    budget = limits.reasoning_budget if budget is None and not _names_budget(body) else budget
+    can_end = bool(body.reasoning_control)
     thinking = _thinking(effort, given, budget)
+    if thinking is Thinking.FREE and can_end:
+        # Only a thought that the prompt opens can be ended.
+        thinking = Thinking.ON
     if thinking is Thinking.FREE and constrained and thought_format is HARMONY:
         # gpt-oss thinks whatever it is asked.
         thinking = Thinking.ON
@@ -92,8 +97,15 @@ def thought_plan_of(
         thinking=thinking,
         options=template_options(thinking, effort, thought_format),
         max_tokens=None if thinking is Thinking.OFF else budget,
-        opened=constrained or budget is not None,
+        opened=constrained or budget is not None or can_end,
+        can_end=can_end and thinking is not Thinking.OFF,
     )
+
+
+def _default_effort(body: ChatRequest, given: Mapping[str, Any], limits: Limits) -> str | None:
+    """Return the effort of a request that names none. It does not switch off what the request asks for otherwise."""
+    asks = _names_budget(body) or any(given.get(switch) is not None for switch in _SWITCHES)
+    return None if limits.reasoning_effort == "none" and asks else limits.reasoning_effort
 
 
 def _names_budget(body: ChatRequest) -> bool:

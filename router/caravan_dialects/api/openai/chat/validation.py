@@ -246,10 +246,11 @@ def _beginning(plan: ChatPlan, prompt: ChatPrompt) -> Beginning:
 async def _thought(context: Context, plan: ChatPlan, beginning: Beginning, *, constrained: bool) -> Thought | None:
     """Return the thought that shards must know of, because they end it or constrain what follows it."""
     thought = plan.thought
-    if thought is None or beginning is not Beginning.THOUGHT or (thought.max_tokens is None and not constrained):
+    may_be_forced = thought is not None and (thought.max_tokens is not None or thought.can_end)
+    if thought is None or beginning is not Beginning.THOUGHT or not (may_be_forced or constrained):
         return None
     known, ending = thought.thought_format, tuple[int, ...]()
-    if thought.max_tokens is not None:
+    if may_be_forced:
         ending = (await context.engine.queries.tokenize(known.ending, add_special=False)).token_ids
     closings = tuple(opening.encode() for opening in known.answer_openings)
     # Where several thoughts are usual, the answer follows a part of them in each.

@@ -158,12 +158,12 @@ class AskedCompletions(Asked):
     dialect = OPENAI
     framing = EVENTS_UNTIL_DONE
 
-    def __init__(self, body: CompletionRequest, limits: Limits) -> None:
-        """Raises ValidationError."""
+    def __init__(self, body: CompletionRequest, limits: Limits, prompt_field: str = "prompt") -> None:
+        """``prompt_field``: what the client calls the prompt. Raises ValidationError."""
         body = with_one_name(body)
         self._body = body
         self.model = body.model
-        self._plan = completion_plan_of(body, limits)
+        self._plan = completion_plan_of(body, limits, prompt_field)
         self.streamed = bool(body.stream)
         self.generations = len(self._plan.prompts) * self._plan.choices.candidates
 
@@ -179,9 +179,10 @@ class CompletionsAnswer(Answer):
         self, body: CompletionRequest, per_prompt: Choices, requests: Sequence[ValidRequest], model: ModelFacts
     ) -> None:
         super().__init__(requests)
-        self._body = body
-        self._per_prompt = per_prompt
-        self._envelope = Completion(
+        self.body = body
+        self.per_prompt = per_prompt
+        self.model = model
+        self.envelope = Completion(
             id=f"cmpl-{time.time_ns():x}",
             object="text_completion",
             created=int(time.time()),
@@ -190,27 +191,27 @@ class CompletionsAnswer(Answer):
             choices=[],
         )
         if body.stream and wants_usage(body.stream_options):
-            self._envelope.usage = None
+            self.envelope.usage = None
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
         collected = await collect(runs)
-        for first in range(0, len(runs), self._per_prompt.candidates):
+        for first in range(0, len(runs), self.per_prompt.candidates):
             self._add_choices(first, runs, collected)
-        self._envelope.usage = self._usage(runs)
-        if self._body.timings_per_token:
-            self._envelope.timings = timings_of(runs[0], self._tokens(runs[0]))
-        return _ENCODER.encode(self._envelope)
+        self.envelope.usage = self._usage(runs)
+        if self.body.timings_per_token:
+            self.envelope.timings = timings_of(runs[0], self._tokens(runs[0]))
+        return _ENCODER.encode(self.envelope)
 
     def _add_choices(self, first: int, runs: Sequence[Run], collected: Sequence[Sequence[Piece]]) -> None:
         """Add the choices of the prompt whose candidates start at ``first``."""
-        candidates = collected[first : first + self._per_prompt.candidates]
+        candidates = collected[first : first + self.per_prompt.candidates]
         # The first candidate computed the prompt's logprobs for all.
         before, prompt_logprobs = self._echo(first, runs[first]), self._prompt_logprobs(first, runs[first])
-        choices = self._envelope.choices
-        for index in self._per_prompt.best(candidates):
+        choices = self.envelope.choices
+        for index in self.per_prompt.best(candidates):
             choice = self._choice(len(choices), candidates[index], runs[first + index].finish, before)
             choice.prompt_logprobs = prompt_logprobs
-            choice.prompt_token_ids = list(runs[first].spec.prompt) if self._body.return_token_ids else None
+            choice.prompt_token_ids = list(runs[first].spec.prompt) if self.body.return_token_ids else None
             choices.append(choice)
 
     async def send(self, events: Events, index: int, run: Run) -> None:
@@ -221,64 +222,64 @@ class CompletionsAnswer(Answer):
                 choice = self._choice(
                     index, pieces, pieces[-1].finish, self._echo(index, run) if before is None else before
                 )
-                if before is None and self._body.return_token_ids:
+                if before is None and self.body.return_token_ids:
                     choice.prompt_token_ids = list(run.spec.prompt)
                 before = (before if isinstance(before, int) else 0) + len(choice.text)
                 # An incomplete character or a control token has no text to send.
                 if choice.text or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:
                     # All choices share one envelope: it is encoded before another choice can change it.
-                    self._envelope.choices = [choice]
+                    self.envelope.choices = [choice]
                     self._note_progress(run)
-                    messages.append(_ENCODER.encode(self._envelope))
+                    messages.append(_ENCODER.encode(self.envelope))
             await events.send(*messages)
 
     def _note_progress(self, run: Run) -> None:
         """Let the next chunk tell how many tokens of ``run`` there are, and how long they took, if it is asked for."""
-        if wants_usage_of_each(self._body.stream_options):
+        if wants_usage_of_each(self.body.stream_options):
             prompt, output = len(run.spec.prompt), self._tokens(run)
-            self._envelope.usage = Usage(prompt, output, prompt + output, prompt_details(run))
-        if self._body.timings_per_token:
-            self._envelope.timings = timings_of(run, self._tokens(run))
+            self.envelope.usage = Usage(prompt, output, prompt + output, prompt_details(run))
+        if self.body.timings_per_token:
+            self.envelope.timings = timings_of(run, self._tokens(run))
 
     def _tokens(self, run: Run) -> int:
-        return 0 if self._body.max_tokens == 0 else run.tokens
+        return 0 if self.body.max_tokens == 0 else run.tokens
 
     def last_event(self, runs: Sequence[Run]) -> bytes | None:
-        if not wants_usage(self._body.stream_options):
+        if not wants_usage(self.body.stream_options):
             return None
-        self._envelope.choices = []
-        self._envelope.timings = msgspec.UNSET
-        self._envelope.usage = self._usage(runs)
-        return _ENCODER.encode(self._envelope)
+        self.envelope.choices = []
+        self.envelope.timings = msgspec.UNSET
+        self.envelope.usage = self._usage(runs)
+        return _ENCODER.encode(self.envelope)
 
     def _choice(
         self, index: int, pieces: Sequence[Piece], finish: FinishReason | None, before: Echo | int
     ) -> CompletionChoice:
         # A step always yields a token. A request for no tokens discards it.
-        if self._body.max_tokens == 0:
+        if self.body.max_tokens == 0:
             pieces, finish = (), FinishReason.LENGTH
-        choice = choice_of(index, pieces, finish, self._body.logprobs, before)
-        if self._body.return_token_ids:
+        choice = choice_of(index, pieces, finish, self.body.logprobs, before)
+        if self.body.return_token_ids:
             choice.token_ids = token_ids_of(pieces)
         return choice
 
     def _echo(self, index: int, run: Run) -> Echo | int:
         """Return what precedes the text of run ``index``. ``run``: one of the same prompt that has its first token."""
-        prompt = self.requests[index // self._per_prompt.candidates].prompt_text
-        if prompt is None or not self._body.echo:
+        prompt = self.requests[index // self.per_prompt.candidates].prompt_text
+        if prompt is None or not self.body.echo:
             return 0
-        return echo_of(prompt, run.prompt_logprobs, self._body.logprobs)
+        return echo_of(prompt, run.prompt_logprobs, self.body.logprobs)
 
     def _prompt_logprobs(self, index: int, run: Run) -> list[dict[str, PromptLogprob] | None] | None:
         """Return vLLM's field; ``index`` and ``run`` as for `_echo`."""
-        prompt = self.requests[index // self._per_prompt.candidates].prompt_text
-        if prompt is None or self._body.prompt_logprobs is None:
+        prompt = self.requests[index // self.per_prompt.candidates].prompt_text
+        if prompt is None or self.body.prompt_logprobs is None:
             return None
-        return prompt_logprobs_of(prompt, run.prompt_logprobs, self._body.prompt_logprobs)
+        return prompt_logprobs_of(prompt, run.prompt_logprobs, self.body.prompt_logprobs)
 
     def _usage(self, runs: Sequence[Run]) -> Usage:
         prompt = sum(len(request.prompt) for request in self.requests)
         output = sum(self._tokens(run) for run in runs)
         # The first candidate computes the prompt, and the others share the result.
-        cached = sum(run.cached_tokens for run in runs[:: self._per_prompt.candidates])
+        cached = sum(run.cached_tokens for run in runs[:: self.per_prompt.candidates])
         return Usage(prompt, output, prompt + output, PromptTokensDetails(cached), completion_details(runs))

@@ -39,16 +39,17 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionPlan:
-    """The generations of a request."""
+    """The generations of a request. ``prompt_field``: what the client calls the prompt."""
 
     prompts: list[PromptInput]
     choices: Choices
+    prompt_field: str = "prompt"
 
 
-def completion_plan_of(body: CompletionRequest, limits: Limits) -> CompletionPlan:
+def completion_plan_of(body: CompletionRequest, limits: Limits, prompt_field: str = "prompt") -> CompletionPlan:
     """Count what a request generates, before permits are taken. Raises ValidationError."""
-    prompts = split_prompts("prompt", body.prompt, limits.max_client_batch_size)
-    return CompletionPlan(prompts=prompts, choices=choices_of(body, limits))
+    prompts = split_prompts(prompt_field, body.prompt, limits.max_client_batch_size)
+    return CompletionPlan(prompts=prompts, choices=choices_of(body, limits), prompt_field=prompt_field)
 
 
 async def validate_completion(context: Context, body: CompletionRequest, plan: CompletionPlan) -> list[ValidRequest]:
@@ -75,8 +76,8 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
         if body.suffix:
             token_ids, prompt_text = await _gap_tokens(context, prompt, body.suffix), None
         else:
-            token_ids, prompt_text = await _tokens(context, prompt, shown=_shows_prompt(body))
-        fit(token_ids, wanted, bounds, ("prompt", "max_tokens"))
+            token_ids, prompt_text = await _tokens(context, plan.prompt_field, prompt, shown=_shows_prompt(body))
+        fit(token_ids, wanted, bounds, (plan.prompt_field, "max_tokens"))
         return token_ids, prompt_text
 
     prompts = await each(plan.prompts, tokenized)
@@ -166,11 +167,13 @@ async def _gap_tokens(context: Context, prompt: PromptInput, suffix: str) -> tup
     return await prompt_before(context, before, suffix)
 
 
-async def _tokens(context: Context, prompt: PromptInput, *, shown: bool) -> tuple[tuple[int, ...], PromptText | None]:
+async def _tokens(
+    context: Context, field: str, prompt: PromptInput, *, shown: bool
+) -> tuple[tuple[int, ...], PromptText | None]:
     match prompt:
         case TextPrompt(text):
-            tokenized = await tokenize_prompt(context.engine, "prompt", text, context.bounds)
+            tokenized = await tokenize_prompt(context.engine, field, text, context.bounds)
             return tokenized.token_ids, as_written(text, tokenized) if shown else None
         case TokensPrompt(token_ids):
-            check_prompt_ids("prompt", token_ids, context)
+            check_prompt_ids(field, token_ids, context)
             return token_ids, as_decoded(await context.engine.queries.detokenize(token_ids)) if shown else None

@@ -45,7 +45,8 @@ class AskedDecision(Asked):
     def __init__(self, body: DecisionRequest) -> None:
         self._body = body
         self.model = body.model
-        self.generations = len(body.questions) * (2 if body.average_orders else 1)
+        # A body without questions is a request that fails.
+        self.generations = max(1, len(body.questions)) * (2 if body.average_orders else 1)
         self.permits = 1
 
     async def validate(self, context: Context) -> "DecisionReply":

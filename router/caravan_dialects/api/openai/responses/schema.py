@@ -5,12 +5,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from caravan_dialects.api.generation.schema import (
+    NEUTRAL,
     CacheSalt,
     FirstDifference,
     JsonObjectFormat,
     ModelName,
+    NoEffect,
+    OnlyEchoed,
     Priority,
     PromptCacheKey,
+    RefusedByRule,
     Schema,
     SessionId,
     Speculate,
@@ -42,17 +46,17 @@ class NamedSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, tag="json_sch
 
 
 class TextConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """``verbosity`` changes nothing."""
+    """The form of the answer."""
 
     format: TextFormat | JsonObjectFormat | NamedSchemaFormat | None = None
-    verbosity: str | None = None
+    verbosity: NoEffect = None
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
     """``effort``: how much the model reasons; a model that cannot ignores it. A ``summary`` is never made."""
 
     effort: Effort | None = None
-    summary: str | None = None
+    summary: Annotated[str | None, OnlyEchoed] = None
 
 
 class ConversationName(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +84,7 @@ class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     reasoning_budget_tokens: int | None = None
-    prompt: Any = None
+    prompt: RefusedByRule = None
 
 
 class PromptCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,20 +111,20 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     stream: bool | None = None
     store: bool | None = None
-    background: bool | None = None
+    background: Annotated[bool | None, msgspec.Meta(extra={NEUTRAL: (False,)})] = None
     metadata: Metadata | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     generate: bool | None = None
     prompt_cache_options: PromptCacheOptions | None = None
-    stream_options: Any = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
+    stream_options: NoEffect = None
+    user: NoEffect = None
+    safety_identifier: Annotated[str | None, OnlyEchoed] = None
+    service_tier: NoEffect = None
     prompt_cache_key: PromptCacheKey = None
-    prompt_cache_retention: str | None = None
-    max_tool_calls: int | None = None
-    client_metadata: Any = None
+    prompt_cache_retention: NoEffect = None
+    max_tool_calls: Annotated[int | None, OnlyEchoed] = None
+    client_metadata: NoEffect = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None

@@ -46,8 +46,6 @@ class _Stored(msgspec.Struct, frozen=True):
 
 def check_request(body: ResponseRequest) -> None:
     """Refuse what would change the meaning of the request and is not supported. Raises ValidationError."""
-    if body.background:
-        raise unsupported_field_error("background", "set it to false", True)
     if body.prompt is not None:
         raise unsupported_field_error("prompt", "send `instructions` and `input`", body.prompt)
     check_positive("max_output_tokens", body.max_output_tokens)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import llama_cpp
@@ -40,6 +41,9 @@ _GENERAL_NUMBERS = re.compile(r"general\.(alignment|file_type|quantization_versi
 _MAX_BYTES = 256 << 10
 
 _log = logging.getLogger(__name__)
+
+# Between lines about a load that lasts.
+_PROGRESS_S = 5.0
 
 _MAGIC = b"GGUF"
 # Tokenizers that add a begin or an end where the file wants one. That of BERT always adds both, the others none.
@@ -263,14 +267,13 @@ def _check_gguf_file(path: Path, kind: str, flag: str) -> None:
 
 def _load(config: ShardConfig, placement: ModelPlacement) -> Any:
     """Load the model, log progress and return a llama_model pointer; raises StartupError."""
-    logged = -1
+    logged_s = monotonic()
 
     def on_progress(progress: float, _user_data: Any) -> bool:
-        nonlocal logged
-        percent = int(progress * 4) * 25
-        if percent > logged:
-            logged = percent
-            _log.info("loading", extra={"percent": percent})
+        nonlocal logged_s
+        if monotonic() - logged_s >= _PROGRESS_S:
+            logged_s = monotonic()
+            _log.info("loading", extra={"percent": int(progress * 100)})
         return True
 
     callback = llama_cpp.llama_progress_callback(on_progress)
