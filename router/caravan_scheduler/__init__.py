@@ -66,6 +66,10 @@ request needs of them before the request starts there (`encodings`): it waits fo
 dropped it meanwhile, the step changes nothing and the request waits again. Where a medium must not be cut, chunks and
 shared prefixes end at its borders (`Sequence.border`).
 
+When a request starts, `recomputed` says why the tokens of its prompt that are not cached have to be computed:
+`known_prompts` has hashes of the prompts that each tenant sent before, and what became of their cells. Nothing else
+depends on it.
+
 Operators pin prefixes (`pins`). The runs that hold them do not make way for others; cells do.
 
 Who writes what
@@ -95,6 +99,8 @@ with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, 
                                                                 by the planner
     what a request waits for; how long it waits for its prefix  planning.admission.Admission, by what placement returns
     prompt logprobs of sequences, for others that begin alike   known_logprobs.KnownLogprobs
+    which prompts were started, and what became of them         known_prompts.KnownPrompts, called by the state and
+                                                                the scheduler
     which prefixes are pinned                                   pins.Pins, called by the state and the scheduler
     the leased shards; a sequence's tokens, feedback and losses scheduler.Scheduler
     what the next command of a shard carries                    planning.step_plan.StepPlan
@@ -170,6 +176,7 @@ Where a new rule goes
     which cells and ids are given up        shard.ledger
     what is copied or loaded, not computed  shard.prefix_reuse
     which id a sequence gets                shard.ledger
+    why a prompt is computed again          recomputed
     what a shard can report or must do      events or actions, then Scheduler._apply or StepPlan.send, engine's codecs
 
 `invariants.check` says what holds between any two calls; the property tests check it after every event.

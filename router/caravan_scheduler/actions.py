@@ -9,6 +9,7 @@ from caravan_proto.messages.results import DraftCount
 from caravan_scheduler.config import JoinReason
 from caravan_scheduler.core.media import Media
 from caravan_scheduler.core.prefixes import PinRefusal, ShardPrefixes
+from caravan_scheduler.core.recomputed import NOTHING_RECOMPUTED, Recomputed
 from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 from caravan_scheduler.sequence import Sequence
 
@@ -49,12 +50,16 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first chunk of a request is sent to ``shard``; the ``cached_tokens`` before it need not be computed."""
+    """The first chunk of a request is sent to ``shard``; the ``cached_tokens`` before it need not be computed.
+
+    ``recomputed``: why the others are.
+    """
 
     request_id: int
     shard: str
     prompt_tokens: int
     cached_tokens: int
+    recomputed: Recomputed = NOTHING_RECOMPUTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Which sequences of a shard hold which tokens: a radix tree whose nodes are runs of cells."""
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -87,6 +88,16 @@ class PrefixTree:
     def length(self, sequence_id: int) -> int:
         """Return the number of tokens that ``sequence_id`` holds."""
         return self._leaf[sequence_id].end
+
+    def token(self, sequence_id: int, position: int) -> int | None:
+        """Return the token that ``sequence_id`` holds at ``position``; None if it holds fewer."""
+        node = self._leaf[sequence_id]
+        if position >= node.end:
+            return None
+        while node.start > position:
+            assert node.parent is not None
+            node = node.parent
+        return node.tokens[position - node.start]
 
     def own_cells(self, sequence_ids: Collection[int]) -> int:
         """Cells that only these sequences hold."""
@@ -188,6 +199,16 @@ class PrefixTree:
         sources = tuple(_sequences_below(found.node))
         within = tuple(key for node in found.complete for key in node.ends)
         return Match(found.length, self._live_length(found.node, found.length), sources, within)
+
+    def nearest(self, namespace: str, tokens: Sequence[int], most: int) -> tuple[int, tuple[int, ...]]:
+        """Return the length of the longest prefix of ``tokens`` that is there, and ``most`` sequences that hold it.
+
+        Those that end soonest come first.
+        """
+        found = self._descend(namespace, tokens, len(tokens))
+        if found.node is None:
+            return 0, ()
+        return found.length, tuple(itertools.islice(_sequences_below(found.node), most))
 
     def match_whole(self, namespace: str, tokens: Sequence[int], most: int) -> Match:
         """Return the longest parked sequence that is a prefix of ``tokens``: for memory that cannot be cut back."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import assert_never
 
+from caravan_proto.messages.commands import Save
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
 from caravan_scheduler.actions import (
     Action,
@@ -48,6 +49,7 @@ from caravan_scheduler.events import (
 )
 from caravan_scheduler.failures import Failures
 from caravan_scheduler.fault import on_behalf
+from caravan_scheduler.known_prompts import KnownPrompts
 from caravan_scheduler.pins import Pins
 from caravan_scheduler.planning.planner import Planner
 from caravan_scheduler.planning.preemption import victim_of_full_cache
@@ -66,8 +68,10 @@ from caravan_scheduler.waiting.queue import WaitingQueue
 class Scheduler:
     """One queue, any number of shards, every step decided here. ``now`` is in seconds and never goes back."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self._state = SchedulerState(config)
+    def __init__(self, config: SchedulerConfig, former: "Scheduler | None" = None) -> None:
+        """``former``: that of the model that had the name before, with other weights."""
+        known = None if former is None else KnownPrompts(former.state.known_prompts)
+        self._state: SchedulerState = SchedulerState(config, known_prompts=known)
         self._planner = Planner(self._state)
         self._failures = Failures(self._state)
         self._encoding_results = EncodingResults(self._state, self._failures)
@@ -242,6 +246,7 @@ class Scheduler:
         if shard is None:
             return
         self._state.forget_saved(name)
+        self._state.known_prompts.note_lost(name)
         self._state.transfers.lose(name)
         self._encoding_results.lose(shard)
         fatal = shard.commands.positions_under_way
@@ -391,6 +396,10 @@ class Scheduler:
         self._state.note_change(shard.name, may_start=True)
         match event:
             case Saved():
+                for entry in command.command.entries if isinstance(command.command, Save) else ():
+                    saved = command.residents[entry.sequence_id].sequence
+                    if not entry.is_state:
+                        self._state.known_prompts.note_saved(saved, entry.cuts[-1][1])
                 for resident, is_saved in shard.apply_save(command, event):
                     self._state.wait_again(resident.sequence, saved_on=shard.name if is_saved else "")
                     how = Preemption.SWAP if is_saved else Preemption.RECOMPUTE

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from caravan_proto.messages.media import MediaSpan
 from caravan_scheduler.core.generation import GenerationSpec
 from caravan_scheduler.core.prompt_media import without_cells
-from caravan_scheduler.core.tokens import PromptToken
-from caravan_scheduler.prefix_keys import PrefixKeys
+from caravan_scheduler.core.tokens import PromptToken, block_hashes
+from caravan_scheduler.prefix_keys import BLOCK_TOKENS, PrefixKeys
 from caravan_scheduler.prefix_tree import Match, PrefixTree
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class Sequence:
     # The beam search that it belongs to.
     group: "BeamGroup[Sequence] | None" = None
     _prefix_hashes: list[int] = field(default_factory=list)
+    _block_hashes: list[int] = field(default_factory=list)
     _prompt_hashes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -111,6 +112,7 @@ class Sequence:
         """Replace the output, which a beam search does when a branch ends."""
         self.output = output
         self._prefix_hashes.clear()
+        self._block_hashes.clear()
         self.matches.clear()
         self.common.clear()
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
@@ -200,6 +202,17 @@ class Sequence:
             end = _HASHED_TOKENS << len(known)
             known.append(hash((before, self.tokens(end // 2 if known else 0, end))))
         return tuple(known[:count])
+
+    def block_hashes(self, length: int) -> list[int]:
+        """Return a hash of each whole block of `BLOCK_TOKENS` among its first ``length`` tokens, which are known.
+
+        A hash tells nothing of the tokens before its block, nor of the namespace.
+        """
+        known, whole = self._block_hashes, length // BLOCK_TOKENS
+        if whole > len(known):
+            start = len(known) * BLOCK_TOKENS
+            known += block_hashes(self.tokens(start, whole * BLOCK_TOKENS), BLOCK_TOKENS)
+        return known[:whole]
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the known tokens at positions [start, stop)."""

@@ -12,9 +12,11 @@ from caravan_scheduler.core.prefixes import PinRefusal
 from caravan_scheduler.encodings import Encodings
 from caravan_scheduler.fault import on_behalf
 from caravan_scheduler.known_logprobs import KnownLogprobs
+from caravan_scheduler.known_prompts import KnownPrompts
 from caravan_scheduler.outbox import Outbox
 from caravan_scheduler.output_lengths import OutputLengths
 from caravan_scheduler.pins import Pin, Pins
+from caravan_scheduler.recomputed import Fleet, recomputed_by
 from caravan_scheduler.sequence import Request, Sequence
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.resident import Resident, Status
@@ -32,7 +34,12 @@ class SchedulerState:
     Members of a beam search that have no beam are neither, while the leader waits or another member is on a shard.
     """
 
-    def __init__(self, config: "SchedulerConfig", before: "SchedulerState | None" = None) -> None:
+    def __init__(
+        self,
+        config: "SchedulerConfig",
+        before: "SchedulerState | None" = None,
+        known_prompts: KnownPrompts | None = None,
+    ) -> None:
         """``before``: a state that this one replaces, without its requests and shards."""
         self.config = config
         self.clock: Clock = Clock() if before is None else before.clock
@@ -45,6 +52,7 @@ class SchedulerState:
         self.encodings: Encodings = Encodings(0 if before is None else before.encodings.last_id)
         self.pins: Pins = Pins() if before is None else before.pins
         self.known_logprobs = KnownLogprobs()
+        self.known_prompts = known_prompts or KnownPrompts()
         self.shards: dict[str, ShardLedger] = {}
         self.sequences: dict[int, Sequence] = {}
         # By request id.
@@ -216,7 +224,6 @@ class SchedulerState:
     def stay(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
         """Note that ``sequence``, which has left the queue, stays on ``shard``. Charge it for the prompt."""
         self._leave_saved(sequence)
-        sequence.fetches = 0
         sequence.common.clear()
         sequence.matches.clear()
         uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
@@ -226,6 +233,7 @@ class SchedulerState:
             computed_again = max(0, sequence.reached - resident.computed)
             self.outbox.add(Resume(sequence.request_id, shard.name, computed_again))
         self.branch(sequence, shard, resident)
+        sequence.fetches = 0
 
     @on_behalf(1)
     def branch(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
@@ -234,8 +242,10 @@ class SchedulerState:
         self._priorities[resident.priority] += 1
         if not sequence.started:
             sequence.started = True
-            prompt_tokens = len(sequence.spec.prompt)
-            self.outbox.add(Start(sequence.request_id, shard.name, prompt_tokens, cached_tokens=resident.cached))
+            recomputed = recomputed_by(Fleet(self.known_prompts, self.shards, self.sequences), shard, resident)
+            self.known_prompts.start(sequence, shard.name)
+            prompt_tokens, cached = len(sequence.spec.prompt), resident.cached
+            self.outbox.add(Start(sequence.request_id, shard.name, prompt_tokens, cached, recomputed))
 
     @on_behalf(1)
     def end_branch(self, sequence: Sequence) -> None:
@@ -292,6 +302,7 @@ class SchedulerState:
         """
         shard, resident = self._end_stay(sequence)
         shard.finish(resident)
+        self._note_end(sequence, shard, resident)
         self.lengths.observe(len(sequence.output))
         for member in (sequence,) if sequence.group is None else sequence.group.members:
             self.end_branch(member)
@@ -309,6 +320,7 @@ class SchedulerState:
         if sequence.request_id in self._stays:
             shard, resident = self._end_stay(sequence)
             shard.cancel(resident, keeps=keeps)
+            self._note_end(sequence, shard, resident)
         else:
             self.waiting.remove(sequence)
             self.waiting.mark_due()  # others may have been behind it
@@ -344,7 +356,15 @@ class SchedulerState:
             del self._priorities[resident.priority]
         return shard, resident
 
+    def _note_end(self, sequence: Sequence, shard: ShardLedger, resident: Resident) -> None:
+        """Remember what became of the cells of ``sequence``, whose stay has just ended with it."""
+        is_kept = resident.status in (Status.PARKED, Status.DROPPED)
+        # The output of a beam is not what its cells had before.
+        computed = resident.computed if sequence.group is None else min(resident.computed, len(sequence.spec.prompt))
+        self.known_prompts.end(sequence, computed, shard.name, is_kept=is_kept)
+
     def _forget(self, sequence: Sequence) -> None:
+        self.known_prompts.forget_live(sequence)
         del self.sequences[sequence.request_id]
         self.encodings.forget(sequence.request_id)
         self.shares.leave(sequence.spec.tenant.name, sequence.spec.session)

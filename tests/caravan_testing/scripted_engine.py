@@ -15,6 +15,7 @@ from caravan_scheduler.core.generation import GenerationSpec, GenerationState
 from caravan_scheduler.core.media import MediaPrompt
 from caravan_scheduler.core.prefixes import CachedPrefix, PinRefusal, PrefixReport, ShardPrefixes
 from caravan_scheduler.core.prompt_media import MediaTokens, media_tokens_of
+from caravan_scheduler.core.recomputed import Recomputed
 from caravan_scheduler.core.shards import ShardReport, ShardStanding, ShardState
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_scheduler.core.trace import NO_TRACE, GenerationTrace
@@ -156,6 +157,10 @@ class ScriptedStream:
         return self._engine.prompt_computed
 
     @property
+    def recomputed(self) -> Recomputed | None:
+        return self._engine.recomputed
+
+    @property
     def cached_tokens(self) -> int:
         assert self.sent or self.prompt_computed, "known from the start on"
         return self._engine.cached_tokens(self.spec)
@@ -237,6 +242,8 @@ class ScriptedEngine:
     reports: list[ShardReport] = field(default_factory=list)
     # Of the prompt of each stream, before its first token.
     prompt_computed: int = 0
+    # Why the prompt of each stream is not cached, once it has started.
+    recomputed: Recomputed | None = None
     # Returns what is wrong with a constraint, or None.
     problem: Callable[[Constraint], str | None] = no_problem
     # The draft tokens of each stream.

@@ -73,13 +73,18 @@ class Batcher:
     """
 
     def __init__(
-        self, facts: ModelFacts, config: SchedulerConfig, observer: EngineObserver, request_ids: Iterator[int]
+        self,
+        facts: ModelFacts,
+        config: SchedulerConfig,
+        observer: EngineObserver,
+        request_ids: Iterator[int],
+        former: "Batcher | None" = None,
     ) -> None:
         """``facts``: those of the model's first shard, which is still to be added to ``replicas``.
 
-        ``request_ids``: shared with engines that may replace this one.
+        ``request_ids``: shared with engines that may replace this one. ``former``: the engine that had the name before.
         """
-        self.scheduler = Scheduler(config)
+        self.scheduler: Scheduler = Scheduler(config, None if former is None else former.scheduler)
         self.observer = observer
         self.replicas = Replicas(facts)
         absence = Absence(config.no_shard_grace_s)
@@ -216,8 +221,8 @@ class Batcher:
                 self.replicas.links[action.shard].give_back()
             case Start():
                 if (stream := self._streams.get(action.request_id)) is not None:
-                    stream.start(action.shard, action.cached_tokens, self.replicas.numerics(action.shard))
-                self.observer.started(action.prompt_tokens, action.cached_tokens)
+                    stream.start(action, self.replicas.numerics(action.shard))
+                self.observer.started(action)
             case Resume():
                 if (stream := self._streams.get(action.request_id)) is not None:
                     stream.resume(action.shard, action.computed_again, self.replicas.numerics(action.shard))

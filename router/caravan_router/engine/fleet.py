@@ -157,7 +157,8 @@ class Fleet:
         request_ids = itertools.count(1)
 
         def make_batcher(facts: ModelFacts) -> Batcher:
-            return Batcher(facts, scheduler_config, guarded(observer_of(facts.name)), request_ids)
+            former = next((one for one in reversed(self._batchers) if one.model.name == facts.name), None)
+            return Batcher(facts, scheduler_config, guarded(observer_of(facts.name)), request_ids, former)
 
         self._make_batcher = make_batcher
         self._config = link_config

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from caravan_scheduler.actions import Preemption
+from caravan_scheduler.actions import Preemption, Start
 from caravan_scheduler.config import JoinReason
 from caravan_scheduler.events import Stepped
 
@@ -80,8 +80,8 @@ class EngineObserver(Protocol):
     def model_gone(self) -> None:
         """The model is no longer known. Nothing that is observed afterwards counts."""
 
-    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """A request started; ``cached_tokens`` of its prompt were in the cache."""
+    def started(self, start: Start) -> None:
+        """A request started, with some of its prompt in the cache."""
 
     def resumed(self, computed_again: int) -> None:
         """A request that had lost its cells starts again; ``computed_again`` of its tokens are computed once more."""

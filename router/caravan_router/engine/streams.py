@@ -4,13 +4,18 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from caravan_proto.messages.results import DraftCount, DraftSource
+from caravan_scheduler.actions import Start
 from caravan_scheduler.core.engine import StreamTimes
 from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.core.generation import GenerationState, Standing
 from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 from caravan_scheduler.core.trace import GenerationTrace
+
+if TYPE_CHECKING:
+    from caravan_scheduler.core.recomputed import Recomputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,7 @@ class RequestStream:
         self._first_token: float | None = None
         self.trace = trace
         self._numerics = ""
-        self.cached_tokens = 0
+        self._start: Start | None = None
         self.prompt_logprobs: list[PromptToken] = []
         self._drafts: dict[DraftSource, DraftCount] = {}
 
@@ -60,15 +65,25 @@ class RequestStream:
         """When the request was submitted, first sent to a shard, and got its first token."""
         return StreamTimes(self._submitted, self._started, self._first_token)
 
-    def start(self, shard: str, cached_tokens: int, numerics: str) -> None:
+    @property
+    def cached_tokens(self) -> int:
+        """Number of prompt tokens that did not need to be computed."""
+        return 0 if self._start is None else self._start.cached_tokens
+
+    @property
+    def recomputed(self) -> "Recomputed | None":
+        """Why prompt tokens did not come from the cache; None until the request has started."""
+        return None if self._start is None else self._start.recomputed
+
+    def start(self, start: Start, numerics: str) -> None:
         """Note that a shard starts the request, at the token after the cached ones.
 
         ``numerics``: the fingerprint of how the shard computes.
         """
         self._started = time.monotonic()
         self._numerics = numerics
-        self.cached_tokens = cached_tokens
-        self.trace.started(shard, cached_tokens)
+        self._start = start
+        self.trace.started(start.shard, start.cached_tokens, start.recomputed)
 
     def resume(self, shard: str, computed_again: int, numerics: str) -> None:
         """Note that a shard continues the request, and computes ``computed_again`` of its tokens once more."""

@@ -17,7 +17,7 @@ from caravan_dialects.api.anthropic.translation import chat_request_of
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_tokens
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
-from caravan_router.http.generation.answer import answer
+from caravan_router.http.generation.answer import REMEMBERED, answer
 from caravan_router.http.generation.models import asked_model, context_of, counting_refusals, reading_texts
 from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.ignored import IGNORED
@@ -43,7 +43,7 @@ ROUTES = Routes(ANTHROPIC, tolerance=Tolerance.ALWAYS)
     errors=GENERATION_ERRORS,
 )
 async def messages(request: web.Request, body: MessagesRequest) -> web.StreamResponse:
-    asked = AskedMessage(body, request[REQUEST_ID])
+    asked = AskedMessage(body, request[REQUEST_ID], request.app[REMEMBERED])
     for kind in asked.skipped_tools:
         request.app[IGNORED].note(f"tools of {_PATH}", kind)
     return await answer(request, asked)

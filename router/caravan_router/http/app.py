@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.in_progress import RequestsInProgress
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.responses.running import RunningResponses
@@ -14,7 +15,7 @@ from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
-from caravan_router.http.generation.answer import IN_PROGRESS
+from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED
 from caravan_router.http.openai.responses import RUNNING
 from caravan_router.http.ops import read_documents
 from caravan_router.http.page import SHOWN, page
@@ -103,6 +104,7 @@ def build_app(
     app[ENDING] = asyncio.Event()
     app[IN_PROGRESS] = RequestsInProgress()
     app[RUNNING] = RunningResponses()
+    app[REMEMBERED] = RememberedRequests()
     app[IGNORED] = IgnoredNames()
     app[DIALECTS] = DIALECTS_OF_ROUTES
     app[SHOWN] = access.page

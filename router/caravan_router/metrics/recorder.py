@@ -21,7 +21,7 @@ from caravan_proto import __version__
 from caravan_proto.messages.results import DraftCount
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
 from caravan_router.metrics.table import BUILD_INFO, METRICS, MODEL_LABEL, VLLM_ALIASES, Kind, MetricSpec
-from caravan_scheduler.actions import Preemption
+from caravan_scheduler.actions import Preemption, Start
 from caravan_scheduler.config import JoinReason
 from caravan_scheduler.core.request_metrics import Failure, RequestTimings
 from caravan_scheduler.events import Stepped
@@ -364,10 +364,12 @@ class ModelMetrics:
         self._queue = (use.requests, use.oldest_s)
         self._value("caravan_sequences_swapped").set(use.swapped)
 
-    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
-        self._value("caravan_prefix_cache_query_tokens").add(prompt_tokens)
-        self._value("caravan_prefix_cache_hit_tokens").add(cached_tokens)
-        self._observe("caravan_request_cached_tokens", cached_tokens)
+    def started(self, start: Start) -> None:
+        self._value("caravan_prefix_cache_query_tokens").add(start.prompt_tokens)
+        self._value("caravan_prefix_cache_hit_tokens").add(start.cached_tokens)
+        self._observe("caravan_request_cached_tokens", start.cached_tokens)
+        for part in start.recomputed.parts:
+            self._value("caravan_prompt_computed_tokens_total", part.reason.value).add(part.tokens)
 
     def resumed(self, computed_again: int) -> None:
         self._value("caravan_recomputed_tokens").add(computed_again)

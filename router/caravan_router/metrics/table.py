@@ -118,6 +118,14 @@ METRICS = (
     ),
     MetricSpec("caravan_prefix_cache_query_tokens", C, "Prompt tokens of requests that started"),
     MetricSpec("caravan_prefix_cache_hit_tokens", C, "Prompt tokens of requests that started, found in the cache"),
+    MetricSpec(
+        "caravan_prompt_computed_tokens_total",
+        C,
+        "Prompt tokens of requests that started, not found in the cache: new, differs, evicted, shard_lost, "
+        "never_saved, under_way, other_shard, not_worth_copying, part_of_block, logprobs, other_salt, other_adapter, "
+        "new_weights, end_of_prompt",
+        ("reason",),
+    ),
     MetricSpec("caravan_request_cached_tokens", H, "Prompt tokens of a request found in the cache", (), TOKENS),
     MetricSpec("caravan_spec_decode_num_drafts_total", C, "Drafts that steps verified, by their source", ("source",)),
     MetricSpec("caravan_spec_decode_num_draft_tokens_total", C, "Tokens of those drafts", ("source",)),

@@ -12,6 +12,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, format_span_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import caravan_proto
+from caravan_scheduler.core.recomputed import NOTHING_RECOMPUTED, Reason, Recomputed
 from caravan_scheduler.core.trace import ArrivedRequest, GenerationTrace, RequestTrace, ServedRequest
 
 _PROVIDER = "caravan"
@@ -65,6 +66,8 @@ class _RequestSpan:
         self._generations = 0
         self._input_tokens = 0
         self._cached_tokens = 0
+        self._computed_tokens: dict[Reason, int] = {}
+        self._differs_at: int | None = None
         self._output_tokens = 0
         # By generation.
         self._finish_reasons: dict[int, str] = {}
@@ -94,9 +97,13 @@ class _RequestSpan:
         if self._is_recording:
             self._span.add_event(name, {**attributes, "caravan.generation": number})
 
-    def note_cached(self, tokens: int) -> None:
-        """Count prompt tokens that were in the cache."""
-        self._cached_tokens += tokens
+    def note_prompt(self, cached: int, recomputed: Recomputed) -> None:
+        """Count prompt tokens that were in the cache, and those that were not by reason."""
+        self._cached_tokens += cached
+        for reason, tokens in recomputed.by_reason.items():
+            self._computed_tokens[reason] = self._computed_tokens.get(reason, 0) + tokens
+        if self._differs_at is None:
+            self._differs_at = recomputed.differs_at
 
     def note_end(self, number: int, output_tokens: int, *, reason: str = "", failure: str = "") -> None:
         """Count a generation that has ended, with a ``reason`` or with a ``failure``."""
@@ -117,6 +124,10 @@ class _RequestSpan:
                 span.set_attribute("gen_ai.usage.input_tokens", self._input_tokens)
                 span.set_attribute("gen_ai.usage.output_tokens", self._output_tokens)
                 span.set_attribute("gen_ai.usage.cache_read.input_tokens", self._cached_tokens)
+                for reason, tokens in self._computed_tokens.items():
+                    span.set_attribute(f"caravan.prompt_computed.{reason.value}", tokens)
+                if self._differs_at is not None:
+                    span.set_attribute("caravan.prompt_differs_at", self._differs_at)
             if status >= _SERVER_ERROR:
                 span.set_status(StatusCode.ERROR)
         span.end()
@@ -135,10 +146,10 @@ class _GenerationEvents:
     def queued(self) -> None:
         self._add("queued", {})
 
-    def started(self, shard: str, cached_tokens: int) -> None:
+    def started(self, shard: str, cached_tokens: int, recomputed: Recomputed = NOTHING_RECOMPUTED) -> None:
         self._shard = shard
         if self._counts_prompt:
-            self._request.note_cached(cached_tokens)
+            self._request.note_prompt(cached_tokens, recomputed)
         self._add("started", {"caravan.shard": shard, "caravan.cached_tokens": cached_tokens})
 
     def got_first_token(self) -> None:

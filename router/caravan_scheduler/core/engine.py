@@ -12,6 +12,7 @@ from caravan_scheduler.core.generation import ANYONE, GenerationSpec, Generation
 from caravan_scheduler.core.media import MediaPrompt
 from caravan_scheduler.core.prefixes import PinRefusal, PrefixReport, ShardPrefixes
 from caravan_scheduler.core.prompt_media import MediaTokens
+from caravan_scheduler.core.recomputed import Recomputed
 from caravan_scheduler.core.shards import ShardReport
 from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 from caravan_scheduler.core.trace import NO_TRACE, GenerationTrace
@@ -75,6 +76,11 @@ class TokenStream(Protocol):
     @property
     def cached_tokens(self) -> int:
         """Number of prompt tokens that did not need to be computed. Known at the first token."""
+        ...
+
+    @property
+    def recomputed(self) -> Recomputed | None:
+        """Why prompt tokens did not come from the cache; None until the request has started."""
         ...
 
     @property

@@ -47,6 +47,11 @@ def maker(kind: type[Made]) -> Callable[[Iterable[Any]], Made]:
     return functools.partial(tuple.__new__, kind)
 
 
+def block_hashes(tokens: tuple[int, ...], size: int) -> list[int]:
+    """Return a hash of each whole block of ``size`` tokens."""
+    return [hash(tokens[at : at + size]) for at in range(0, len(tokens) - size + 1, size)]
+
+
 Run = TypeVar("Run", list[int], tuple[int, ...])
 
 

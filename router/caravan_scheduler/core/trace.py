@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from caravan_scheduler.core.recomputed import NOTHING_RECOMPUTED, Recomputed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivedRequest:
@@ -43,8 +45,8 @@ class GenerationTrace(Protocol):
 
     def queued(self) -> None: ...
 
-    def started(self, shard: str, cached_tokens: int) -> None:
-        """``shard`` begins to prefill the prompt, ``cached_tokens`` of which are in its cache."""
+    def started(self, shard: str, cached_tokens: int, recomputed: Recomputed = NOTHING_RECOMPUTED) -> None:
+        """``shard`` begins to prefill the prompt, ``cached_tokens`` of which are in its cache, and why the others."""
 
     def got_first_token(self) -> None: ...
 
@@ -105,7 +107,7 @@ class NoTrace:
 
     def queued(self) -> None: ...
 
-    def started(self, shard: str, cached_tokens: int) -> None: ...
+    def started(self, shard: str, cached_tokens: int, recomputed: Recomputed = NOTHING_RECOMPUTED) -> None: ...
 
     def got_first_token(self) -> None: ...
 

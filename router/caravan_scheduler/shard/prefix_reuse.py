@@ -63,6 +63,19 @@ def find_saved(shard: ShardAccount, sequence: Sequence) -> SavedPrefix:
     return found if border == found.length else shard.runs.find(keys, known, border)
 
 
+def held_length(shard: ShardAccount, sequence: Sequence, most: int) -> int:
+    """Return how many of the first ``most`` tokens ``shard`` has, in cells or saved, whether or not that is of use.
+
+    Changes nothing. What a running sequence has generated may be missing.
+    """
+    tree, namespace, tokens = shard.cells.tree, sequence.request.prefix_namespace, sequence.tokens(0, most)
+    match = tree.match_whole if shard.layout.whole_only else tree.match
+    in_cells, keys, known = match(namespace, tokens, most).length, sequence.keys, sequence.known_tokens
+    if not shard.runs.has_beginning(keys, known):
+        return in_cells
+    return max(in_cells, shard.runs.find(keys, known, most).length)
+
+
 def saved_prefix(shard: ShardAccount, sequence: Sequence, match: Match) -> SavedPrefix:
     """Find the longest saved prefix of ``sequence`` if loading it is faster than computing what ``match`` lacks."""
     if not shard.saves.are_possible:

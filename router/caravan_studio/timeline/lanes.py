@@ -242,7 +242,10 @@ class Lanes:
         self._mark(now, "cancel", event.request_id)
 
     def _start(self, action: Start, now: float) -> None:
-        self._mark(now, "start", action.request_id, action.shard, action.cached_tokens)
+        if len(self._marks) < _MOST_MARKS:
+            computed = action.recomputed.by_reason
+            mark = Mark(round(now, 6), "start", action.request_id, action.shard, action.cached_tokens, computed)
+            self._marks.append(mark)
         self._figures.note_start(now, action.prompt_tokens, action.cached_tokens)
 
     def _resume(self, action: Resume, now: float) -> None:

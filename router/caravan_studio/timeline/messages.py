@@ -3,9 +3,12 @@
 A request is its number, unique in the router. A field that has its default is left out.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
+
+from caravan_scheduler.core.recomputed import Reason
 
 VERSION = 1
 
@@ -75,7 +78,8 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     """What happened to a request or to a shard.
 
     ``number``: the tokens of the prompt with ``submit``, those in the cache with ``start``, those computed again with
-    ``resume``. ``shard`` is the reason with ``fail``.
+    ``resume``. ``shard`` is the reason with ``fail``. ``computed``: with ``start``, how many tokens of the prompt are
+    not in the cache, by reason.
     """
 
     at: float
@@ -83,6 +87,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     request: Holder = 0
     shard: str = ""
     number: int = 0
+    computed: Mapping[Reason, int] = {}
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="type", tag="frame", kw_only=True):

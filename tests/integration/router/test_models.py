@@ -287,6 +287,7 @@ async def test_a_model_is_forgotten_when_its_addresses_are_gone_for_long(monkeyp
 
 
 NEW = "toy-2"
+REASONS = ("new", "new_weights")
 
 
 async def complete(session: ClientSession, running: Cluster, prompt: str, tokens: int) -> dict[str, Any]:
@@ -339,6 +340,25 @@ async def test_the_name_moves_when_as_many_new_shards_serve_as_old_ones() -> Non
         await eventually(lambda: len(running.fleet._runs) == 1, "the old engine has ended")
         assert running.fleet.healthy
         await running.stop_shard(first)
+        await running.wait_until_at_rest()
+
+
+async def test_new_weights_compute_again_what_the_old_ones_had() -> None:
+    async with cluster(ClusterConfig(shards=1, listed=True)) as running, ClientSession() as session:
+        (old,) = running.addresses
+        prompt = "why is it computed again? " * 4
+        await complete(session, running, prompt, 1)
+        new = await start_new(running)
+        await set_list(running, new)
+        await eventually(lambda: running.state(old) is None and serves(running) == NEW, "the old one is forgotten")
+        tokens = (await complete(session, running, prompt, 1))["usage"]["prompt_tokens"]
+        exposed = (await running.metrics.render()).decode()
+        counts = {
+            reason: f'caravan_prompt_computed_tokens_total{{reason="{reason}",model="toy"}}' for reason in REASONS
+        }
+        assert f"{counts['new_weights']} {tokens - 2}" in exposed
+        assert f"{counts['new']} {tokens}" in exposed
+        await running.stop_shard(old)
         await running.wait_until_at_rest()
 
 

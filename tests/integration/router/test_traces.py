@@ -130,6 +130,7 @@ async def test_a_request_has_one_span(
         "gen_ai.response.finish_reasons": ["length"],
         "gen_ai.usage.output_tokens": 7,
         "gen_ai.usage.cache_read.input_tokens": 0,
+        "caravan.prompt_computed.new": prompt_tokens,
     }
     assert span.events == [
         ("queued", {"caravan.generation": 0}),

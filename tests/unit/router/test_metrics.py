@@ -5,7 +5,9 @@ from caravan_proto.messages.results import StepOutcome
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
 from caravan_router.metrics.recorder import Histogram, Metrics
 from caravan_router.metrics.table import METRICS
+from caravan_scheduler.actions import Start
 from caravan_scheduler.config import JoinReason
+from caravan_scheduler.core.recomputed import Part, Reason, Recomputed
 from caravan_scheduler.core.request_metrics import Failure
 from caravan_scheduler.core.tokens import GeneratedToken
 from caravan_scheduler.events import Stepped
@@ -69,11 +71,21 @@ async def test_a_step_is_counted_by_method_and_by_shard() -> None:
 
 async def test_cached_prompt_tokens_are_not_counted_as_speculated() -> None:
     metrics = Metrics()
-    metrics.of("m").started(10, cached_tokens=4)
+    metrics.of("m").started(Start(1, "a", 10, cached_tokens=4))
     exposed = await lines(metrics)
     assert 'tgi_request_skipped_tokens_count{model="m"} 0' in exposed
     assert 'caravan_request_cached_tokens_count{model="m"} 1' in exposed
     assert 'caravan_request_cached_tokens_sum{model="m"} 4' in exposed
+
+
+async def test_prompt_tokens_that_are_computed_are_counted_by_reason() -> None:
+    metrics = Metrics()
+    parts = (Part(Reason.EVICTED, 4, 5), Part(Reason.END, 9, 1))
+    for _ in range(2):
+        metrics.of("m").started(Start(1, "a", 10, cached_tokens=4, recomputed=Recomputed(parts)))
+    exposed = await lines(metrics)
+    assert 'caravan_prompt_computed_tokens_total{reason="evicted",model="m"} 10' in exposed
+    assert 'caravan_prompt_computed_tokens_total{reason="end_of_prompt",model="m"} 2' in exposed
 
 
 async def test_the_series_of_a_lost_shard_are_removed() -> None:

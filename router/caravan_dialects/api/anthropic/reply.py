@@ -9,6 +9,7 @@ from typing import assert_never
 
 import msgspec
 
+from caravan_dialects.api.anthropic.diagnostics import diagnosed
 from caravan_dialects.api.anthropic.errors import ANTHROPIC
 from caravan_dialects.api.anthropic.schema import (
     AnthropicMessage,
@@ -18,6 +19,7 @@ from caravan_dialects.api.anthropic.schema import (
     ContentBlockDelta,
     ContentBlockStart,
     ContentBlockStop,
+    Diagnostics,
     Event,
     InputJsonDelta,
     MessageDelta,
@@ -39,6 +41,7 @@ from caravan_dialects.api.anthropic.schema import (
 from caravan_dialects.api.anthropic.translation import skipped_tools, source_of
 from caravan_dialects.api.body import object_of
 from caravan_dialects.api.generation.asked import Answer, Asked
+from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.openai.chat.output import Call, ChatOutput, Part, read_outputs
@@ -142,15 +145,19 @@ class AskedMessage(Asked):
     framing = _EVENTS
     operation = "chat"
 
-    def __init__(self, body: MessagesRequest, request_id: str) -> None:
+    def __init__(self, body: MessagesRequest, request_id: str, remembered: RememberedRequests) -> None:
+        """``remembered``: requests that this one may be compared with."""
         self._body = body
         self._request_id = request_id
+        self._remembered = remembered
         self.model = body.model
         self.streamed = bool(body.stream)
 
     async def validate(self, context: Context) -> "MessageAnswer":
         chat = await validate_whole_chat(context, source_of(self._body, context.model))
-        return MessageAnswer(chat, msgspec.UNSET if self._body.context_management is None else AppliedEdits())
+        answer = MessageAnswer(chat, msgspec.UNSET if self._body.context_management is None else AppliedEdits())
+        answer.diagnostics = diagnosed(self._remembered, context, self._body, answer.id, chat.request.prompt)
+        return answer
 
     @property
     def skipped_tools(self) -> frozenset[str]:
@@ -169,7 +176,8 @@ class MessageAnswer(Answer):
         super().__init__((chat.request,))
         self._chat = chat
         self._edits = edits
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self.id = f"msg_{secrets.token_hex(12)}"
+        self.diagnostics: Diagnostics | msgspec.UnsetType | None = msgspec.UNSET
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
         [run] = runs
@@ -209,7 +217,9 @@ class MessageAnswer(Answer):
         await events.send(_named(last), _named(MessageStop()))
 
     def _message(self, usage: MessageUsage) -> AnthropicMessage:
-        return AnthropicMessage(id=self._id, model=self._chat.model, content=[], usage=usage)
+        return AnthropicMessage(
+            id=self.id, model=self._chat.model, content=[], usage=usage, diagnostics=self.diagnostics
+        )
 
     def _usage(self, output: ChatOutput) -> MessageUsage:
         cached = output.run.cached_tokens

@@ -7,6 +7,7 @@ import msgspec
 from caravan_dialects.api.generation.schema import (
     NEUTRAL,
     CacheSalt,
+    FirstDifference,
     NoEffect,
     OnlyNull,
     Priority,
@@ -139,9 +140,16 @@ class CountTokensRequest(PromptFields, frozen=True, kw_only=True):
     """The fields of a request for a message that decide its prompt."""
 
 
+class DiagnosticsParam(msgspec.Struct, frozen=True, kw_only=True):
+    """``previous_message_id``: id of the message whose request this one is compared with; null in the first turn."""
+
+    previous_message_id: str | None = None
+
+
 class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     """A request for a message. ``max_tokens``: more than fits in the context means all that fits.
 
+    ``diagnostics``: report why the prompt was not in the cache, and remember hashes of this request for the next one.
     Of ``metadata``, only the session that ``user_id`` names has an effect, as Claude Code sends it. ``service_tier``
     and ``cache_control`` have none.
     """
@@ -153,6 +161,7 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     container: OnlyNull = None
+    diagnostics: DiagnosticsParam | None = None
     metadata: Any = None
     service_tier: NoEffect = None
     priority: Priority = None
@@ -220,10 +229,28 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_details: OutputTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
+class CacheMissReason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the prompt of a request could not begin as the one before it.
+
+    ``type``: "model_changed", "system_changed", "tools_changed", "messages_changed", "previous_message_not_found", or
+    "unavailable" for another field. ``cache_missed_input_tokens``: tokens of the earlier prompt after what both have in
+    common.
+    """
+
+    type: str
+    cache_missed_input_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    first_difference: FirstDifference | msgspec.UnsetType = msgspec.UNSET
+
+
+class Diagnostics(msgspec.Struct, frozen=True):
+    cache_miss_reason: CacheMissReason
+
+
 class AnthropicMessage(msgspec.Struct, kw_only=True, tag="message"):
     """``stop_reason``: "end_turn", "max_tokens", "stop_sequence" or "tool_use"; null where a stream begins.
 
-    ``context_management``: present if the request has it.
+    ``context_management`` and ``diagnostics``: present if the request has it. ``diagnostics`` is null if the prompt
+    continues the one it was compared with.
     """
 
     id: str
@@ -234,6 +261,7 @@ class AnthropicMessage(msgspec.Struct, kw_only=True, tag="message"):
     stop_sequence: str | None = None
     usage: MessageUsage
     context_management: AppliedEdits | msgspec.UnsetType = msgspec.UNSET
+    diagnostics: Diagnostics | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="text_delta"):

@@ -101,7 +101,7 @@ def _content_text(field: str, content: str | list[Block] | dict[str, Any] | None
 def chat_messages_of(body: PromptFields, media: MediaParts) -> list[Message]:
     """Return the messages of a chat. Pictures are added to ``media``. Raises ValidationError."""
     messages: list[Message] = []
-    if system := _system_text(body):
+    if system := system_text(body):
         messages.append(Message(role="system", content=system))
     # Messages in a row that are not the assistant's are one turn of the user: templates want alternating turns.
     for role, said in groupby(_since_compaction(body.messages), itemgetter(0)):
@@ -116,7 +116,8 @@ def blocks_of(messages: Sequence[MessageParam]) -> Iterator[_Named]:
         yield from _blocks(f"messages[{number}].content", message.content)
 
 
-def _system_text(body: PromptFields) -> str:
+def system_text(body: PromptFields) -> str:
+    """Return the system prompt as the model reads it. Raises ValidationError."""
     if isinstance(body.system, str):
         texts = [body.system]
     else:

@@ -16,6 +16,7 @@ from caravan_proto.messages.results import DraftCount, FinishReason
 from caravan_scheduler.core.engine import StreamTimes, TokenStream
 from caravan_scheduler.core.errors import ConstraintFailedError, DeadlineError, EngineError, IncompleteGenerationError
 from caravan_scheduler.core.generation import GenerationSpec, GenerationState
+from caravan_scheduler.core.recomputed import Recomputed
 from caravan_scheduler.core.request_metrics import Failure, RequestTimings
 from caravan_scheduler.core.tokens import GeneratedToken, PromptToken
 from caravan_scheduler.core.trace import NO_TRACE, GenerationTrace, RequestTrace
@@ -110,6 +111,11 @@ class Run:
     def cached_tokens(self) -> int:
         """Prompt tokens that were in the cache; known from the first pieces on."""
         return self._stream.cached_tokens
+
+    @property
+    def recomputed(self) -> Recomputed | None:
+        """Why prompt tokens did not come from the cache; None until the generation has started."""
+        return self._stream.recomputed
 
     @property
     def prompt_computed(self) -> int:

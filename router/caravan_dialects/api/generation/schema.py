@@ -145,3 +145,14 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 Format = TextFormat | JsonObjectFormat | JsonFormat | JsonSchemaFormat | RegexFormat
+
+
+class FirstDifference(msgspec.Struct, frozen=True):
+    """Where a request goes on otherwise than the one it is compared with.
+
+    ``token``: the first token of its prompt that differs is this one or one of the next 15. ``message``: index of
+    the first message, or item, that differs; null if another part of the request does.
+    """
+
+    token: int
+    message: int | None

@@ -7,19 +7,54 @@ from typing import Literal
 import msgspec
 
 from caravan_dialects.api.generation.in_progress import RequestInProgress
+from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.generation.schema import NoEffect
 from caravan_scheduler.core.generation import GenerationState
+from caravan_scheduler.core.recomputed import Reason
 
 # A request has the first of these states that any of its generations has.
 _ORDER = (GenerationState.RUNNING, GenerationState.PREFILLING, GenerationState.SWAPPED, GenerationState.QUEUED)
 
 
+class PromptDifference(msgspec.Struct, frozen=True):
+    """Where a prompt goes on otherwise than the earlier one that begins alike.
+
+    ``exact``: ``token`` is the first that differs. Else one of the 16 tokens from there on is: the earlier tokens are
+    gone.
+    """
+
+    token: int
+    exact: bool
+
+
+class ComputedPart(msgspec.Struct, frozen=True):
+    """``tokens`` of a prompt from ``start`` on that were not cached, for one reason."""
+
+    reason: Reason
+    start: int
+    tokens: int
+
+
+class CacheUse(msgspec.Struct, frozen=True, kw_only=True):
+    """``cached_tokens``: the first tokens of the prompt, which came from the cache.
+
+    ``computed``: why the others did not. ``fetched``: what is cached was copied from another shard for it.
+    ``first_difference``: null if no earlier prompt of the API key begins alike and differs.
+    """
+
+    cached_tokens: int
+    fetched: bool
+    first_difference: PromptDifference | None
+    computed: list[ComputedPart]
+
+
 class GenerationStatus(msgspec.Struct, frozen=True):
-    """One candidate of one prompt."""
+    """One candidate of one prompt. ``cache``: null until it has started."""
 
     state: GenerationState
     prompt_tokens: int
     generated_tokens: int
+    cache: CacheUse | None
 
 
 class RequestStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +122,7 @@ def request_list(entries: Iterable[RequestInProgress]) -> RequestList:
 
 def _status(entry: RequestInProgress) -> RequestStatus:
     specs = [spec for valid in entry.valid for spec in valid.specs]
-    generations = [GenerationStatus(run.state, len(run.spec.prompt), run.tokens) for run in entry.runs]
+    generations = [GenerationStatus(run.state, len(run.spec.prompt), run.tokens, _cache(run)) for run in entry.runs]
     return RequestStatus(
         id=entry.request_id,
         object="request",
@@ -100,6 +135,18 @@ def _status(entry: RequestInProgress) -> RequestStatus:
         prompt_tokens=sum(len(valid.prompt) for valid in entry.valid) if specs else None,
         generated_tokens=sum(generation.generated_tokens for generation in generations),
         generations=generations,
+    )
+
+
+def _cache(run: Run) -> CacheUse | None:
+    if (why := run.recomputed) is None:
+        return None
+    at = why.differs_at
+    return CacheUse(
+        cached_tokens=run.cached_tokens,
+        fetched=why.was_moved,
+        first_difference=None if at is None else PromptDifference(at, why.is_exact),
+        computed=[ComputedPart(part.reason, part.start, part.tokens) for part in why.parts],
     )
 
 

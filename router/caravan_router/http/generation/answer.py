@@ -11,6 +11,7 @@ from aiohttp import web
 
 from caravan_dialects.api.errors import RequestError
 from caravan_dialects.api.generation.asked import Answer, Asked
+from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import model_name
 from caravan_dialects.api.generation.in_progress import RequestInProgress, RequestsInProgress
 from caravan_dialects.api.generation.permits import holding_permits
@@ -59,6 +60,8 @@ def _milliseconds(seconds: float) -> str:
 
 
 IN_PROGRESS = web.AppKey("in_progress", RequestsInProgress)
+# Hashes of requests, for those that want to be compared with them.
+REMEMBERED = web.AppKey("remembered", RememberedRequests)
 
 
 @contextmanager

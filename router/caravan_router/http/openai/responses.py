@@ -25,7 +25,7 @@ from caravan_dialects.api.openai.responses.schema import (
 from caravan_dialects.api.openai.responses.tools import offered_tools
 from caravan_dialects.api.openai.responses.turn import Turn, begun_turn
 from caravan_dialects.api.openai.responses.validation import check_request, validate_turn
-from caravan_router.http.generation.answer import answer
+from caravan_router.http.generation.answer import REMEMBERED, answer
 from caravan_router.http.generation.models import asked_model, context_of, counting_refusals, reading_texts
 from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.ignored import IGNORED
@@ -83,7 +83,7 @@ UNSUPPORTED = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
 async def create_response(request: web.Request, body: ResponseRequest) -> web.StreamResponse:
     check_request(body)
     async with _begun_turn(request, body, extends=True) as turn:
-        reply = AskedResponse(body, turn)
+        reply = AskedResponse(body, turn, request.app[REMEMBERED])
         for kind in reply.skipped_tools:
             request.app[IGNORED].note(f"tools of {_PATH}", kind)
         for kind in reply.skipped_items:

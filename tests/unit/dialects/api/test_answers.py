@@ -20,6 +20,7 @@ from caravan_dialects.api.errors import ValidationError
 from caravan_dialects.api.gemini.reply import AskedContent, AskedList
 from caravan_dialects.api.gemini.schema import GenerateContentRequest
 from caravan_dialects.api.generation.asked import Answer, Asked
+from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import Context, ServedModel
 from caravan_dialects.api.generation.run import on_all, started
 from caravan_dialects.api.generation.serving import Sender
@@ -68,7 +69,9 @@ def chat(fields: Mapping[str, Any]) -> Asked:
 
 
 def message(fields: Mapping[str, Any]) -> Asked:
-    return AskedMessage(msgspec.convert({**CHAT, "max_tokens": 3, "model": "m", **fields}, MessagesRequest), "id")
+    return AskedMessage(
+        msgspec.convert({**CHAT, "max_tokens": 3, "model": "m", **fields}, MessagesRequest), "id", RememberedRequests()
+    )
 
 
 def gemini(fields: Mapping[str, Any], kind: type[AskedContent] = AskedContent) -> Asked:
@@ -160,7 +163,7 @@ async def test_a_response_is_answered_and_stored(context: Context) -> None:
     await store.open()
     body = ResponseRequest(input="a", max_output_tokens=3)
     async with begun_turn(store, running, "", body, extends=True) as turn:
-        asked = AskedResponse(body, turn)
+        asked = AskedResponse(body, turn, RememberedRequests())
         assert not asked.running.started
         assert " w1 w2 w3" in await whole(context, asked)
         assert asked.running.progress.response().status == "incomplete"

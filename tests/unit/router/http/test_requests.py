@@ -20,6 +20,7 @@ from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import Access
 from caravan_scheduler.core.errors import GenerationError
 from caravan_scheduler.core.generation import GenerationSpec, GenerationState, Tenant
+from caravan_scheduler.core.recomputed import Part, Reason, Recomputed
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import CHAT_MODEL, EOS_TOKEN, Pause, ScriptedEngine, Step, word
 from caravan_testing.waiting import eventually
@@ -125,7 +126,7 @@ async def test_a_request_is_listed_from_arrival_to_end(service: Service) -> None
             "session": "mine",
             "prompt_tokens": 3,
             "generated_tokens": 1,
-            "generations": [{"state": "running", "prompt_tokens": 3, "generated_tokens": 1}],
+            "generations": [{"state": "running", "prompt_tokens": 3, "generated_tokens": 1, "cache": None}],
         }
         engine.resume.set()
         assert (await reply).status == 200
@@ -146,6 +147,25 @@ async def test_every_generating_route_is_listed(
     await eventually(service.is_idle)
 
 
+async def test_a_request_that_has_started_tells_why_its_prompt_is_computed(service: Service) -> None:
+    parts = (Part(Reason.EVICTED, 1, 3), Part(Reason.DIFFERS, 4, 5))
+    service.engine.recomputed = Recomputed(parts, common=4, is_exact=False, was_moved=True)
+    service.engine.cached_tokens = lambda _: 1
+    async with posted(service, "/generate", {"inputs": "abcdefgh"}):
+        await eventually(lambda: bool(service.engine.streams) and service.engine.streams[0].sent == 1)
+        [entry] = await listed(service)
+    assert entry["generations"][0]["cache"] == {
+        "cached_tokens": 1,
+        "fetched": True,
+        "first_difference": {"token": 4, "exact": False},
+        "computed": [
+            {"reason": "evicted", "start": 1, "tokens": 3},
+            {"reason": "differs", "start": 4, "tokens": 5},
+        ],
+    }
+    await eventually(service.is_idle)
+
+
 async def test_a_request_lists_its_generations(service: Service) -> None:
     engine = service.engine
 
@@ -158,9 +178,9 @@ async def test_a_request_lists_its_generations(service: Service) -> None:
         await eventually(lambda: len(engine.streams) == 3 and engine.streams[0].closed and engine.streams[1].sent == 1)
         [entry] = await listed(service)
         assert entry["generations"] == [
-            {"state": "ended", "prompt_tokens": 2, "generated_tokens": 2},
-            {"state": "running", "prompt_tokens": 2, "generated_tokens": 1},
-            {"state": "queued", "prompt_tokens": 2, "generated_tokens": 0},
+            {"state": "ended", "prompt_tokens": 2, "generated_tokens": 2, "cache": None},
+            {"state": "running", "prompt_tokens": 2, "generated_tokens": 1, "cache": None},
+            {"state": "queued", "prompt_tokens": 2, "generated_tokens": 0, "cache": None},
         ]
         assert (entry["state"], entry["prompt_tokens"], entry["generated_tokens"]) == ("running", 2, 3)
     await eventually(service.is_idle)

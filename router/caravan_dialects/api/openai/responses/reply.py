@@ -10,12 +10,14 @@ import msgspec
 
 from caravan_dialects.api.errors import ContextLengthError, NotStoredError, kind_of
 from caravan_dialects.api.generation.asked import Answer, Asked
+from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
 from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.errors import OPENAI, openai_code, openai_message
 from caravan_dialects.api.openai.events import token_ids_of
+from caravan_dialects.api.openai.responses.diagnostics import diagnosed, fingerprint
 from caravan_dialects.api.openai.responses.other_items import plain_items
 from caravan_dialects.api.openai.responses.output import MessageTokens, OutputItems
 from caravan_dialects.api.openai.responses.running import RunningResponse
@@ -125,8 +127,9 @@ class AskedResponse(Asked):
     # Agents look for this error in a stream.
     errors_as_events = (ContextLengthError, TextTooLongError)
 
-    def __init__(self, body: ResponseRequest, turn: Turn) -> None:
-        """Raises ValidationError."""
+    def __init__(self, body: ResponseRequest, turn: Turn, remembered: RememberedRequests) -> None:
+        """``remembered``: requests that this one may be compared with. Raises ValidationError."""
+        self._remembered = remembered
         self._body = body
         self._turn = turn
         self._offered = offered_tools(body.tools or (), turn.all_items)
@@ -151,6 +154,9 @@ class AskedResponse(Asked):
         valid = await validate_turn(context, self._body, self._turn, self._offered)
         self._partial.head.model = context.adapter or context.model.name
         self._partial.head.truncated = valid.truncated
+        now = fingerprint(context, self._body, self._turn.all_items, valid)
+        self._partial.head.prompt_cache_diagnostics = diagnosed(self._remembered, self._turn.owner, self._body, now)
+        self._remembered.remember(self._turn.owner, self._partial.head.id, now)
         wanted = Wanted(
             output=generates(self._body),
             logprobs=wants_logprobs(self._body),

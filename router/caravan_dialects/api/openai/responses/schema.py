@@ -7,6 +7,7 @@ import msgspec
 from caravan_dialects.api.generation.schema import (
     NEUTRAL,
     CacheSalt,
+    FirstDifference,
     JsonObjectFormat,
     ModelName,
     NoEffect,
@@ -87,9 +88,14 @@ class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PromptCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``prewarm``: true is the same as ``generate`` false. Others change nothing: all prompts are cached."""
+    """``prewarm``: true is the same as ``generate`` false. Others change nothing: all prompts are cached.
+
+    ``comparison_response_id``: compare the request with that of a response of this API key, for
+    ``prompt_cache_diagnostics``.
+    """
 
     prewarm: bool | None = None
+    comparison_response_id: str | None = None
 
 
 class ResponseRequest(InputFields, frozen=True, kw_only=True):
@@ -166,10 +172,27 @@ class Truncated(msgspec.Struct, frozen=True):
     items: list[str]
 
 
+class PromptCacheDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the prompt could begin as the one it was compared with.
+
+    ``type``: "cache_hit", "cache_miss", "comparison_response_not_found", or "unavailable" for a field without a
+    ``reason``. ``reason``: "model_changed", "tools_changed", "text_format_changed",
+    "reasoning_effort_changed", "context_compacted" or "input_changed". ``cache_missed_tokens``: tokens of the prompt
+    after what both have in common, which has ``comparison_reusable_tokens``.
+    """
+
+    type: str
+    reason: str | msgspec.UnsetType = msgspec.UNSET
+    cache_missed_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    comparison_reusable_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    first_difference: FirstDifference | msgspec.UnsetType = msgspec.UNSET
+
+
 class ResponseObject(msgspec.Struct, kw_only=True):
     """A response. ``status``: "in_progress", "completed", "incomplete", "cancelled" or "failed".
 
     ``truncated``: what was left out of the prompt; null if nothing was. ``service_tier`` is always "default".
+    ``prompt_cache_diagnostics``: present if the request asks for a comparison.
     """
 
     id: str
@@ -205,6 +228,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     incomplete_details: IncompleteDetails | None = None
     truncated: Truncated | None = None
     usage: ResponseUsage | None = None
+    prompt_cache_diagnostics: PromptCacheDiagnostics | msgspec.UnsetType = msgspec.UNSET
 
 
 class ResponseEvent(msgspec.Struct, kw_only=True):
