@@ -19,7 +19,7 @@ _MOST_PROMPTS = 128
 _MOST_BLOCKS = 1 << 16
 _MOST_TENANTS = 256
 # Most sequences that are compared by tokens with a prompt, those that end soonest first.
-MOST_COMPARED = 8
+MOST_COMPARED = 4
 
 # Returns the tokens [start, stop) of a sequence, or of what there is of it; None if nobody holds them any more.
 TokensOf = Callable[["KnownPrompt", int, int], tuple[int, ...] | None]
@@ -43,8 +43,8 @@ class KnownPrompt:
 
     ``weights``: which of the models that had the name it was for.
     ``tail``: hash of those behind the last whole block. ``prompt_tail``: the length of its prompt, and the hash of what
-    is behind the prompt's last whole block. ``shard``: where it was last. ``kept``: how many of its first tokens were
-    kept. ``saved_key``: names the run that was saved last of it.
+    is behind the prompt's last whole block. ``shard`` and ``sequence_id``: where it was last, once it has ended.
+    ``kept``: how many of its first tokens were kept. ``saved_key``: names the run that was saved last of it.
     """
 
     request_id: int
@@ -56,12 +56,13 @@ class KnownPrompt:
     prompt_tail: tuple[int, int]
     shard: str
     fate: Fate = Fate.LIVE
+    sequence_id: int = -1
     kept: int = 0
     saved_key: bytes | None = None
 
-    def end(self, length: int, tail: int, shard: str, *, is_kept: bool) -> None:
-        """Note that it has ended on ``shard``, and whether that has kept it for others."""
-        self.length, self.tail, self.shard = length, tail, shard
+    def end(self, length: int, tail: int, place: tuple[str, int], *, is_kept: bool) -> None:
+        """Note that it has ended on the shard and under the id of ``place``, and whether it was kept for others."""
+        self.length, self.tail, (self.shard, self.sequence_id) = length, tail, place
         self.fate, self.kept = (Fate.KEPT, length) if is_kept else (Fate.NOT_KEPT, 0)
 
     def give_up(self) -> None:
@@ -113,24 +114,25 @@ class _Block:
         self._prompt = prompt
         self._start = start
         self._hash_of = hash_of
-        # What sequences have here, of those whose tokens somebody holds.
-        self._seen: set[tuple[int, ...]] = set()
+        # What sequences have here, of those whose tokens somebody holds, and how much of it they have in common.
+        self._seen: dict[tuple[int, ...], int] = {}
 
     def common(self, one: KnownPrompt, tokens_of: TokensOf) -> int | None:
         """Return how many first tokens ``one`` has in common with the prompt; None if nobody holds its tokens."""
         prompt, start = self._prompt, self._start
         stop = min(one.length, start + BLOCK_TOKENS)
-        if stop <= len(prompt) and self._is_same(one, prompt[start:stop]):
-            return stop
         tokens = tokens_of(one, start, stop)
         if tokens is None:
+            if stop <= len(prompt) and self._is_same(one, prompt[start:stop]):
+                return stop
             # Another has the same tokens.
             tokens = next(
                 (seen[: stop - start] for seen in self._seen if self._is_same(one, seen[: stop - start])), None
             )
         if tokens is not None:
-            self._seen.add(tokens)
-            return start + common_length(tokens, prompt[start:stop])
+            if (common := self._seen.get(tokens)) is None:
+                common = self._seen[tokens] = start + common_length(tokens, prompt[start:stop])
+            return common
         length, tail = one.prompt_tail
         return length if length == len(prompt) < stop and hash(prompt[start:]) == tail else None
 
@@ -167,14 +169,29 @@ def _nearest(block: _Block, start: int, found: tuple[KnownPrompt, ...], tokens_o
 
 @dataclass(slots=True)
 class _Tenant:
-    """``prompts``: by request id, the oldest first. ``tree``: has hashes of blocks in place of tokens."""
+    """``prompts``: by request id, the oldest first. ``tree``: has hashes of blocks in place of tokens.
+
+    ``found``: the last request that was looked up in its own namespace, the tree's version then, and what was found.
+    """
 
     prompts: OrderedDict[int, KnownPrompt] = field(default_factory=OrderedDict)
     namespaces: Counter[str] = field(default_factory=Counter)
     tree: PrefixTree = field(default_factory=PrefixTree)
+    found: tuple[int, int, int, tuple[int, ...]] = (-1, -1, 0, ())
 
-    def add(self, prompt: KnownPrompt, blocks: list[int]) -> None:
-        length, sources = self.tree.nearest(prompt.namespace, blocks, 1)
+    def look_up(self, sequence: Sequence, namespace: str) -> tuple[int, tuple[int, ...]]:
+        """Return how many first blocks of a prompt are known, and some of those that have them."""
+        blocks = sequence.block_hashes(len(sequence.spec.prompt))
+        length, sources = self.tree.nearest(namespace, blocks, MOST_COMPARED + 1)
+        if namespace == sequence.request.prefix_namespace:
+            self.found = (sequence.request_id, self.tree.version, length, sources)
+        return length, sources
+
+    def add(self, prompt: KnownPrompt, sequence: Sequence) -> None:
+        request_id, version, length, sources = self.found
+        if (request_id, version) != (prompt.request_id, self.tree.version):
+            length, sources = self.look_up(sequence, prompt.namespace)
+        blocks = sequence.block_hashes(prompt.length)
         if length:
             self.tree.fork(prompt.request_id, sources[0], length)
         else:
@@ -221,9 +238,8 @@ class KnownPrompts:
         if tenant is None:
             return NOTHING
         prompt = sequence.spec.prompt
-        blocks = sequence.block_hashes(len(prompt))
         tree = tenant.tree
-        length, sources = tree.nearest(namespace or sequence.request.prefix_namespace, blocks, MOST_COMPARED + 1)
+        length, sources = tenant.look_up(sequence, namespace or sequence.request.prefix_namespace)
         if not length:
             return NOTHING
         found = tuple(tenant.prompts[source] for source in sources)
@@ -261,10 +277,13 @@ class KnownPrompts:
             prompt_tail=(length, tail),
             shard=shard,
         )
-        tenant.add(prompt, sequence.block_hashes(length))
+        tenant.add(prompt, sequence)
 
-    def end(self, sequence: Sequence, computed: int, shard: str, *, is_kept: bool) -> None:
-        """Note that a sequence has ended, the first ``computed`` tokens of which others may find if it ``is_kept``."""
+    def end(self, sequence: Sequence, computed: int, place: tuple[str, int], *, is_kept: bool) -> None:
+        """Note that a sequence has ended, the first ``computed`` tokens of which others may find if it ``is_kept``.
+
+        ``place``: the shard, and its id there.
+        """
         tenant = self._tenants.get(sequence.spec.tenant.name)
         prompt = None if tenant is None else tenant.prompts.get(sequence.request_id)
         if tenant is None or prompt is None:
@@ -272,7 +291,7 @@ class KnownPrompts:
         if computed < BLOCK_TOKENS:
             tenant.remove(sequence.request_id)
             return
-        prompt.end(computed, _tail(sequence, computed), shard, is_kept=is_kept)
+        prompt.end(computed, _tail(sequence, computed), place, is_kept=is_kept)
         tenant.grow(prompt, sequence.block_hashes(computed))
 
     def forget_live(self, sequence: Sequence) -> None:
