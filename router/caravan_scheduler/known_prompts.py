@@ -18,7 +18,8 @@ from caravan_scheduler.sequence import Sequence
 _MOST_PROMPTS = 128
 _MOST_BLOCKS = 1 << 16
 _MOST_TENANTS = 256
-# Most sequences that are compared by tokens with a prompt, those that end soonest first.
+# Most sequences that are compared by tokens with a prompt. Of more, those that end soonest are compared by hashes only:
+# where the prompt differs is known to a block.
 MOST_COMPARED = 4
 
 # Returns the tokens [start, stop) of a sequence, or of what there is of it; None if nobody holds them any more.
@@ -103,6 +104,10 @@ def _tail(sequence: Sequence, length: int) -> int:
     return hash(sequence.tokens(length - length % BLOCK_TOKENS, length))
 
 
+def _no_tokens(_prompt: KnownPrompt, _start: int, _stop: int) -> None:
+    return None
+
+
 class _Block:
     """The block of a prompt at ``start``, up to which earlier sequences have all in common with it, and not much more.
 
@@ -115,7 +120,7 @@ class _Block:
         self._start = start
         self._hash_of = hash_of
         # What sequences have here, of those whose tokens somebody holds, and how much of it they have in common.
-        self._seen: dict[tuple[int, ...], int] = {}
+        self.seen: dict[tuple[int, ...], int] = {}
 
     def common(self, one: KnownPrompt, tokens_of: TokensOf) -> int | None:
         """Return how many first tokens ``one`` has in common with the prompt; None if nobody holds its tokens."""
@@ -127,11 +132,11 @@ class _Block:
                 return stop
             # Another has the same tokens.
             tokens = next(
-                (seen[: stop - start] for seen in self._seen if self._is_same(one, seen[: stop - start])), None
+                (seen[: stop - start] for seen in self.seen if self._is_same(one, seen[: stop - start])), None
             )
         if tokens is not None:
-            if (common := self._seen.get(tokens)) is None:
-                common = self._seen[tokens] = start + common_length(tokens, prompt[start:stop])
+            if (common := self.seen.get(tokens)) is None:
+                common = self.seen[tokens] = start + common_length(tokens, prompt[start:stop])
             return common
         length, tail = one.prompt_tail
         return length if length == len(prompt) < stop and hash(prompt[start:]) == tail else None
@@ -161,6 +166,8 @@ def _nearest(block: _Block, start: int, found: tuple[KnownPrompt, ...], tokens_o
                 is_whole = common == one.length or (is_whole and common == length)
                 length = common
         unknown = tuple(left)
+        if not block.seen:
+            break
     unknown += found[MOST_COMPARED:]
     is_exact = not unknown or length == block.prompt_length
     # What nobody holds any more may go on with the prompt beyond the end of another.
@@ -191,24 +198,24 @@ class _Tenant:
         request_id, version, length, sources = self.found
         if (request_id, version) != (prompt.request_id, self.tree.version):
             length, sources = self.look_up(sequence, prompt.namespace)
-        blocks = sequence.block_hashes(prompt.length)
         if length:
             self.tree.fork(prompt.request_id, sources[0], length)
         else:
             self.tree.insert(prompt.request_id, prompt.namespace)
-        self.tree.extend(prompt.request_id, blocks[length:])
+        self.tree.extend(prompt.request_id, sequence.block_hashes(prompt.length, length))
         self.prompts[prompt.request_id] = prompt
         self.namespaces[prompt.namespace] += 1
         while len(self.prompts) > _MOST_PROMPTS or (self.tree.cells > _MOST_BLOCKS and len(self.prompts) > 1):
             self.remove(next(iter(self.prompts)))
 
-    def grow(self, prompt: KnownPrompt, blocks: list[int]) -> None:
-        """Let a prompt have these blocks, which begin with those that it has or are their beginning."""
-        known = self.tree.length(prompt.request_id)
-        if len(blocks) < known:
-            self.tree.truncate(prompt.request_id, len(blocks))
-        else:
-            self.tree.extend(prompt.request_id, blocks[known:])
+    def grow(self, sequence: Sequence, length: int) -> None:
+        """Let a prompt have the first ``length`` tokens of ``sequence``, more or fewer than it has."""
+        request_id, blocks = sequence.request_id, length // BLOCK_TOKENS
+        known = self.tree.length(request_id)
+        if blocks < known:
+            self.tree.truncate(request_id, blocks)
+        elif blocks > known:
+            self.tree.extend(request_id, sequence.block_hashes(length, known))
 
     def remove(self, request_id: int) -> None:
         prompt = self.prompts.pop(request_id, None)
@@ -248,7 +255,7 @@ class KnownPrompts:
             is_whole = any(one.length == start for one in found)
             return Nearest(start, is_whole=is_whole, prompts=tuple((one, start) for one in found))
         block = _Block(prompt, start, lambda request_id: tree.token(request_id, length))
-        return _nearest(block, start, found, tokens_of)
+        return _nearest(block, start, found, tokens_of if len(found) <= MOST_COMPARED else _no_tokens)
 
     def other_namespaces(self, sequence: Sequence) -> list[str]:
         """Return in which other namespaces the tenant of ``sequence`` has had prompts."""
@@ -292,7 +299,7 @@ class KnownPrompts:
             tenant.remove(sequence.request_id)
             return
         prompt.end(computed, _tail(sequence, computed), place, is_kept=is_kept)
-        tenant.grow(prompt, sequence.block_hashes(computed))
+        tenant.grow(sequence, computed)
 
     def forget_live(self, sequence: Sequence) -> None:
         """Note that a sequence is gone. If its end was not noted, it was on no shard: nothing was kept of it."""

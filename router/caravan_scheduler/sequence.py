@@ -200,16 +200,16 @@ class Sequence:
             known.append(hash((before, self.tokens(end // 2 if known else 0, end))))
         return tuple(known[:count])
 
-    def block_hashes(self, length: int) -> list[int]:
+    def block_hashes(self, length: int, first: int = 0) -> list[int]:
         """Return a hash of each whole block of `BLOCK_TOKENS` among its first ``length`` tokens, which are known.
 
-        A hash tells nothing of the tokens before its block, nor of the namespace.
+        Begin with the block ``first``. A hash tells nothing of the tokens before its block, nor of the namespace.
         """
         known, whole = self._block_hashes, length // BLOCK_TOKENS
         if whole > len(known):
             start = len(known) * BLOCK_TOKENS
             known += block_hashes(self.tokens(start, whole * BLOCK_TOKENS), BLOCK_TOKENS)
-        return known[:whole]
+        return known[first:whole]
 
     def take_block_hashes(self, other: "Sequence", length: int) -> None:
         """Take from ``other``, whose first ``length`` tokens are the same, the hashes that it has of their blocks."""
