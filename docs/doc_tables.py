@@ -26,7 +26,7 @@ from reading_path import STOPS, lines_of
 
 from caravan_dialects.api.errors import INTERNAL, TABLE
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.api.openai.errors import openai_code, openai_status, openai_type
+from caravan_dialects.api.openai.errors import openai_code, openai_status
 from caravan_router.config import RouterConfig
 from caravan_router.http.routes import ROUTES
 from caravan_router.metrics.table import BUILD_INFO, METRICS
@@ -126,9 +126,9 @@ def errors_table() -> str:
     rows: dict[tuple[str, ...], list[str]] = {}
     for error, kind in {**TABLE, Exception: INTERNAL}.items():
         code = _both(f"`{kind.error_type}`", f"`{openai_code(kind)}`")
-        form = (code, _both(str(kind.status), str(openai_status(kind))), f"`{openai_type(kind)}`")
+        form = (code, _both(str(kind.status), str(openai_status(kind))))
         rows.setdefault(form, []).append(kind.meaning or (error.__doc__ or "").partition("\n")[0].rstrip("."))
-    head = ("`error_type`, `code`", "status", "`type`", "when")
+    head = ("`error_type`, `code`", "status", "when")
     return _table(head, ((*form, ". ".join(meanings)) for form, meanings in rows.items()))
 
 
@@ -226,7 +226,7 @@ def sizing_table(name: str, head: tuple[str, ...]) -> str:
     rows = [
         (
             *sizing["shown"],
-            f"{sizing['shards']:.1f}",
+            *([f"{sizing['shards']:.1f}"] if name == "day" else ()),
             f"{100 * sizing['goodput'] / sizing['offered']:.1f} %",
             f"{sizing['ttft_p50_s']:.2f}",
             f"{sizing['ttft_p99_s']:.2f}",
@@ -236,7 +236,7 @@ def sizing_table(name: str, head: tuple[str, ...]) -> str:
         for sizing in sizings
         if sizing["table"] == name
     ]
-    measured = ("shards, mean", "good", "TTFT p50, s", "p99, s", "ITL p50, ms", "preempted")
+    measured = ("good", "TTFT p50, s", "p99, s", "ITL p50, ms", "preempted")
     return _table((*head, *measured), rows)
 
 
@@ -264,7 +264,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "simulated latency": simulated_latency_table,
     "full": lambda: comparison_table("full"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
-    "a day": lambda: sizing_table("day", ("fleet",)),
+    "a day": lambda: sizing_table("day", ("fleet", "shards, mean")),
 }
 
 
