@@ -84,7 +84,9 @@ def test_every_error_that_clients_see_is_in_the_table() -> None:
 
 
 def test_the_type_of_an_error_follows_from_its_status() -> None:
-    rule = "`type` is `rate_limit_error` with 429, `server_error` with 424 and from 500 on, else `invalid_request_error`."
+    rule = (
+        "`type` is `rate_limit_error` with 429, `server_error` with 424 and from 500 on, else `invalid_request_error`."
+    )
     assert rule in " ".join(DOCUMENTS["docs/http-api.md"].split())
     for kind in (*TABLE.values(), INTERNAL):
         status = openai_status(kind)
