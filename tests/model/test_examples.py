@@ -59,11 +59,6 @@ def printed(folder: Path) -> dict[str, list[str]]:
     return dict(zip(parts[::2], [part.splitlines() for part in parts[1::2]], strict=True))
 
 
-def test_every_program_is_in_the_documentation() -> None:
-    page = (EXAMPLES.parent / "docs/python.md").read_text()
-    assert sorted(re.findall(r"^\| `(\w+)\.py` \|", page, re.MULTILINE)) == PROGRAMS
-
-
 @pytest.mark.slow
 def test_quick_start(printed: dict[str, list[str]]) -> None:
     first, second, third = printed["quick_start"]

@@ -117,9 +117,9 @@ async def test_texts_are_tokenized_together_in_as_few_calls_as_a_shard_takes(mon
         queries = running.engine.queries
         calls, ask = list[int](), ShardClient.tokenize_texts
 
-        async def noted(client: ShardClient, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        async def noted(client: ShardClient, texts: Sequence[str], **options: bool) -> list[tuple[int, ...]]:
             calls.append(len(texts))
-            return await ask(client, texts)
+            return await ask(client, texts, **options)
 
         monkeypatch.setattr(ShardClient, "tokenize_texts", noted)
         texts = [f"text {number}" for number in range(150)]
