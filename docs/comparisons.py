@@ -74,7 +74,7 @@ def _cells(row: dict[str, Any] | None) -> tuple[str, str, str]:
     ratio = row["ratio"]
     shown = f"{ratio['median']:.2f}"
     if row["rounds"] > 1:
-        shown += f" ({ratio['low']:.2f} to {ratio['high']:.2f})"
+        shown += f" ({ratio['low']:.2f}\u2013{ratio['high']:.2f})"
     return (_amount(row["ours"]), _amount(row["theirs"]), shown)
 
 

@@ -26,7 +26,7 @@ from reading_path import STOPS, lines_of
 
 from caravan_dialects.api.errors import INTERNAL, TABLE
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.api.openai.errors import openai_code, openai_status, openai_type
+from caravan_dialects.api.openai.errors import openai_code, openai_status
 from caravan_router.config import RouterConfig
 from caravan_router.http.routes import ROUTES
 from caravan_router.metrics.table import BUILD_INFO, METRICS
@@ -81,59 +81,59 @@ def flags_table(config: type[Any]) -> str:
         meta = field.metadata["flag"]
         given = (*meta.aliases, f"--{field.name.replace('_', '-')}", *([meta.negation] if meta.negation else []))
         names = ", ".join(f"`{name}`" for name in given)
-        rows.append((names, _values(hints[field.name], meta), _default(field.default), meta.help))
-    return _table(("flag", "values", "default", "meaning"), rows)
+        rows.append((names, _values(hints[field.name], meta, field.default), meta.help))
+    return _table(("flag", "values, **default**", "meaning"), rows)
 
 
-def _values(hint: Any, meta: Any) -> str:
-    if meta.choices:
-        return ", ".join(f"`{choice}`" for choice in meta.choices)
+def _values(hint: Any, meta: Any, default: object) -> str:
     scalars = set(typing.get_args(hint) if isinstance(hint, types.UnionType) else [hint])
-    if bool in scalars:
-        return "`on`, `off`"
+    if meta.choices or bool in scalars:
+        first = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
+        return ", ".join(_bold(f"`{value}`", value == first) for value in meta.choices or ("on", "off"))
+    given = [] if default is None or default in ("", ()) else [f"**`{default}`**"]
     if not scalars & {int, float}:
-        return "text"
-    kind = "integer" if int in scalars else "number"
+        return "".join(given) or "text"
+    kind = [] if int in scalars else ["number"]
     if meta.high <= _LARGEST_SHOWN_BOUND:
-        return f"{kind}, {meta.low:g} to {meta.high:g}"
-    return f"{kind}, at least {meta.low:g}" if meta.low > -math.inf else kind
-
-
-def _default(default: object) -> str:
-    if default is None or default in ("", ()):
-        return ""
-    if isinstance(default, bool):
-        return "`on`" if default else "`off`"
-    return f"`{default}`"
+        kind.append(f"{meta.low:g} to {meta.high:g}")
+    elif meta.low > -math.inf:
+        kind.append(f"at least {meta.low:g}")
+    return ", ".join([*given, " ".join(kind) or "integer"])
 
 
 def metrics_table() -> str:
     """One row for each metric."""
     metrics = (*METRICS, BUILD_INFO)
-    rows = ((f"`{m.name}`", m.kind.value, ", ".join(f"`{label}`" for label in m.labels), m.help) for m in metrics)
-    return _table(("metric", "kind", "labels", "meaning"), rows)
+    rows = ((f"`{m.name}`", ", ".join((m.kind.value, *(f"`{label}`" for label in m.labels))), m.help) for m in metrics)
+    return _table(("metric", "kind, labels", "meaning"), rows)
 
 
 def routes_table() -> str:
-    """One row for each answer, with all of its routes, in the order of registration."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    """One row for each answer, with all of its routes, and a row before those of each dialect."""
+    answers: dict[str, dict[str, list[str]]] = {}
     for route in ROUTES:
-        rows.setdefault((route.dialect.name, route.summary), []).append(f"`{route.method} {route.path}`")
-    head = ("routes", "dialect", "what they do")
-    return _table(head, ((", ".join(routes), *answer) for answer, routes in rows.items()))
+        of_dialect = answers.setdefault(route.dialect.name, {})
+        of_dialect.setdefault(route.summary, []).append(f"`{route.method} {route.path}`")
+    rows: list[tuple[str, str]] = []
+    for dialect, by_summary in answers.items():
+        rows.append((f"**{dialect}**", ""))
+        rows += ((", ".join(routes), summary) for summary, routes in by_summary.items())
+    return _table(("routes, by the dialect of their errors", "what they do"), rows)
 
 
 def errors_table() -> str:
     """One row for each form that errors have on the wire, with the meanings of all errors of this form."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for error, kind in {**TABLE, Exception: INTERNAL}.items():
-        of_tgi = (f"`{kind.error_type}`", str(kind.status))
-        of_openai = (f"`{openai_code(kind)}`", str(openai_status(kind)), f"`{openai_type(kind)}`")
-        rows.setdefault((*of_tgi, *of_openai), []).append(
-            kind.meaning or (error.__doc__ or "").partition("\n")[0].rstrip(".")
-        )
-    head = ("`error_type`", "status", "`code` on `/v1`", "status", "`type`", "when")
+        code = _both(f"`{kind.error_type}`", f"`{openai_code(kind)}`")
+        form = (code, _both(str(kind.status), str(openai_status(kind))))
+        rows.setdefault(form, []).append(kind.meaning or (error.__doc__ or "").partition("\n")[0].rstrip("."))
+    head = ("`error_type`, `code`", "status", "when")
     return _table(head, ((*form, ". ".join(meanings)) for form, meanings in rows.items()))
+
+
+def _both(of_tgi: str, of_openai: str) -> str:
+    return of_tgi if of_tgi == of_openai else f"{of_tgi}; `/v1`: {of_openai}"
 
 
 def limits_table() -> str:
@@ -164,14 +164,14 @@ def packages_table() -> str:
     return _table(("package", "what is there"), rows)
 
 
-def decisions_table() -> str:
-    """One row for each decision, with a link."""
-    rows = []
+def decisions_list() -> str:
+    """One line for each decision, with a link."""
+    lines = []
     for file in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
         title = file.read_text().partition("\n")[0].removeprefix("# ")
         number, _, sentence = title.partition(". ")
-        rows.append((f"[{number}](decisions/{file.name})", sentence))
-    return _table(("", "decision"), rows)
+        lines.append(f"- [{number}](decisions/{file.name}) {sentence}\n")
+    return "".join(lines)
 
 
 def reading_path_table() -> str:
@@ -226,7 +226,7 @@ def sizing_table(name: str, head: tuple[str, ...]) -> str:
     rows = [
         (
             *sizing["shown"],
-            f"{sizing['shards']:.1f}",
+            *([f"{sizing['shards']:.1f}"] if name == "day" else ()),
             f"{100 * sizing['goodput'] / sizing['offered']:.1f} %",
             f"{sizing['ttft_p50_s']:.2f}",
             f"{sizing['ttft_p99_s']:.2f}",
@@ -236,7 +236,7 @@ def sizing_table(name: str, head: tuple[str, ...]) -> str:
         for sizing in sizings
         if sizing["table"] == name
     ]
-    measured = ("shards, mean", "good", "TTFT p50, s", "p99, s", "ITL p50, ms", "preempted")
+    measured = ("good", "TTFT p50, s", "p99, s", "ITL p50, ms", "preempted")
     return _table((*head, *measured), rows)
 
 
@@ -258,13 +258,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "limits": limits_table,
     **{f"fields of {name}": functools.partial(fields_table, name) for name in sent_fields.BODIES},
     "packages": packages_table,
-    "decisions": decisions_table,
+    "decisions": decisions_list,
     "reading path": reading_path_table,
     "goodput": goodput_table,
     "simulated latency": simulated_latency_table,
     "full": lambda: comparison_table("full"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
-    "a day": lambda: sizing_table("day", ("fleet",)),
+    "a day": lambda: sizing_table("day", ("fleet", "shards, mean")),
 }
 
 

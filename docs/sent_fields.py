@@ -93,9 +93,9 @@ def _structs(kind: inspect.Type) -> Iterator[inspect.StructType]:
 
 
 def rows(dialect: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows of a dialect's table: who sends the fields, then the fields with each fate."""
+    """Yield the rows of a dialect's table: who sends fields, then those that are not honored, by their fate."""
     yield "recorded from", ", ".join(recorded(dialect))
     of = fates(dialect)
-    for fate in Fate:
+    for fate in (Fate.IGNORED, Fate.REFUSED):
         if names := [f"`{path}`" for path, one in of.items() if one is fate]:
             yield fate.value, ", ".join(names)

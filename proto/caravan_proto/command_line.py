@@ -65,7 +65,9 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             self.error(f"unexpected argument {word!r}")
         name = word.partition("=")[0]
-        found = nearest(name, self.flags)
+        # A long flag is rarely meant to be a short one.
+        long = [flag for flag in (*self.flags, *self._foreign.renamed) if flag.startswith("--")]
+        found = nearest(name, long) if name.startswith("--") else nearest(name, self.flags)
         self.error(f"unknown flag {name}; {f'did you mean {found}?' if found else f'{self.prog} --help lists all'}")
 
     def _translated(self, words: Sequence[str]) -> list[str]:

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from doc_tables import ROOT
 
-from caravan_dialects.api.errors import TABLE, RequestError
+from caravan_dialects.api.errors import INTERNAL, TABLE, RequestError
+from caravan_dialects.api.openai.errors import openai_status, openai_type
 from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.shard.v1 import shard_pb2
 from caravan_proto.wire import SAVE, encode_command
@@ -82,6 +83,17 @@ def test_every_error_that_clients_see_is_in_the_table() -> None:
         assert not missing
 
 
+def test_the_type_of_an_error_follows_from_its_status() -> None:
+    rule = (
+        "`type` is `rate_limit_error` with 429, `server_error` with 424 and from 500 on, else `invalid_request_error`."
+    )
+    assert rule in " ".join(DOCUMENTS["docs/http-api.md"].split())
+    for kind in (*TABLE.values(), INTERNAL):
+        status = openai_status(kind)
+        server = "server_error" if status in {424, *range(500, 600)} else "invalid_request_error"
+        assert openai_type(kind) == ("rate_limit_error" if status == 429 else server), kind
+
+
 def test_every_document_and_decision_is_in_the_index() -> None:
     index = DOCUMENTS["docs/README.md"]
     for path in (ROOT / "docs").rglob("*.md"):
@@ -102,7 +114,7 @@ def test_decisions_are_numbered_without_gaps() -> None:
 
 
 def test_the_front_page_stays_short() -> None:
-    most_words = 720
+    most_words = 701
     assert len(DOCUMENTS["README.md"].split()) < most_words
 
 

@@ -27,6 +27,7 @@ WRONG = [
     ("-m model.gguf --port 8080", "did you mean caravan serve -m model.gguf --port 8080?"),
     ("--port 8080", "did you mean caravan serve --port 8080?"),
     ("serve m.gguf --prot 4220", "unknown flag --prot; did you mean --port?"),
+    ("serve m.gguf --hots 0.0.0.0", "unknown flag --hots; did you mean --host?"),
     ("serve m.gguf --paralel 4", "unknown flag --paralel; did you mean --parallel?"),
     ("serve m.gguf --n-gpu-layer 99", "did you mean --n-gpu-layers?"),
     ("serve m.gguf --port http", "must be a whole number. Given: 'http'"),
