@@ -80,10 +80,11 @@ def recomputed_by(fleet: Fleet, shard: ShardAccount, resident: Resident) -> Reco
     parts = _Parts(cached)
     if cached < (known := min(own.length, end)):
         _explain_known(parts, known, own, fleet, shard, resident)
-    best = own
+    best, compared = own, [own]
     if own.length < end:
         for namespace in fleet.known.other_namespaces(sequence):
             other = fleet.known.nearest(sequence, fleet.tokens_of, namespace)
+            compared.append(other)
             if other.length > max(best.length, cached):
                 best = other
         if best is not own:
@@ -92,7 +93,7 @@ def recomputed_by(fleet: Fleet, shard: ShardAccount, resident: Resident) -> Reco
     # What is cached may be older than what is remembered.
     is_known = best.length >= cached
     is_near = is_known or (best.length > 0 and _same_block(best.length, cached))
-    is_exact = best.is_exact and (own.is_exact or not _same_block(own.length, best.length))
+    is_exact = all(one.is_exact or not _same_block(one.length, best.length) for one in compared)
     if parts.position < end:
         parts.up_to(length, Reason.DIFFERS if is_near and not (best.is_whole and is_exact) else Reason.NEW)
     parts.up_to(length, Reason.END)

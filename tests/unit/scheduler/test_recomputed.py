@@ -67,6 +67,16 @@ def test_where_a_prompt_differs_is_known_to_a_block_if_many_begin_alike() -> Non
     assert told == Recomputed((Part(Reason.EVICTED, 0, 32), Part(Reason.DIFFERS, 32, 29)), 32, is_exact=False)
 
 
+def test_where_a_prompt_differs_is_known_to_a_block_if_it_may_go_on_with_another_salt() -> None:
+    fleet = simulation(limits=ROOMY)
+    prompt = prompt_of(64)
+    fleet.complete(prompt[:37], 1, namespace="one")
+    fleet.complete((*prompt[:40], 99, *prompt[41:]), 1, namespace="two")
+    fleet.flush("a")
+    told = why(fleet, fleet.complete(prompt, 1, namespace="three"))
+    assert (told.common, told.is_exact) == (37, False)
+
+
 def test_a_prompt_that_goes_on_behind_a_loaded_prefix() -> None:
     fleet = simulation(limits=limits_of(cells=4000, cells_per_sequence=4000, max_sequences=1, **SAVING))
     prompt = prompt_of(1000)
