@@ -198,15 +198,18 @@ class _Tenant:
         request_id, version, length, sources = self.found
         if (request_id, version) != (prompt.request_id, self.tree.version):
             length, sources = self.look_up(sequence, prompt.namespace)
-        if length:
-            self.tree.fork(prompt.request_id, sources[0], length)
-        else:
-            self.tree.insert(prompt.request_id, prompt.namespace)
+        self._insert(prompt, sources, length)
         self.tree.extend(prompt.request_id, sequence.block_hashes(prompt.length, length))
         self.prompts[prompt.request_id] = prompt
         self.namespaces[prompt.namespace] += 1
         while len(self.prompts) > _MOST_PROMPTS or (self.tree.cells > _MOST_BLOCKS and len(self.prompts) > 1):
             self.remove(next(iter(self.prompts)))
+
+    def _insert(self, prompt: KnownPrompt, sources: tuple[int, ...], length: int) -> None:
+        if length:
+            self.tree.fork(prompt.request_id, sources[0], length)
+        else:
+            self.tree.insert(prompt.request_id, prompt.namespace)
 
     def grow(self, sequence: Sequence, length: int) -> None:
         """Let a prompt have the first ``length`` tokens of ``sequence``, more or fewer than it has."""
@@ -215,6 +218,12 @@ class _Tenant:
         if blocks < known:
             self.tree.truncate(request_id, blocks)
         elif blocks > known:
+            if self.tree.has_behind(request_id, sequence.block_hashes(length, known)[0]):
+                # With nodes of its own it would not be found beside those that have the same.
+                prompt = self.prompts[request_id]
+                self.tree.remove(request_id)
+                known, sources = self.tree.nearest(prompt.namespace, sequence.block_hashes(length), 1)
+                self._insert(prompt, sources, known)
             self.tree.extend(request_id, sequence.block_hashes(length, known))
 
     def remove(self, request_id: int) -> None:

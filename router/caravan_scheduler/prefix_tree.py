@@ -99,6 +99,10 @@ class PrefixTree:
             node = node.parent
         return node.tokens[position - node.start]
 
+    def has_behind(self, sequence_id: int, token: int) -> bool:
+        """Whether others hold all that ``sequence_id`` does, and then ``token``."""
+        return token in self._leaf[sequence_id].children
+
     def own_cells(self, sequence_ids: Collection[int]) -> int:
         """Cells that only these sequences hold."""
         own: set[_Node] = set()

@@ -77,6 +77,17 @@ def test_where_a_prompt_differs_is_known_to_a_block_if_it_may_go_on_with_another
     assert (told.common, told.is_exact) == (37, False)
 
 
+def test_all_that_generated_the_same_block_are_compared() -> None:
+    fleet = simulation(limits=ROOMY)
+    prompt = prompt_of(14)
+    first = fleet.complete(prompt, 3, ignore_eos=True)
+    second = fleet.complete(prompt, 30, ignore_eos=True)
+    assert fleet.received[first] == fleet.received[second][:3]
+    fleet.flush("a")
+    told = why(fleet, fleet.complete((*prompt, *fleet.received[first][:2], 99, 98, 97), 1))
+    assert (told.common, told.is_exact) == (16, False), "the second one's next token may be the same"
+
+
 def test_a_prompt_that_goes_on_behind_a_loaded_prefix() -> None:
     fleet = simulation(limits=limits_of(cells=4000, cells_per_sequence=4000, max_sequences=1, **SAVING))
     prompt = prompt_of(1000)
