@@ -18,8 +18,9 @@ from caravan_scheduler.sequence import Sequence
 _MOST_PROMPTS = 128
 _MOST_BLOCKS = 1 << 16
 _MOST_TENANTS = 256
-# Most sequences that are compared by tokens with a prompt, those that end soonest first.
-MOST_COMPARED = 8
+# Most sequences that are compared by tokens with a prompt. Of more, those that end soonest are compared by hashes only:
+# where the prompt differs is known to a block.
+MOST_COMPARED = 4
 
 # Returns the tokens [start, stop) of a sequence, or of what there is of it; None if nobody holds them any more.
 TokensOf = Callable[["KnownPrompt", int, int], tuple[int, ...] | None]
@@ -43,8 +44,8 @@ class KnownPrompt:
 
     ``weights``: which of the models that had the name it was for.
     ``tail``: hash of those behind the last whole block. ``prompt_tail``: the length of its prompt, and the hash of what
-    is behind the prompt's last whole block. ``shard``: where it was last. ``kept``: how many of its first tokens were
-    kept. ``saved_key``: names the run that was saved last of it.
+    is behind the prompt's last whole block. ``shard`` and ``sequence_id``: where it was last, once it has ended.
+    ``kept``: how many of its first tokens were kept. ``saved_key``: names the run that was saved last of it.
     """
 
     request_id: int
@@ -56,12 +57,13 @@ class KnownPrompt:
     prompt_tail: tuple[int, int]
     shard: str
     fate: Fate = Fate.LIVE
+    sequence_id: int = -1
     kept: int = 0
     saved_key: bytes | None = None
 
-    def end(self, length: int, tail: int, shard: str, *, is_kept: bool) -> None:
-        """Note that it has ended on ``shard``, and whether that has kept it for others."""
-        self.length, self.tail, self.shard = length, tail, shard
+    def end(self, length: int, tail: int, place: tuple[str, int], *, is_kept: bool) -> None:
+        """Note that it has ended on the shard and under the id of ``place``, and whether it was kept for others."""
+        self.length, self.tail, (self.shard, self.sequence_id) = length, tail, place
         self.fate, self.kept = (Fate.KEPT, length) if is_kept else (Fate.NOT_KEPT, 0)
 
     def give_up(self) -> None:
@@ -102,6 +104,10 @@ def _tail(sequence: Sequence, length: int) -> int:
     return hash(sequence.tokens(length - length % BLOCK_TOKENS, length))
 
 
+def _no_tokens(_prompt: KnownPrompt, _start: int, _stop: int) -> None:
+    return None
+
+
 class _Block:
     """The block of a prompt at ``start``, up to which earlier sequences have all in common with it, and not much more.
 
@@ -113,24 +119,25 @@ class _Block:
         self._prompt = prompt
         self._start = start
         self._hash_of = hash_of
-        # What sequences have here, of those whose tokens somebody holds.
-        self._seen: set[tuple[int, ...]] = set()
+        # What sequences have here, of those whose tokens somebody holds, and how much of it they have in common.
+        self.seen: dict[tuple[int, ...], int] = {}
 
     def common(self, one: KnownPrompt, tokens_of: TokensOf) -> int | None:
         """Return how many first tokens ``one`` has in common with the prompt; None if nobody holds its tokens."""
         prompt, start = self._prompt, self._start
         stop = min(one.length, start + BLOCK_TOKENS)
-        if stop <= len(prompt) and self._is_same(one, prompt[start:stop]):
-            return stop
         tokens = tokens_of(one, start, stop)
         if tokens is None:
+            if stop <= len(prompt) and self._is_same(one, prompt[start:stop]):
+                return stop
             # Another has the same tokens.
             tokens = next(
-                (seen[: stop - start] for seen in self._seen if self._is_same(one, seen[: stop - start])), None
+                (seen[: stop - start] for seen in self.seen if self._is_same(one, seen[: stop - start])), None
             )
         if tokens is not None:
-            self._seen.add(tokens)
-            return start + common_length(tokens, prompt[start:stop])
+            if (common := self.seen.get(tokens)) is None:
+                common = self.seen[tokens] = start + common_length(tokens, prompt[start:stop])
+            return common
         length, tail = one.prompt_tail
         return length if length == len(prompt) < stop and hash(prompt[start:]) == tail else None
 
@@ -159,6 +166,8 @@ def _nearest(block: _Block, start: int, found: tuple[KnownPrompt, ...], tokens_o
                 is_whole = common == one.length or (is_whole and common == length)
                 length = common
         unknown = tuple(left)
+        if not block.seen:
+            break
     unknown += found[MOST_COMPARED:]
     is_exact = not unknown or length == block.prompt_length
     # What nobody holds any more may go on with the prompt beyond the end of another.
@@ -167,31 +176,55 @@ def _nearest(block: _Block, start: int, found: tuple[KnownPrompt, ...], tokens_o
 
 @dataclass(slots=True)
 class _Tenant:
-    """``prompts``: by request id, the oldest first. ``tree``: has hashes of blocks in place of tokens."""
+    """``prompts``: by request id, the oldest first. ``tree``: has hashes of blocks in place of tokens.
+
+    ``found``: the last request that was looked up in its own namespace, the tree's version then, and what was found.
+    """
 
     prompts: OrderedDict[int, KnownPrompt] = field(default_factory=OrderedDict)
     namespaces: Counter[str] = field(default_factory=Counter)
     tree: PrefixTree = field(default_factory=PrefixTree)
+    found: tuple[int, int, int, tuple[int, ...]] = (-1, -1, 0, ())
 
-    def add(self, prompt: KnownPrompt, blocks: list[int]) -> None:
-        length, sources = self.tree.nearest(prompt.namespace, blocks, 1)
-        if length:
-            self.tree.fork(prompt.request_id, sources[0], length)
-        else:
-            self.tree.insert(prompt.request_id, prompt.namespace)
-        self.tree.extend(prompt.request_id, blocks[length:])
+    def look_up(self, sequence: Sequence, namespace: str) -> tuple[int, tuple[int, ...]]:
+        """Return how many first blocks of a prompt are known, and some of those that have them."""
+        blocks = sequence.block_hashes(len(sequence.spec.prompt))
+        length, sources = self.tree.nearest(namespace, blocks, MOST_COMPARED + 1)
+        if namespace == sequence.request.prefix_namespace:
+            self.found = (sequence.request_id, self.tree.version, length, sources)
+        return length, sources
+
+    def add(self, prompt: KnownPrompt, sequence: Sequence) -> None:
+        request_id, version, length, sources = self.found
+        if (request_id, version) != (prompt.request_id, self.tree.version):
+            length, sources = self.look_up(sequence, prompt.namespace)
+        self._insert(prompt, sources, length)
+        self.tree.extend(prompt.request_id, sequence.block_hashes(prompt.length, length))
         self.prompts[prompt.request_id] = prompt
         self.namespaces[prompt.namespace] += 1
         while len(self.prompts) > _MOST_PROMPTS or (self.tree.cells > _MOST_BLOCKS and len(self.prompts) > 1):
             self.remove(next(iter(self.prompts)))
 
-    def grow(self, prompt: KnownPrompt, blocks: list[int]) -> None:
-        """Let a prompt have these blocks, which begin with those that it has or are their beginning."""
-        known = self.tree.length(prompt.request_id)
-        if len(blocks) < known:
-            self.tree.truncate(prompt.request_id, len(blocks))
+    def _insert(self, prompt: KnownPrompt, sources: tuple[int, ...], length: int) -> None:
+        if length:
+            self.tree.fork(prompt.request_id, sources[0], length)
         else:
-            self.tree.extend(prompt.request_id, blocks[known:])
+            self.tree.insert(prompt.request_id, prompt.namespace)
+
+    def grow(self, sequence: Sequence, length: int) -> None:
+        """Let a prompt have the first ``length`` tokens of ``sequence``, more or fewer than it has."""
+        request_id, blocks = sequence.request_id, length // BLOCK_TOKENS
+        known = self.tree.length(request_id)
+        if blocks < known:
+            self.tree.truncate(request_id, blocks)
+        elif blocks > known:
+            if self.tree.has_behind(request_id, sequence.block_hashes(length, known)[0]):
+                # With nodes of its own it would not be found beside those that have the same.
+                prompt = self.prompts[request_id]
+                self.tree.remove(request_id)
+                known, sources = self.tree.nearest(prompt.namespace, sequence.block_hashes(length), 1)
+                self._insert(prompt, sources, known)
+            self.tree.extend(request_id, sequence.block_hashes(length, known))
 
     def remove(self, request_id: int) -> None:
         prompt = self.prompts.pop(request_id, None)
@@ -221,9 +254,8 @@ class KnownPrompts:
         if tenant is None:
             return NOTHING
         prompt = sequence.spec.prompt
-        blocks = sequence.block_hashes(len(prompt))
         tree = tenant.tree
-        length, sources = tree.nearest(namespace or sequence.request.prefix_namespace, blocks, MOST_COMPARED + 1)
+        length, sources = tenant.look_up(sequence, namespace or sequence.request.prefix_namespace)
         if not length:
             return NOTHING
         found = tuple(tenant.prompts[source] for source in sources)
@@ -232,7 +264,7 @@ class KnownPrompts:
             is_whole = any(one.length == start for one in found)
             return Nearest(start, is_whole=is_whole, prompts=tuple((one, start) for one in found))
         block = _Block(prompt, start, lambda request_id: tree.token(request_id, length))
-        return _nearest(block, start, found, tokens_of)
+        return _nearest(block, start, found, tokens_of if len(found) <= MOST_COMPARED else _no_tokens)
 
     def other_namespaces(self, sequence: Sequence) -> list[str]:
         """Return in which other namespaces the tenant of ``sequence`` has had prompts."""
@@ -261,10 +293,13 @@ class KnownPrompts:
             prompt_tail=(length, tail),
             shard=shard,
         )
-        tenant.add(prompt, sequence.block_hashes(length))
+        tenant.add(prompt, sequence)
 
-    def end(self, sequence: Sequence, computed: int, shard: str, *, is_kept: bool) -> None:
-        """Note that a sequence has ended, the first ``computed`` tokens of which others may find if it ``is_kept``."""
+    def end(self, sequence: Sequence, computed: int, place: tuple[str, int], *, is_kept: bool) -> None:
+        """Note that a sequence has ended, the first ``computed`` tokens of which others may find if it ``is_kept``.
+
+        ``place``: the shard, and its id there.
+        """
         tenant = self._tenants.get(sequence.spec.tenant.name)
         prompt = None if tenant is None else tenant.prompts.get(sequence.request_id)
         if tenant is None or prompt is None:
@@ -272,8 +307,8 @@ class KnownPrompts:
         if computed < BLOCK_TOKENS:
             tenant.remove(sequence.request_id)
             return
-        prompt.end(computed, _tail(sequence, computed), shard, is_kept=is_kept)
-        tenant.grow(prompt, sequence.block_hashes(computed))
+        prompt.end(computed, _tail(sequence, computed), place, is_kept=is_kept)
+        tenant.grow(sequence, computed)
 
     def forget_live(self, sequence: Sequence) -> None:
         """Note that a sequence is gone. If its end was not noted, it was on no shard: nothing was kept of it."""

@@ -99,6 +99,10 @@ class PrefixTree:
             node = node.parent
         return node.tokens[position - node.start]
 
+    def has_behind(self, sequence_id: int, token: int) -> bool:
+        """Whether others hold all that ``sequence_id`` does, and then ``token``."""
+        return token in self._leaf[sequence_id].children
+
     def own_cells(self, sequence_ids: Collection[int]) -> int:
         """Cells that only these sequences hold."""
         own: set[_Node] = set()
@@ -284,8 +288,10 @@ class PrefixTree:
 
     def _join_only_child(self, node: _Node, parent: _Node) -> None:
         """Undo a split at the end of ``node`` that no sequence needs, so that paths stay short."""
-        children = [child for siblings in node.children.values() for child in siblings]
-        if node.ends or len(children) != 1:
+        if node.ends or len(node.children) != 1:
+            return
+        (children,) = node.children.values()
+        if len(children) != 1:
             return
         (child,) = children
         siblings = parent.children[node.tokens[0]]
@@ -329,9 +335,15 @@ def _is_held_anyway(child: _Node, than: _Node | None) -> bool:
 
 
 def _sequences_below(node: _Node) -> Iterator[int]:
-    """Yield the sequences that end in ``node`` or below, nearest first."""
+    """Yield the sequences that end in ``node`` or below, nearest first. Nodes are visited as they are needed."""
+    yield from sorted(node.ends)
     level = [node]
     while level:
+        below: list[_Node] = []
         for at in level:
-            yield from sorted(at.ends)
-        level = [child for at in level for children in at.children.values() for child in children]
+            for children in at.children.values():
+                for child in children:
+                    if child.ends:
+                        yield from sorted(child.ends)
+                    below.append(child)
+        level = below

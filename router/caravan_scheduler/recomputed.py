@@ -6,7 +6,7 @@ position 0 .... cached .......... common .............. end ... length
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from caravan_scheduler.core.recomputed import Part, Reason, Recomputed
 from caravan_scheduler.known_prompts import Fate, KnownPrompt, KnownPrompts, Nearest
@@ -25,24 +25,20 @@ class Fleet:
     known: KnownPrompts
     shards: Mapping[str, ShardAccount]
     sequences: Mapping[int, Sequence]
-    _parked: dict[str, Mapping[int, Resident]] = field(default_factory=dict)
 
-    def _parked_on(self, name: str) -> Mapping[int, Resident]:
-        """Return the parked sequences of a shard by the id of their request."""
-        if name not in self._parked:
-            shard = self.shards.get(name)
-            parked = () if shard is None else shard.stays.parked.values()
-            self._parked[name] = {resident.request_id: resident for resident in parked}
-        return self._parked[name]
+    def _parked(self, prompt: KnownPrompt) -> Resident | None:
+        shard = self.shards.get(prompt.shard)
+        parked = None if shard is None else shard.stays.parked.get(prompt.sequence_id)
+        return parked if parked is not None and parked.request_id == prompt.request_id else None
 
     def tokens_of(self, prompt: KnownPrompt, start: int, stop: int) -> tuple[int, ...] | None:
         """Return tokens of an earlier prompt, as long as anybody holds them."""
         if (sequence := self.sequences.get(prompt.request_id)) is not None:
             return sequence.tokens(start, stop)
-        if (parked := self._parked_on(prompt.shard).get(prompt.request_id)) is not None:
+        if (parked := self._parked(prompt)) is not None:
             return parked.sequence.tokens(start, stop) if parked.computed >= stop else None
-        for shard in self.shards.values():
-            if prompt.saved_key is not None:
+        if prompt.saved_key is not None:
+            for shard in self.shards.values():
                 tokens = _saved_tokens(shard.runs.holding(prompt.saved_key), start, stop)
                 if len(tokens) == stop - start:
                     return tuple(tokens)
@@ -83,11 +79,12 @@ def recomputed_by(fleet: Fleet, shard: ShardAccount, resident: Resident) -> Reco
     own = fleet.known.nearest(sequence, fleet.tokens_of)
     parts = _Parts(cached)
     if cached < (known := min(own.length, end)):
-        _explain_known(parts, known, own, fleet, shard, sequence)
-    best = own
+        _explain_known(parts, known, own, fleet, shard, resident)
+    best, compared = own, [own]
     if own.length < end:
         for namespace in fleet.known.other_namespaces(sequence):
             other = fleet.known.nearest(sequence, fleet.tokens_of, namespace)
+            compared.append(other)
             if other.length > max(best.length, cached):
                 best = other
         if best is not own:
@@ -96,7 +93,7 @@ def recomputed_by(fleet: Fleet, shard: ShardAccount, resident: Resident) -> Reco
     # What is cached may be older than what is remembered.
     is_known = best.length >= cached
     is_near = is_known or (best.length > 0 and _same_block(best.length, cached))
-    is_exact = best.is_exact and (own.is_exact or not _same_block(own.length, best.length))
+    is_exact = all(one.is_exact or not _same_block(one.length, best.length) for one in compared)
     if parts.position < end:
         parts.up_to(length, Reason.DIFFERS if is_near and not (best.is_whole and is_exact) else Reason.NEW)
     parts.up_to(length, Reason.END)
@@ -113,12 +110,18 @@ def _same_block(a: int, b: int) -> bool:
 
 
 def _explain_known(
-    parts: _Parts, end: int, own: Nearest, fleet: Fleet, shard: ShardAccount, sequence: Sequence
+    parts: _Parts, end: int, own: Nearest, fleet: Fleet, shard: ShardAccount, resident: Resident
 ) -> None:
     """Say why tokens up to ``end``, which earlier prompts of the same namespace have, are computed again."""
+    sequence = resident.sequence
     if sequence.needs_prompt_logprobs:
         parts.up_to(end, Reason.LOGPROBS)
         return
+    if resident.shared < resident.cached and end - resident.cached < BLOCK_TOKENS:
+        # The longest saved prefix was loaded, and what is in cells is shorter.
+        _explain_end_of_block(parts, end, own, fleet)
+        if parts.position >= end:
+            return
     parts.up_to(min(end, held_length(shard, sequence, end)), Reason.NOT_WORTH_COPYING)
     others = (held_length(one, sequence, end) for one in fleet.shards.values() if one is not shard)
     parts.up_to(min(end, max(others, default=0)), Reason.OTHER_SHARD)
@@ -127,10 +130,9 @@ def _explain_known(
     for prompt, common in own.prompts:
         if prompt.weights == fleet.known.weights and prompt.fate is Fate.LIVE and not is_whole:
             parts.up_to(min(end, common), Reason.UNDER_WAY)
-    for prompt, common in own.prompts:
-        stop = min(end, common)
-        if 0 < stop - parts.position < BLOCK_TOKENS and fleet.tokens_of(prompt, parts.position, stop) is not None:
-            parts.up_to(stop, Reason.PART_OF_BLOCK)
+    _explain_end_of_block(parts, end, own, fleet)
+    if parts.position >= end:
+        return
     newest = sorted(own.prompts, key=lambda entry: (entry[0].weights, entry[0].request_id), reverse=True)
     for prompt, common in newest:
         kept = min(prompt.kept, common) if not is_whole or prompt.kept <= common else 0
@@ -139,3 +141,11 @@ def _explain_known(
         else:
             parts.up_to(min(end, kept), Reason.SHARD_LOST if prompt.fate is Fate.LOST else Reason.EVICTED)
     parts.up_to(end, Reason.NEVER_SAVED)
+
+
+def _explain_end_of_block(parts: _Parts, end: int, own: Nearest, fleet: Fleet) -> None:
+    """Say that what is left up to ``end`` is saved but for its place in a block, if so."""
+    for prompt, common in own.prompts:
+        stop = min(end, common)
+        if 0 < stop - parts.position < BLOCK_TOKENS and fleet.tokens_of(prompt, parts.position, stop) is not None:
+            parts.up_to(stop, Reason.PART_OF_BLOCK)

@@ -16,9 +16,6 @@ from caravan_scheduler.prefix_tree import Match, PrefixTree
 if TYPE_CHECKING:
     from caravan_scheduler.beams import BeamGroup
 
-# The length of the shortest prefix that is hashed, in tokens. Each has twice the length of the one before.
-_HASHED_TOKENS = 16
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -187,32 +184,40 @@ class Sequence:
         own, theirs = self.prompt_hashes, other.prompt_hashes
         for place in range(min(len(own), len(theirs)) - 1, -1, -1):
             if own[place] == theirs[place]:  # then those before it are, too
-                return _HASHED_TOKENS << place
+                return BLOCK_TOKENS << place
         return 0
 
     def prefix_hashes(self, length: int) -> tuple[int, ...]:
-        """Return hashes of prefixes of 16, 32, 64, ... of its first ``length`` tokens, which are known.
+        """Return hashes of prefixes of 1, 2, 4, ... blocks of its first ``length`` tokens, which are known.
 
         Equal hashes of the same place are equal prefixes, practically. They differ from process to process.
         """
-        count = (length // _HASHED_TOKENS).bit_length()
+        count = (length // BLOCK_TOKENS).bit_length()
         known = self._prefix_hashes
         while len(known) < count:
             before = known[-1] if known else hash(self.request.prefix_namespace)
-            end = _HASHED_TOKENS << len(known)
+            end = BLOCK_TOKENS << len(known)
             known.append(hash((before, self.tokens(end // 2 if known else 0, end))))
         return tuple(known[:count])
 
-    def block_hashes(self, length: int) -> list[int]:
+    def block_hashes(self, length: int, first: int = 0) -> list[int]:
         """Return a hash of each whole block of `BLOCK_TOKENS` among its first ``length`` tokens, which are known.
 
-        A hash tells nothing of the tokens before its block, nor of the namespace.
+        Begin with the block ``first``. A hash tells nothing of the tokens before its block, nor of the namespace.
         """
         known, whole = self._block_hashes, length // BLOCK_TOKENS
         if whole > len(known):
             start = len(known) * BLOCK_TOKENS
             known += block_hashes(self.tokens(start, whole * BLOCK_TOKENS), BLOCK_TOKENS)
-        return known[:whole]
+        return known[first:whole]
+
+    def take_block_hashes(self, other: "Sequence", length: int) -> None:
+        """Take from ``other``, whose first ``length`` tokens are the same, the hashes that it has of their blocks."""
+        if other.group is not None:  # whose output may be another by now
+            length = min(length, len(other.spec.prompt))
+        whole = min(length // BLOCK_TOKENS, len(other._block_hashes))
+        if whole > len(self._block_hashes):
+            self._block_hashes = other._block_hashes[:whole]
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the known tokens at positions [start, stop)."""

@@ -361,7 +361,7 @@ class SchedulerState:
         is_kept = resident.status in (Status.PARKED, Status.DROPPED)
         # The output of a beam is not what its cells had before.
         computed = resident.computed if sequence.group is None else min(resident.computed, len(sequence.spec.prompt))
-        self.known_prompts.end(sequence, computed, shard.name, is_kept=is_kept)
+        self.known_prompts.end(sequence, computed, (shard.name, resident.sequence_id), is_kept=is_kept)
 
     def _forget(self, sequence: Sequence) -> None:
         self.known_prompts.forget_live(sequence)

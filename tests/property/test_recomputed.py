@@ -145,8 +145,9 @@ class Conversations:
         if told.is_exact:
             assert told.common == length
         else:
-            assert told.common <= length < told.common - told.common % BLOCK_TOKENS + BLOCK_TOKENS
-            alike = [tokens for _, tokens in self.known if common_length(prompt, tokens) >= told.common]
+            block = told.common - told.common % BLOCK_TOKENS
+            assert told.common <= length < block + BLOCK_TOKENS
+            alike = [tokens for _, tokens in self.known if common_length(prompt, tokens) >= block]
             is_held = self.caches and not self.gone and len(alike) <= MOST_COMPARED
             assert told.common < BLOCK_TOKENS or not is_held, "the place is known as long as tokens are held"
 

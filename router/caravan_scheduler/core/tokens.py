@@ -49,7 +49,8 @@ def maker(kind: type[Made]) -> Callable[[Iterable[Any]], Made]:
 
 def block_hashes(tokens: tuple[int, ...], size: int) -> list[int]:
     """Return a hash of each whole block of ``size`` tokens."""
-    return [hash(tokens[at : at + size]) for at in range(0, len(tokens) - size + 1, size)]
+    # Faster than slices: `zip` gives the same tuple again and again.
+    return list(map(hash, zip(*[iter(tokens)] * size, strict=False)))
 
 
 Run = TypeVar("Run", list[int], tuple[int, ...])

@@ -76,6 +76,7 @@ class ShardLedger(ShardAccount):
     def place(self, sequence: Sequence, match: Match, priority: int) -> Resident:
         """Start ``sequence`` from the prefix that ``match`` found. It needs a command that carries its first chunk."""
         match = worth_copying(self, match)
+        self._take_hashes(sequence, match)
         source_id = to_take_over(self, match, sequence.known_tokens)
         if source_id is not None:
             self.stays.move(self.stays.parked[source_id], Status.GONE)
@@ -96,6 +97,7 @@ class ShardLedger(ShardAccount):
 
         ``match``: what it begins with in the cells of another sequence, as `shared_by_load` returns it.
         """
+        self._take_hashes(sequence, match)
         sequence_id = self._open(sequence, match)
         # The tree learns of what is loaded once others can start from it, with the first chunk.
         self.cells.tails += prefix.length - match.length
@@ -105,6 +107,13 @@ class ShardLedger(ShardAccount):
         self.checkpoints.begin(resident)
         self.make_free(0)
         return resident
+
+    def _take_hashes(self, sequence: Sequence, match: Match) -> None:
+        """Let ``sequence`` have the hashes of what it finds in the cells of another: hashing many tokens takes long."""
+        for source_id in match.sources[:1]:
+            source = self.stays.parked.get(source_id) or self.stays.residents.get(source_id)
+            if source is not None:
+                sequence.take_block_hashes(source.sequence, match.length)
 
     def _open(self, sequence: Sequence, match: Match) -> int:
         """Return an id that holds what the first source of ``match`` begins with, or nothing if there is none."""

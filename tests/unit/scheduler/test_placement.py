@@ -237,6 +237,19 @@ def test_hashes_are_equal_where_prefixes_are_equal() -> None:
     assert sequence(4, range(15)).prefix_hashes(15) == ()
 
 
+def test_a_sequence_takes_the_hashes_of_the_blocks_that_it_finds_in_the_cells_of_another() -> None:
+    known, later = sequence(1, range(100)), sequence(2, [*range(70), *range(300, 330)])
+    hashes = sequence(3, later.spec.prompt).block_hashes(100)
+    later.take_block_hashes(known, 70)
+    assert later.block_hashes(100) == hashes, "there were none to take"
+    known.block_hashes(100)
+    later = sequence(4, later.spec.prompt)
+    later.take_block_hashes(known, 70)
+    assert later.block_hashes(100) == hashes
+    assert later.block_hashes(100)[0] is known.block_hashes(100)[0]
+    assert later.block_hashes(100, 4) == hashes[4:]
+
+
 def test_the_index_returns_the_shards_with_the_longest_known_prefix() -> None:
     index = PrefixIndex[str]()
     index.add("a", (1, 2, 3))

@@ -7,6 +7,7 @@ from caravan_scheduler.actions import Start
 from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.core.recomputed import Part, Reason, Recomputed
 from caravan_scheduler.events import Taken
+from caravan_scheduler.known_prompts import MOST_COMPARED
 from caravan_scheduler.scheduler import Scheduler
 from caravan_testing.ledgers import SAVING, limits_of
 from caravan_testing.requests import prompt_of
@@ -52,6 +53,48 @@ def test_where_a_prompt_differs_is_known_to_a_block_once_nobody_holds_the_tokens
     assert why(fleet, changed) == Recomputed(
         (Part(Reason.EVICTED, 0, 32), Part(Reason.DIFFERS, 32, 32)), 32, is_exact=False
     )
+
+
+def test_where_a_prompt_differs_is_known_to_a_block_if_many_begin_alike() -> None:
+    fleet = simulation(limits=ROOMY)
+    head = prompt_of(40)
+    for seed in range(MOST_COMPARED):
+        told = why(fleet, fleet.complete((*head, 90 + seed, *prompt_of(20, seed)), 1))
+        assert (told.common, told.is_exact) == (40 if seed else 0, True)
+    fleet.complete((*head, 88, *prompt_of(20)), 1)
+    fleet.flush("a")
+    told = why(fleet, fleet.complete((*head, 89, *prompt_of(20)), 1))
+    assert told == Recomputed((Part(Reason.EVICTED, 0, 32), Part(Reason.DIFFERS, 32, 29)), 32, is_exact=False)
+
+
+def test_where_a_prompt_differs_is_known_to_a_block_if_it_may_go_on_with_another_salt() -> None:
+    fleet = simulation(limits=ROOMY)
+    prompt = prompt_of(64)
+    fleet.complete(prompt[:37], 1, namespace="one")
+    fleet.complete((*prompt[:40], 99, *prompt[41:]), 1, namespace="two")
+    fleet.flush("a")
+    told = why(fleet, fleet.complete(prompt, 1, namespace="three"))
+    assert (told.common, told.is_exact) == (37, False)
+
+
+def test_all_that_generated_the_same_block_are_compared() -> None:
+    fleet = simulation(limits=ROOMY)
+    prompt = prompt_of(14)
+    first = fleet.complete(prompt, 3, ignore_eos=True)
+    second = fleet.complete(prompt, 30, ignore_eos=True)
+    assert fleet.received[first] == fleet.received[second][:3]
+    fleet.flush("a")
+    told = why(fleet, fleet.complete((*prompt, *fleet.received[first][:2], 99, 98, 97), 1))
+    assert (told.common, told.is_exact) == (16, False), "the second one's next token may be the same"
+
+
+def test_a_prompt_that_goes_on_behind_a_loaded_prefix() -> None:
+    fleet = simulation(limits=limits_of(cells=4000, cells_per_sequence=4000, max_sequences=1, **SAVING))
+    prompt = prompt_of(1000)
+    fleet.complete(prompt, 1)
+    fleet.complete(prompt_of(300, seed=2), 1)  # takes the only place
+    changed = fleet.complete((*prompt[:990], 99, *prompt_of(20, seed=3)), 1)
+    assert why(fleet, changed) == Recomputed((Part(Reason.PART_OF_BLOCK, 976, 14), Part(Reason.DIFFERS, 990, 21)), 990)
 
 
 def test_what_another_tenant_sent_is_never_compared() -> None:
