@@ -28,6 +28,7 @@ REASONS = {
     "LlamaCppBackend": "what the protocol `Backend` says that a model has, and llama.cpp's parts of it",
     "ModelMetrics": "one method for each thing that the HTTP layer and the engine observe",
     "SchedulerState": "what all requests of a router share, each part with a method or two",
+    "ShardLedger": "the only writer of what is known of a shard, with a method for each thing that happens to it",
     "Sequence": "a record with an owner for each field, which `test_owners` checks",
 }
 
