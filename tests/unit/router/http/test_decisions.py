@@ -95,6 +95,16 @@ async def test_questions_follow_the_same_tokens_and_decode_nothing(deciding: Ser
     assert usage["input_tokens"] == usage["total_tokens"] < len(first.prompt) + len(second.prompt)
 
 
+async def test_a_text_is_quoted_beside_the_boolean_of_the_same_text(deciding: Service) -> None:
+    mixed = {"type": "choice", "instructions": "Which?", "choices": [{"value": "true"}, {"value": True}]}
+    reply = await decide(deciding, mixed, mixed | {"choices": [{"value": "true"}, {"value": False}]})
+    first, second = (stream.spec.prompt for stream in deciding.engine.streams)
+    quoted, plain = ids_of('A. "true"'), ids_of("A. true\nB. false")
+    assert any(first[at : at + len(quoted)] == quoted for at in range(len(first)))
+    assert any(second[at : at + len(plain)] == plain for at in range(len(second)))
+    assert [one["value"] for one in reply["answers"][0]["probabilities"]] == ["true", True]
+
+
 async def test_both_orders_are_averaged(deciding: Service) -> None:
     # The model says A, whatever A is.
     deciding.engine.script = likely(lambda _, token: 0.0 if token == ids_of("A")[0] else -20.0)

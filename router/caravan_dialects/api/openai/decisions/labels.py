@@ -11,7 +11,7 @@ each after the ones before: so there is a row of logits for each token that some
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class Row(NamedTuple):
@@ -26,15 +26,17 @@ class LabelTokens:
     """The tokens of the labels of a question, none of which is the beginning of another."""
 
     labels: tuple[tuple[int, ...], ...]
+    # The rows of logits that say how likely each label is; the first is that after the prompt.
+    rows: tuple[Row, ...]
 
-    @property
-    def rows(self) -> list[Row]:
-        """The rows of logits that say how likely each label is; the first is that after the prompt."""
+    @classmethod
+    def of(cls, labels: tuple[tuple[int, ...], ...]) -> Self:
+        """Find the rows of ``labels``."""
         after: dict[tuple[int, ...], dict[int, None]] = {}
-        for label in self.labels:
+        for label in labels:
             for length, token in enumerate(label):
                 after.setdefault(label[:length], {})[token] = None
-        return [Row(path, tuple(following)) for path, following in after.items()]
+        return cls(labels, tuple(Row(path, tuple(following)) for path, following in after.items()))
 
     def logprobs(self, found: Iterable[Mapping[int, float]]) -> list[float]:
         """Return the log probability of each label; ``found``: those of the tokens of each row."""

@@ -79,9 +79,12 @@ async def readings_of(context: Context, body: DecisionRequest) -> Readings:
     shared = before.tokens.token_ids
     ending = await _ending(context, after, [wording for _, wording in asked])
     readings = []
+    # Most questions have the same labels.
+    known: dict[tuple[str, ...], LabelTokens] = {}
     for (number, wording), question in zip(asked, questions, strict=True):
-        labels = LabelTokens(tuple(ending.labels[label] for label in wording.labels))
-        _check_labels(wording, labels)
+        if (labels := known.get(wording.labels)) is None:
+            labels = known[wording.labels] = LabelTokens.of(tuple(ending.labels[label] for label in wording.labels))
+            _check_labels(wording, labels)
         prompt = (*shared, *question, *ending.tokens)
         fit(prompt, max(map(len, labels.labels)), context.bounds, (f"input and questions[{number}]", "labels"))
         readings.append(Reading(number, prompt, labels))

@@ -5,7 +5,7 @@ compared.
 """
 
 import string
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -31,6 +31,7 @@ MAX_QUESTIONS = 400
 MIN_OPTIONS, MAX_OPTIONS = 2, 255
 
 _YES_NO = ("Yes", "No")
+_TEXTS = {True: "true", False: "false"}
 _LETTERS = tuple(string.ascii_uppercase)
 # All of one length, so that none is the beginning of another.
 _PAIRS = tuple("".join(pair) for pair in product(string.ascii_uppercase, repeat=2))
@@ -57,8 +58,10 @@ def worded(field: str, question: Question, *, backwards: bool = False) -> Wordin
             return Wording(text, _YES_NO)
         case ChoiceQuestion(choices=choices):
             _check_count(f"{field}.choices", choices)
-            lines = [_line(_shown(option, choices), option.description) for option in choices]
             _check_different(field, choices)
+            # Only beside a boolean of the same text is a string quoted.
+            booleans = {_TEXTS[option.value] for option in choices if isinstance(option.value, bool)}
+            lines = [_line(_shown(option.value, booleans), option.description) for option in choices]
             return _listed("Which option fits the input above?", asked, lines, backwards=backwards)
         case ScoreQuestion(levels=levels):
             _check_count(f"{field}.levels", levels)
@@ -79,13 +82,10 @@ def _listed(kind: str, asked: str, lines: Sequence[str], *, backwards: bool) -> 
     return Wording(text, labels[::-1] if backwards else labels)
 
 
-def _shown(option: DecisionOption, choices: Sequence[DecisionOption]) -> str:
-    if isinstance(option.value, bool):
-        return "true" if option.value else "false"
-    # Only where there is a boolean of this text, too, must it be told from that.
-    twins = {"true": True, "false": False}
-    is_twin = any(other.value is twins.get(option.value, option) for other in choices)
-    return f'"{option.value}"' if is_twin else option.value
+def _shown(value: str | bool, booleans: Collection[str]) -> str:
+    if isinstance(value, bool):
+        return _TEXTS[value]
+    return f'"{value}"' if value in booleans else value
 
 
 def _line(name: str, description: str | None) -> str:

@@ -19,7 +19,6 @@ from caravan_dialects.api.openai.decisions.schema import (
     Decision,
     DecisionAnswer,
     DecisionRequest,
-    DecisionUsage,
     PredicateAnswer,
     PredicateQuestion,
     Question,
@@ -28,7 +27,7 @@ from caravan_dialects.api.openai.decisions.schema import (
     ScoreQuestion,
 )
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.responses.schema import InputTokensDetails, OutputTokensDetails
+from caravan_dialects.api.openai.responses.schema import InputTokensDetails, OutputTokensDetails, ResponseUsage
 from caravan_dialects.text.assembler import Piece, TextOptions
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.errors import GenerationError
@@ -107,12 +106,12 @@ class DecisionReply(Answer):
             prompt_format_version=PROMPT_FORMAT_VERSION,
         )
 
-    def _usage(self, runs: Sequence[Run]) -> DecisionUsage:
+    def _usage(self, runs: Sequence[Run]) -> ResponseUsage:
         shared = self._readings.shared
         tokens = shared + sum(len(reading.prompt) - shared for reading in self._readings.readings)
         # The first branch computes the input; the others find it in the cache.
         cached = min(shared, *(run.cached_tokens for run in runs))
-        return DecisionUsage(
+        return ResponseUsage(
             input_tokens=tokens,
             input_tokens_details=InputTokensDetails(cached, 0),
             output_tokens=0,

@@ -13,7 +13,7 @@ from caravan_dialects.api.generation.schema import (
     SessionId,
     Timeout,
 )
-from caravan_dialects.api.openai.responses.schema import InputTokensDetails, Item, OutputTokensDetails
+from caravan_dialects.api.openai.responses.schema import Item, ResponseUsage
 
 Instructions = Annotated[
     str | list[dict[str, Any]],
@@ -132,20 +132,13 @@ class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="score"):
 DecisionAnswer = PredicateAnswer | ChoiceAnswer | ScoreAnswer
 
 
-class DecisionUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """``input_tokens``: those of the input once, and of each question. Nothing is generated."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers in the order of the questions. ``prompt_format_version``: of the words around them."""
+    """The answers in the order of the questions. ``prompt_format_version``: of the words around them.
+
+    ``usage`` counts the tokens of the input once, and those of each question. Nothing is generated.
+    """
 
     model: str
     answers: list[DecisionAnswer]
-    usage: DecisionUsage
+    usage: ResponseUsage
     prompt_format_version: int
