@@ -22,7 +22,11 @@ from caravan_dialects.api.openai.decisions.questions import (
     json_text,
     worded,
 )
-from caravan_dialects.api.openai.decisions.rules import format_version_error, question_count_error
+from caravan_dialects.api.openai.decisions.rules import (
+    format_version_error,
+    prompt_tokens_error,
+    question_count_error,
+)
 from caravan_dialects.api.openai.decisions.schema import DecisionRequest
 from caravan_dialects.api.openai.responses.item_messages import ItemTexts, messages_of
 from caravan_dialects.api.openai.responses.items import check_size, read_items
@@ -32,6 +36,9 @@ from caravan_dialects.conversations.nodes import Json
 from caravan_scheduler.core.errors import GenerationError
 from caravan_scheduler.core.prompt_media import PromptMedia
 from caravan_scheduler.core.tokens import common_length
+
+# 400 questions about 40,000 tokens. All prompts are in the router's memory at the same time, at 8 bytes for each token.
+_MOST_PROMPT_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +86,16 @@ async def readings_of(context: Context, body: DecisionRequest) -> Readings:
     shared = before.tokens.token_ids
     ending = await _ending(context, after, [wording for _, wording in asked])
     readings = []
+    total = 0
     # Most questions have the same labels.
     known: dict[tuple[str, ...], LabelTokens] = {}
     for (number, wording), question in zip(asked, questions, strict=True):
         if (labels := known.get(wording.labels)) is None:
             labels = known[wording.labels] = LabelTokens.of(tuple(ending.labels[label] for label in wording.labels))
             _check_labels(wording, labels)
+        total += len(labels.rows) * (len(shared) + len(question) + len(ending.tokens))
+        if total > _MOST_PROMPT_TOKENS:
+            raise prompt_tokens_error(_MOST_PROMPT_TOKENS, total)
         prompt = (*shared, *question, *ending.tokens)
         fit(prompt, max(map(len, labels.labels)), context.bounds, (f"input and questions[{number}]", "labels"))
         readings.append(Reading(number, prompt, labels))

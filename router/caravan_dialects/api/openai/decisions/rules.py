@@ -8,6 +8,12 @@ def question_count_error(limit: int, given: int) -> ValidationError:
     return ValidationError("questions", f"`questions` must have 1 to {limit} entries. Given: {given}")
 
 
+def prompt_tokens_error(limit: int, given: int) -> ValidationError:
+    """The router keeps the prompt of each question, and of each token that a label goes on after."""
+    message = f"`questions` and `input` must make prompts of at most {limit} tokens together. Given: {given}"
+    return ValidationError("questions", message)
+
+
 def option_count_error(field: str, low: int, high: int, given: int) -> ValidationError:
     return ValidationError(field, f"`{field}` must have {low} to {high} entries. Given: {given}")
 

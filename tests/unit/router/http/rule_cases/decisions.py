@@ -1,5 +1,7 @@
 """The rules of decisions."""
 
+from dataclasses import replace
+
 from unit.router.http.rule_cases.case import DECISIONS, Case
 
 from caravan_dialects.api.openai.decisions import rules
@@ -13,6 +15,20 @@ CASES = [
         "questions",
         "`questions` must have 1 to 400 entries. Given: 0",
         model=CHAT_MODEL,
+    ),
+    Case(
+        rules.prompt_tokens_error,
+        DECISIONS,
+        {
+            "input": "x" * 700_000,
+            "questions": [
+                {"type": "choice", "instructions": "which?", "choices": [{"value": str(one)} for one in range(255)]}
+            ]
+            * 3,
+        },
+        "questions",
+        "`questions` and `input` must make prompts of at most 16777216 tokens together. Given: 23166660",
+        model=replace(CHAT_MODEL, max_sequence_tokens=1 << 20, max_tokenize_bytes=1 << 23),
     ),
     Case(
         rules.option_count_error,
