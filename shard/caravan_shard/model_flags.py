@@ -191,7 +191,7 @@ class RopeFlags:
         return tuple((name, value) for name, value in values.items() if value is not None)
 
     def longest_context(self, trained_context: int) -> int:
-        """Return the most tokens of a sequence; 0 for any number.
+        """Return the maximum number of tokens of a sequence; 0 for any number.
 
         A model computes what it was trained for, times the scale that the flags give. Where they give another base,
         nothing says how far it reaches.
