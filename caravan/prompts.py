@@ -1,7 +1,8 @@
 """The forms in which prompts and conversations may be given, and the options of calls that answer conversations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, TypedDict
 
 from caravan.errors import RequestError
@@ -28,11 +29,33 @@ Prompts = Prompt | Sequence[Prompt]
 PlainPrompt = str | tuple[int, ...]
 
 
-def plain_prompts(prompts: Prompts) -> list[PlainPrompt]:
+def plain_prompts(prompts: Prompts | Any) -> list[PlainPrompt]:
     """Return one entry for each prompt. Raises RequestError."""
-    if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable) or _is_token_ids(prompts):
         return [_plain(prompts)]
     return [_plain(prompt) for prompt in prompts]
+
+
+def check_text(text: Any) -> None:
+    """Raise RequestError if ``text`` is none."""
+    if not isinstance(text, str):
+        raise RequestError(f"a text must be a str. Given: {text!r:.80}")
+
+
+def token_ids_of(given: Any) -> tuple[int, ...]:
+    """Return token ids, of which there may be none. Raises RequestError."""
+    try:
+        return tuple(map(index, given))
+    except TypeError:
+        raise RequestError(f"token ids must be a list of whole numbers. Given: {given!r:.80}") from None
+
+
+def plain_prompt(prompt: Prompt) -> PlainPrompt:
+    """Return the prompt. Raises RequestError, also for several."""
+    prompts = plain_prompts(prompt)
+    if len(prompts) != 1:
+        raise RequestError(f"there must be one prompt here. Given: {len(prompts)}")
+    return prompts[0]
 
 
 def _plain(prompt: Any) -> PlainPrompt:
@@ -58,6 +81,28 @@ Messages = Sequence[Message]
 
 # As many tokens as fit.
 CHAT_PARAMS = SamplingParams(max_tokens=None)
+
+
+def params_or(params: SamplingParams | None, otherwise: SamplingParams | None = None) -> SamplingParams:
+    """Return ``params``, or ``otherwise`` for None, whose default are the defaults. Raises RequestError."""
+    if params is None:
+        return otherwise or SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"sampling_params must be SamplingParams. Given: {params!r:.80}")
+    return params
+
+
+def check_messages(messages: Any) -> None:
+    """Raise RequestError if ``messages`` is no list of messages."""
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f'messages are a list such as [{{"role": "user", "content": "Hi"}}]. Given: {messages!r:.80}'
+        )
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise RequestError(
+                f'a message is an object such as {{"role": "user", "content": "Hi"}}. Given: {message!r:.80}'
+            )
 
 
 class PromptOptions(TypedDict, total=False):
@@ -100,17 +145,23 @@ class ChatCall:
     exact: tuple[int, ...] | None = None
 
 
-def split_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """Return the conversations: ``messages`` may be one, or a list of them."""
-    if messages and not isinstance(messages[0], Mapping):
-        return list(messages)  # type: ignore[arg-type]
+def split_conversations(messages: Messages | Sequence[Messages] | Any) -> list[Messages]:
+    """Return the conversations: ``messages`` may be one, or a list of them. Raises RequestError."""
+    if isinstance(messages, Sequence) and messages and isinstance(messages[0], list | tuple):
+        return list(messages)
+    check_messages(messages)
     return [messages]  # type: ignore[list-item]
 
 
 def chat_fields_of(options: Mapping[str, Any], known: type) -> dict[str, Any]:
-    """Return the fields of a chat request that ``options`` are. Raises TypeError for one that is not ``known``."""
-    check_names(options, known)
+    """Return the fields of a chat request that ``options`` are.
+
+    Raises TypeError for one that is not ``known``, and RequestError.
+    """
+    check_names(options, known.__annotations__)
     tools: Sequence[Any] | None = options.get("tools")
+    if tools is not None and (isinstance(tools, str | Mapping) or not isinstance(tools, Iterable)):
+        raise RequestError(f"tools must be a list of objects. Given: {tools!r:.80}")
     schema: Any = options.get("schema")
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
