@@ -13,6 +13,7 @@ from caravan.errors import (
     ConversationEnded,
     ConversationError,
     DeadlineError,
+    ForkedError,
     GenerationError,
     LogitsProcessorError,
     ModelError,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from caravan.conversation import Conversation, Inference, State
     from caravan.executor import Executor
     from caravan.media import Picture, Sound
+    from caravan_proto import __version__
 
 __all__ = [
     "LLM",
@@ -77,6 +79,7 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "Executor",
+    "ForkedError",
     "GenerationError",
     "Inference",
     "LogitsProcessorError",
@@ -105,6 +108,7 @@ __all__ = [
     "TooLong",
     "ToolCall",
     "WrongThreadError",
+    "__version__",
 ]
 
 # They need packages that importing this one does not load: those of the shard, and those of HTTP.
@@ -119,6 +123,7 @@ _LATER = {
     "Picture": "caravan.media",
     "Sound": "caravan.media",
     "State": "caravan.conversation",
+    "__version__": "caravan_proto",
 }
 
 

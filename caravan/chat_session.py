@@ -12,7 +12,7 @@ from caravan.calls import Model
 from caravan.errors import ReplyUnderWay, RequestError, StateError
 from caravan.model_calls import ModelCalls
 from caravan.outputs import ChatPart, ChatReply, CompletionOutput, RequestOutput
-from caravan.prompts import CHAT_PARAMS, ChatCall, Message, SessionOptions, TurnOptions, chat_fields_of
+from caravan.prompts import CHAT_PARAMS, ChatCall, Message, SessionOptions, TurnOptions, chat_fields_of, params_or
 from caravan.request_fields import portable
 from caravan.sampling_params import SamplingParams
 from caravan.twins import Twin, blocking, iterated, plain
@@ -92,6 +92,9 @@ class AsyncChatSession:
         # The turn that is being answered.
         self._current: _Turn | None = None
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self._state.messages)} messages>"
+
     @property
     def messages(self) -> list[dict[str, Any]]:
         """All messages, the oldest first, in the form of `LLM.chat`."""
@@ -142,12 +145,13 @@ class AsyncChatSession:
     def _turn(self, given: Given, params: SamplingParams | None) -> "Iterator[_Turn]":
         """Begin a turn on the model's event loop. `_Turn.end` makes it one of the session."""
         self._check()
-        if params is not None and (params.n != 1 or params.logprobs is not None):
+        params = params_or(params, CHAT_PARAMS)
+        if params.n != 1 or params.logprobs is not None:
             raise RequestError("a session has one reply without log probabilities: `n` must be 1, and `logprobs` None")
         new = [{"role": "user", "content": given}] if isinstance(given, str) else copy.deepcopy(portable(given))
         if not new or new[-1].get("role") == "assistant":
             raise RequestError("there must be a message to answer, which is not the assistant's")
-        self._current = turn = _Turn(self, (*self._state.messages, *new), params or CHAT_PARAMS)
+        self._current = turn = _Turn(self, (*self._state.messages, *new), params)
         try:
             yield turn
         finally:
@@ -251,6 +255,9 @@ class ChatSession(Twin[AsyncChatSession]):
         super().__init__(AsyncChatSession(llm._awaited, state), llm._loop)
         # A session keeps its model open.
         self._llm = llm
+
+    def __repr__(self) -> str:
+        return repr(self._awaited).replace("Async", "", 1)
 
     respond = blocking(AsyncChatSession.respond)
     stream = iterated(AsyncChatSession.stream)

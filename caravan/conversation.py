@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from caravan.executor_media import ExecutorMedia
 from caravan.executor_sampling import Ending, Sampler, Stop, choose, ending_of
 from caravan.media import PromptMedia, media_of
 from caravan.outputs import Token
-from caravan.prompts import Messages, PromptOptions, chat_fields_of
+from caravan.prompts import Messages, PromptOptions, chat_fields_of, token_ids_of
 from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
 from caravan.twins import Closing
@@ -151,8 +151,11 @@ class Owner(Protocol):
 def _items(prompt: Promptable) -> Iterable[_Item]:
     if isinstance(prompt, str | int | np.integer | Token):
         return [prompt]
-    media = media_of(prompt)
-    return cast("Sequence[_Item]", prompt) if media is None else [media]
+    if (media := media_of(prompt)) is not None:
+        return [media]
+    if not isinstance(prompt, Iterable):
+        raise RequestError(f"a prompt is a text, a token, an image, audio, or a list of them. Given: {prompt!r:.80}")
+    return prompt
 
 
 class Conversation(Closing):
@@ -177,6 +180,9 @@ class Conversation(Closing):
         self.sequence_id: int | None = None
         self.held = 0
         self.cut_places = CutPlaces()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.state.value}, {self.token_count} tokens>"
 
     @property
     def state(self) -> State:
@@ -237,7 +243,7 @@ class Conversation(Closing):
         if (media := media_of(item)) is not None:
             begin = tokenize("", add_special=True, parse_special=True) if is_first else []
             return begin + self._executor.media.tokens_of(media)
-        return [index(cast("int", item))]
+        return [*token_ids_of([item])]
 
     def prompt_messages(
         self, messages: Messages, *, add_generation_prompt: bool | None = None, **options: Unpack[PromptOptions]
@@ -280,9 +286,11 @@ class Conversation(Closing):
         if isinstance(sampler, SamplingParams):
             end = len(self._tokens) - offset
             token = choose(backend, logits, sampler, self._tokens[:end], self._outputs[:end])
-        else:
+        elif callable(sampler):
             token = int(sampler(logits.copy()))
             self._check_ids([token])
+        else:
+            raise RequestError(f"a sampler is SamplingParams or a function of the logits. Given: {sampler!r:.80}")
         piece = backend.vocabulary.piece(token)
         logprob = token_logprobs(logits, token, 0).chosen
         ends = token in backend.facts.eos_token_ids
@@ -379,6 +387,8 @@ class Conversation(Closing):
 
     def generation(self, max_tokens: int | None, sampler: Sampler, stop: Stop | None) -> Iterator[Token | None]:
         """Yield what `generate` does, and None before each step, so that other conversations may join the step."""
+        if not (max_tokens is None or type(max_tokens) is int):
+            raise RequestError(f"`max_tokens` must be a whole number, or None. Given: {max_tokens!r:.80}")
         backend = self._executor.backend
         room = backend.capacity.current.cells_per_sequence - len(self._tokens)
         return self._generated(sampler, ending_of(backend, sampler, max_tokens, stop, room))

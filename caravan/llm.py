@@ -13,6 +13,7 @@ from caravan.chat_session import AsyncChatSession, ChatSession, new_session, rea
 from caravan.model_calls import ModelCalls, OpenedModel
 from caravan.options import ModelOptions, ServerOptions
 from caravan.prompts import Messages, SessionOptions
+from caravan.reprs import model_repr
 from caravan.server import AsyncServer, Server
 from caravan.twins import blocking
 
@@ -32,6 +33,7 @@ class AsyncLLM(ModelCalls):
     def __init__(self, model: str | Path, **options: Unpack[ModelOptions]) -> None:
         """``async with`` loads the model. Raises nothing yet."""
         super().__init__(None)
+        self._given = model, options
         self._make = partial(OpenedModel, model, options)
         self._close: weakref.finalize[..., Self] | None = None
 
@@ -43,6 +45,10 @@ class AsyncLLM(ModelCalls):
         self._opened = opened = await asyncio.to_thread(self._make)
         self._close = weakref.finalize(self, opened.close)
         return self
+
+    def __repr__(self) -> str:
+        model, options = self._given
+        return model_repr("AsyncLLM", model, options, closed=self._close is not None and not self._close.alive)
 
     async def close(self) -> None:
         """End what runs, and free the model. Closing it again does nothing."""
@@ -107,10 +113,15 @@ class LLM(BlockingCalls[ModelCalls]):
 
         Raises ModelError, and TypeError or ValueError if an option is wrong.
         """
+        self._given = model, options
         self._opened = OpenedModel(model, {"target_itl_ms": _TARGET_ITL_MS} | options)
         super().__init__(ModelCalls(self._opened), self._opened.loop)
         # Also at the end of the program.
         self._close = weakref.finalize(self, self._opened.close)
+
+    def __repr__(self) -> str:
+        model, options = self._given
+        return model_repr("LLM", model, options, closed=not self._close.alive)
 
     def close(self) -> None:
         """End what runs, and free the model. Closing it again does nothing."""

@@ -23,6 +23,7 @@ from caravan.outputs import (
     ScoringRequestOutput,
 )
 from caravan.prompts import CHAT_PARAMS, ChatCall, Messages, PlainPrompt
+from caravan.python_names import python_names
 from caravan.replies import ChatParts, chat_output, completion_output, prompt_logprobs
 from caravan.request_bodies import chat_body, decision_body
 from caravan.sampling_params import SamplingParams
@@ -77,9 +78,10 @@ class LocalModel:
         of_model, of_engine = split_options(model, options)
         if of_engine.get("speculate"):
             of_model.setdefault("rollback_tokens", min(of_engine["speculate"], MOST_ROLLBACK_TOKENS))
-        self._shard_config = from_values(ShardConfig, of_model)
         self._engine_options = of_engine
-        self._router_config = from_values(RouterConfig, of_engine)
+        with python_names():
+            self._shard_config = from_values(ShardConfig, of_model)
+            self._router_config = from_values(RouterConfig, of_engine)
         self._limits = Limits(
             max_best_of=MAX_CANDIDATES,
             max_stop_sequences=MAX_STOPS,
@@ -121,9 +123,10 @@ class LocalModel:
 
     async def serve(self, options: Mapping[str, Any]) -> Served:
         """Start a server over the model. Raises ServerError, and TypeError or ValueError if an option is wrong."""
-        check_names(options, ServerOptions)
+        check_names(options, ServerOptions.__annotations__)
         opened = self._use()
-        server = await _server_type().started(opened.fleet, self._metrics, {**self._engine_options, **options})
+        with python_names():
+            server = await _server_type().started(opened.fleet, self._metrics, {**self._engine_options, **options})
         opened.servers.add(server)
         server.call_at_end(lambda: opened.servers.discard(server))
         return server

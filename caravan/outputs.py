@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caravan.reprs import short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -42,6 +44,8 @@ class CompletionOutput:
     reasoning: str = ""
     tool_calls: Sequence[ToolCall] = ()
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
@@ -60,6 +64,8 @@ class RequestOutput:
     num_cached_tokens: int
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
@@ -77,6 +83,8 @@ class ChatReply:
     prompt_tokens: int = 0
     cached_tokens: int = 0
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPart:
@@ -89,12 +97,16 @@ class ChatPart:
     reasoning: str = ""
     reply: ChatReply | None = None
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
     """A vector of length 1."""
 
     embedding: Sequence[float]
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +117,8 @@ class EmbeddingRequestOutput:
     prompt_token_ids: Sequence[int]
     outputs: EmbeddingOutput
     finished: bool = True
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)

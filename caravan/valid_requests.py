@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from caravan import errors
 from caravan.prompts import ChatCall, Messages, PlainPrompt
+from caravan.python_names import in_python
 from caravan.request_bodies import chat_body, completion_body
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.ahead import ahead, each
@@ -126,7 +127,7 @@ def named_errors(prefix: str = "") -> Iterator[None]:
     except (RequestError, TextTooLongError) as error:
         too_long = isinstance(error, ContextLengthError | TextTooLongError)
         kind = errors.ContextLengthError if too_long else errors.RequestError
-        raise kind(prefix + str(error).removeprefix("Input validation error: ")) from None
+        raise kind(prefix + in_python(str(error).removeprefix("Input validation error: "))) from None
     except errors.RequestError as error:
         raise type(error)(f"{prefix}{error}") from None
     except DeadlineError as error:
