@@ -25,7 +25,7 @@ from caravan.executor_media import ExecutorMedia
 from caravan.executor_sampling import Ending, Sampler, Stop, choose, ending_of
 from caravan.media import PromptMedia, media_of
 from caravan.outputs import Token
-from caravan.prompts import Messages, PromptOptions, chat_fields_of, token_ids_of
+from caravan.prompts import ChatCall, Messages, MessagesOptions, chat_fields_of, check_messages, token_ids_of
 from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
 from caravan.twins import Closing
@@ -171,6 +171,8 @@ class Conversation(Closing):
         self._tokens: list[int] = []
         # Which tokens were sampled: penalties of outputs count these.
         self._outputs: list[bool] = []
+        # How many messages the last prompt was made of, and the place of the first that it kept, if it left out some.
+        self._kept_from = 0, 0
         self._waits = False
         self._ended = False
         # Tokens from this one on get logits when they are computed.
@@ -246,9 +248,11 @@ class Conversation(Closing):
         return [*token_ids_of([item])]
 
     def prompt_messages(
-        self, messages: Messages, *, add_generation_prompt: bool | None = None, **options: Unpack[PromptOptions]
-    ) -> None:
+        self, messages: Messages, *, add_generation_prompt: bool | None = None, **options: Unpack[MessagesOptions]
+    ) -> list[int]:
         """Let it have the prompt that `LLM.chat` makes of all ``messages``; `Executor.infer` computes what is new.
+
+        Return the places of the messages that are left out, see ``truncation`` of `LLM.chat`.
 
         Its tokens stay as far as they stand for the same text, also where the tokenizer would split a reply otherwise;
         later ones are replaced. ``add_generation_prompt``: open the assistant's turn at the end; None for the rule of
@@ -256,14 +260,21 @@ class Conversation(Closing):
         as outputs. Raises AlreadyPrompted, TooLong, RequestError.
         """
         self._check_unprompted()
-        fields = chat_fields_of(options, PromptOptions) | {"add_generation_prompt": add_generation_prompt}
-        tokens = self._executor.chat_prompts.tokens(messages, fields, self._tokens)
+        fields = chat_fields_of(options, MessagesOptions) | {"add_generation_prompt": add_generation_prompt}
+        check_messages(messages)
+        known, kept_from = self._kept_from
+        # Fewer messages are another chat.
+        before = kept_from if len(messages) >= known else 0
+        call = ChatCall(fields, exact=tuple(self._tokens), before=before)
+        tokens, left_out = self._executor.chat_prompts.tokens(messages, call)
         if not tokens:
             raise RequestError("the prompt has no token")
         self._check_length(len(tokens))
         if tokens != self._tokens or self._logits is None:
             self._become(tokens)
         self._outputs = [False] * len(tokens)
+        self._kept_from = len(messages), left_out[-1] + 1 if left_out else 0
+        return left_out
 
     def logits(self, offset: int = 0) -> NDArray[np.float32]:
         """Return the logits [vocabulary] after the last token but ``offset``, in a new array.
@@ -325,6 +336,7 @@ class Conversation(Closing):
 
     def _copy(self, source: "Conversation") -> None:
         self._tokens, self._outputs = list(source._tokens), list(source._outputs)
+        self._kept_from = source._kept_from
         self._waits, self._first_output, self._logits = source._waits, source._first_output, source._logits
         self._executor.share(source, self)
         self.note_held(self.held)

@@ -45,6 +45,7 @@ from caravan_dialects.api.generation.serving import Sender
 from caravan_dialects.api.limits import Limits, bounds_of
 from caravan_dialects.api.openai.chat.output import read_whole
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.choices import check_streamed
 from caravan_dialects.api.openai.decisions.reply import AskedDecision
 from caravan_dialects.api.openai.decisions.schema import Decision
@@ -217,7 +218,7 @@ class LocalModel:
             outputs = [
                 chat_output(index, whole, logprobs=own.logprobs) for index, whole in enumerate(chat.best(wholes))
             ]
-            made = self._output(None, chat.request, runs, outputs)
+            made = replace(self._output(None, chat.request, runs, outputs), left_out=_left_out(chat))
             on_output(made)
             return made
 
@@ -238,8 +239,9 @@ class LocalModel:
                 readers[index] = ChatParts(index, chat.output(run), logprobs=params.logprobs)
             return readers[index].push(pieces)
 
+        left_out = _left_out(chat)
         async for made in self._parts(context, chat.request, params, None, part):
-            yield made
+            yield replace(made, left_out=left_out) if left_out else made
 
     @contextmanager
     def _started(
@@ -376,6 +378,10 @@ class LocalModel:
 
     def _next_id(self) -> str:
         return str(next(self._request_ids))
+
+
+def _left_out(chat: ValidChat) -> Sequence[int]:
+    return () if chat.left_out is None else chat.left_out.messages
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class RequestOutput:
 
     ``prompt``: the text of the prompt, None if it was given as token ids or as messages. ``prompt_logprobs``: one entry
     for each token, by token id, if asked for; None for the first. ``num_cached_tokens``: tokens of the prompt that were
-    in the cache.
+    in the cache. ``left_out``: places of the messages that ``truncation`` left out of the prompt.
     """
 
     request_id: str
@@ -63,6 +63,7 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
+    left_out: Sequence[int] = ()
 
     __repr__ = short_repr
 
@@ -72,7 +73,8 @@ class ChatReply:
     """A reply of a chat session.
 
     ``text``, ``reasoning``, ``tool_calls``, ``finish_reason`` and ``token_ids`` are those of `CompletionOutput`.
-    ``cached_tokens``: tokens of the prompt, of which there are ``prompt_tokens``, that were in the cache.
+    ``cached_tokens``: tokens of the prompt, of which there are ``prompt_tokens``, that were in the cache. ``left_out``:
+    places of the messages that ``truncation`` left out of the prompt.
     """
 
     text: str = ""
@@ -82,6 +84,7 @@ class ChatReply:
     token_ids: Sequence[int] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    left_out: Sequence[int] = ()
 
     __repr__ = short_repr
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from caravan.errors import RequestError
 from caravan.options import check_names
@@ -112,9 +112,16 @@ class PromptOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
 
 
+class MessagesOptions(PromptOptions, total=False):
+    """Options of `caravan.Conversation.prompt_messages`; they mean what those of `caravan.LLM.chat` mean."""
+
+    truncation: Literal["auto", "disabled"] | None
+
+
 class TurnOptions(TypedDict, total=False):
     """What one answer must be: see `caravan.LLM.chat`."""
 
+    truncation: Literal["auto", "disabled"] | None
     tool_choice: str | Mapping[str, Any] | None
     schema: Any
 
@@ -124,6 +131,7 @@ class SessionOptions(PromptOptions, total=False):
 
     system: str
     adapter: str
+    truncation: Literal["auto", "disabled"] | None
 
 
 class ChatOptions(PromptOptions, TurnOptions, total=False):
@@ -137,12 +145,14 @@ class ChatCall:
     """What a chat has beside messages and sampling parameters.
 
     ``fields``: those of a chat request. ``adapter``: "" for none. ``exact``: None, or the tokens of the earlier turns
-    of a session, where a number of new tokens that does not fit counts as all that fit.
+    of a session, where a number of new tokens that does not fit counts as all that fit. ``before``: the place of the
+    first message that an earlier prompt of a session kept, if turns are left out.
     """
 
     fields: Mapping[str, Any]
     adapter: str = ""
     exact: tuple[int, ...] | None = None
+    before: int = 0
 
 
 def split_conversations(messages: Messages | Sequence[Messages] | Any) -> list[Messages]:
@@ -170,4 +180,5 @@ def chat_fields_of(options: Mapping[str, Any], known: type) -> dict[str, Any]:
         "tool_choice": options.get("tool_choice"),
         "json_schema": schema,
         "chat_template_kwargs": options.get("chat_template_kwargs"),
+        "truncation": options.get("truncation"),
     }

@@ -108,7 +108,7 @@ async def valid_chat(context: Context, messages: Messages, params: SamplingParam
     context.check_generates()
     body = chat_body(messages, params, call.fields)
     source = ChatSource(body=body, exact=call.exact or (), clamps=call.exact is not None)
-    return await validate_chat(context, source, choices_of(body, context.limits))
+    return await validate_chat(context, source, choices_of(body, context.limits), before=call.before)
 
 
 async def embedded_ids(context: Context, prompt: PlainPrompt) -> tuple[int, ...]:
