@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from caravan.chat_session import AsyncChatSession, ChatSession
+from caravan.engine import AsyncLLMEngine, EngineArgs, LLMEngine
 from caravan.errors import (
     AlreadyPrompted,
     CacheFull,
@@ -61,6 +62,7 @@ __all__ = [
     "AsyncConversation",
     "AsyncExecutor",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "AsyncServer",
     "CacheFull",
     "CaravanError",
@@ -78,10 +80,12 @@ __all__ = [
     "DeadlineError",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
     "Executor",
     "ForkedError",
     "GenerationError",
     "Inference",
+    "LLMEngine",
     "LogitsProcessorError",
     "Logprob",
     "ModelError",

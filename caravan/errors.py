@@ -48,7 +48,9 @@ class ContextLengthError(RequestError):
 
 
 class GenerationError(CaravanError, RuntimeError):
-    """A generation that had started could not continue."""
+    """A generation that had started could not continue. ``request_id``: that of `LLMEngine.add_request`, else ""."""
+
+    request_id: str = ""
 
 
 class DeadlineError(GenerationError, TimeoutError):

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from caravan.background import END, Call, end, following
 from caravan.calls import BlockingCalls
@@ -16,6 +16,9 @@ from caravan.prompts import Messages, SessionOptions
 from caravan.reprs import model_repr
 from caravan.server import AsyncServer, Server
 from caravan.twins import blocking
+
+if TYPE_CHECKING:
+    from caravan.engine import LLMEngine
 
 _T = TypeVar("_T")
 # Nobody waits for the next token of a list of prompts, so that steps may have larger chunks of prompts. For 64 prompts
@@ -133,6 +136,14 @@ class LLM(BlockingCalls[ModelCalls]):
     tokenize = blocking(ModelCalls.tokenize)
     detokenize = blocking(ModelCalls.detokenize)
     apply_chat_template = blocking(ModelCalls.apply_chat_template)
+
+    @property
+    def llm_engine(self) -> "LLMEngine":
+        """The engine of the model, for programs with a loop of their own."""
+        # Imported here, since an engine is made of a model.
+        from caravan.engine import LLMEngine
+
+        return LLMEngine.of(self)
 
     def chat_session(self, messages: Messages = (), **options: Unpack[SessionOptions]) -> ChatSession:
         """Return a conversation that keeps its turns; it begins with ``messages``, after a message of the ``system``.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from caravan import errors
 from caravan.calls import OnOutput
+from caravan.engine_requests import EngineRequests
 from caravan.local_engine import LocalEngine, OnFailure, cancelled
 from caravan.options import MAX_CANDIDATES, MAX_STOPS, ServerOptions, check_names, split_options
 from caravan.outputs import (
@@ -93,6 +94,8 @@ class LocalModel:
         self._request_ids = itertools.count()
         self._turns = asyncio.Semaphore(_MAX_SUBMITTED)
         self._opened: LocalEngine | None = None
+        self.requests = EngineRequests(self)
+        """Those of `LLMEngine`."""
 
     async def open(self, on_failure: OnFailure) -> None:
         """Load the model. ``on_failure``: see `LocalEngine.started`. Raises ModelError."""
@@ -100,6 +103,7 @@ class LocalModel:
 
     async def close(self) -> None:
         """End what runs, and free the model. Closing it again does nothing."""
+        await self.requests.end()
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.close()
@@ -158,9 +162,7 @@ class LocalModel:
                     for index, best in enumerate(choices_in(request, own).best(collected))
                 ],
             )
-            if own.prompt_logprobs is not None and request.prompt_text is not None:
-                told = prompt_logprobs(request.prompt_text, runs[0].prompt_logprobs, own.prompt_logprobs)
-                made = replace(made, prompt_logprobs=told)
+            made = _with_prompt_logprobs(made, request, runs, own)
             on_output(made)
             return made
 
@@ -190,6 +192,16 @@ class LocalModel:
         self, prompt: PlainPrompt, params: SamplingParams, adapter: str
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the parts of the outputs of one prompt as they come."""
+        async for made in await self.submitted(prompt, params, adapter):
+            yield made
+
+    async def submitted(
+        self, prompt: PlainPrompt, params: SamplingParams, adapter: str
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Check a prompt; return what runs it when it is first asked for a part, and yields the parts of its outputs.
+
+        The last part has the log probabilities of the prompt, if asked for.
+        """
         context = self._context(adapter)
         with named_errors():
             request = await valid_completion(context, prompt, params)
@@ -199,8 +211,7 @@ class LocalModel:
         def part(index: int, run: Run, pieces: Sequence[Piece]) -> CompletionOutput:
             return completion_output(index, pieces, run, logprobs=params.logprobs, stops=stops)
 
-        async for made in self._parts(context, request, params, prompt, part):
-            yield made
+        return self._parts(context, request, params, prompt, part)
 
     async def chat(
         self, conversations: Sequence[Messages], params: Sequence[SamplingParams], call: ChatCall, on_output: OnOutput
@@ -276,6 +287,8 @@ class LocalModel:
                     made = part(index, run, [piece for pieces in ready for piece in pieces])
                     finished = all(run.finish is not None for run in runs)
                     output = self._output(prompt, request, runs, [made])
+                    if finished:
+                        output = _with_prompt_logprobs(output, request, runs, params)
                     arrived.put_nowait(replace(output, request_id=request_id, finished=finished))
 
             sending = asyncio.create_task(on_all(runs, send))
@@ -378,6 +391,15 @@ class LocalModel:
 
     def _next_id(self) -> str:
         return str(next(self._request_ids))
+
+
+def _with_prompt_logprobs(
+    output: RequestOutput, request: ValidRequest, runs: Sequence[Run], params: SamplingParams
+) -> RequestOutput:
+    if params.prompt_logprobs is None or request.prompt_text is None:
+        return output
+    told = prompt_logprobs(request.prompt_text, runs[0].prompt_logprobs, params.prompt_logprobs)
+    return replace(output, prompt_logprobs=told)
 
 
 def _left_out(chat: ValidChat) -> Sequence[int]:
