@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from caravan.client import AsyncClient, Client
     from caravan.conversation import Conversation, Inference, State
     from caravan.executor import Executor
-    from caravan.media import Picture, Sound
+    from caravan.media import Embeddings, Picture, Sound
     from caravan_proto import __version__
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
     "DeadlineError",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "Embeddings",
     "EngineArgs",
     "Executor",
     "ForkedError",
@@ -122,6 +123,7 @@ _LATER = {
     "AsyncExecutor": "caravan.async_executor",
     "Client": "caravan.client",
     "Conversation": "caravan.conversation",
+    "Embeddings": "caravan.media",
     "Executor": "caravan.executor",
     "Inference": "caravan.conversation",
     "Picture": "caravan.media",

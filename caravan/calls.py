@@ -142,7 +142,7 @@ class BlockingCalls(Twin[_C_co], Closing):
         ``messages`` and ``tools`` have OpenAI's form. ``tool_choice``: "auto", "none", "required" or the name of a
         function. ``schema``: a JSON schema that the answer matches, as an object, as text or as a pydantic class.
         ``chat_template_kwargs``: further variables of the model's template. ``truncation``: "auto" leaves out the
-        oldest turns if not all fit, and `RequestOutput.left_out` tells which; "disabled", the default, refuses.
+        oldest turns if not all fit, and `RequestOutput.left_out` has their places; "disabled", the default, refuses.
         ``adapter``, ``use_tqdm``: see `generate`.
         Without ``sampling_params``, an answer may have as many tokens as fit. A server keeps nothing of it: see
         `caravan.Client.create_conversation` for conversations that it keeps.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from caravan.errors import (
 )
 from caravan.executor_media import ExecutorMedia
 from caravan.executor_sampling import Ending, Sampler, Stop, choose, ending_of
-from caravan.media import PromptMedia, media_of
+from caravan.media import Embeddings, PromptMedia, embeddings_of, media_of
 from caravan.outputs import Token
 from caravan.prompts import ChatCall, Messages, MessagesOptions, chat_fields_of, check_messages, token_ids_of
 from caravan.sampling_params import SamplingParams
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _C = TypeVar("_C")
 _ANY_SIZE = 1 << 62
 
-_Item = str | int | Token | PromptMedia
+_Item = str | int | Token | PromptMedia | Embeddings | NDArray[np.floating[Any]]
 Promptable = _Item | Sequence[_Item]
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -151,10 +151,11 @@ class Owner(Protocol):
 def _items(prompt: Promptable) -> Iterable[_Item]:
     if isinstance(prompt, str | int | np.integer | Token):
         return [prompt]
-    if (media := media_of(prompt)) is not None:
+    if (media := media_of(prompt) or embeddings_of(prompt)) is not None:
         return [media]
     if not isinstance(prompt, Iterable):
-        raise RequestError(f"a prompt is a text, a token, an image, audio, or a list of them. Given: {prompt!r:.80}")
+        kinds = "a text, a token, an image, audio, embeddings"
+        raise RequestError(f"a prompt is {kinds}, or a list of them. Given: {prompt!r:.80}")
     return prompt
 
 
@@ -213,11 +214,13 @@ class Conversation(Closing):
         return b"".join(piece.data for piece in pieces if not piece.special).decode("utf-8", "replace")
 
     def prompt(self, prompt: Promptable, *, all_logits: bool = False) -> None:
-        """Append a text, a token, an image, audio, or several of them, which the next `Executor.infer` computes.
+        """Append a text, a token, an image, audio, embeddings, or several of them, for the next `Executor.infer`.
 
-        An image is one of Pillow's or a `Picture`. Before a first text or image comes what the model puts before
-        every text. ``all_logits``: keep the logits after each of these tokens, not after the last one only. An empty
-        list asks for the logits of a conversation that was cut back. Raises AlreadyPrompted, TooLong, RequestError.
+        An image is one of Pillow's or a `Picture`. Embeddings are `Embeddings`, or an array [tokens, size] of floats,
+        which the model reads in place of tokens. Before a first text or image, but not before embeddings, comes what
+        the model puts before every text. ``all_logits``: keep the logits after each of these tokens, not after the last
+        one only. An empty list asks for the logits of a conversation that was cut back. Raises AlreadyPrompted,
+        TooLong, RequestError.
         """
         self._check_unprompted()
         tokens, outputs = list[int](), list[bool]()
@@ -242,8 +245,9 @@ class Conversation(Closing):
             return tokenize(item, add_special=is_first, parse_special=True)
         if isinstance(item, Token):
             return [item.id]
-        if (media := media_of(item)) is not None:
-            begin = tokenize("", add_special=True, parse_special=True) if is_first else []
+        if (media := media_of(item) or embeddings_of(item)) is not None:
+            begins = is_first and not isinstance(media, Embeddings)
+            begin = tokenize("", add_special=True, parse_special=True) if begins else []
             return begin + self._executor.media.tokens_of(media)
         return [*token_ids_of([item])]
 

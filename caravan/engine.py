@@ -1,4 +1,4 @@
-"""The engine as such, for programs with a loop of their own: vLLM's ``LLMEngine``, and its asynchronous twin."""
+"""The engine as such, for programs with their own loop: vLLM's ``LLMEngine``, and its asynchronous twin."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable

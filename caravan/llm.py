@@ -139,7 +139,7 @@ class LLM(BlockingCalls[ModelCalls]):
 
     @property
     def llm_engine(self) -> "LLMEngine":
-        """The engine of the model, for programs with a loop of their own."""
+        """The engine of the model, for programs with their own loop."""
         # Imported here, since an engine is made of a model.
         from caravan.engine import LLMEngine
 

@@ -79,7 +79,7 @@ def _renamed(found: re.Match[str]) -> str:
 
 @contextmanager
 def python_names() -> Iterator[None]:
-    """Let the errors of options be told in the names of this package. Raises TypeError, ValueError."""
+    """Let the errors of options use the names of this package. Raises TypeError, ValueError."""
     try:
         yield
     except TypeError as error:

@@ -59,7 +59,7 @@ def test_a_model_names_what_was_expected(llm: LLM, call: _Call, message: str) ->
     [
         (
             lambda conversation: conversation.prompt(5.5),
-            "a prompt is a text, a token, an image, audio, or a list of them",
+            "a prompt is a text, a token, an image, audio, embeddings, or a list of them",
         ),
         (lambda conversation: conversation.prompt([5.5]), "token ids must be a list of whole numbers"),
         (lambda conversation: conversation.prompt_messages("hello"), "messages are a list"),
