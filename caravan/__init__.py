@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from caravan.async_executor import AsyncConversation, AsyncExecutor
     from caravan.client import AsyncClient, Client
     from caravan.conversation import Conversation, Inference, State
+    from caravan.embeddings import Embeddings
     from caravan.executor import Executor
-    from caravan.media import Embeddings, Picture, Sound
+    from caravan.media import Picture, Sound
     from caravan_proto import __version__
 
 __all__ = [
@@ -123,7 +124,7 @@ _LATER = {
     "AsyncExecutor": "caravan.async_executor",
     "Client": "caravan.client",
     "Conversation": "caravan.conversation",
-    "Embeddings": "caravan.media",
+    "Embeddings": "caravan.embeddings",
     "Executor": "caravan.executor",
     "Inference": "caravan.conversation",
     "Picture": "caravan.media",

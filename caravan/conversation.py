@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan.embeddings import Embeddings, embeddings_of
 from caravan.errors import (
     AlreadyPrompted,
     CacheFull,
@@ -23,7 +24,7 @@ from caravan.errors import (
 )
 from caravan.executor_media import ExecutorMedia
 from caravan.executor_sampling import Ending, Sampler, Stop, choose, ending_of
-from caravan.media import Embeddings, PromptMedia, embeddings_of, media_of
+from caravan.media import PromptMedia, media_of
 from caravan.outputs import Token
 from caravan.prompts import ChatCall, Messages, MessagesOptions, chat_fields_of, check_messages, token_ids_of
 from caravan.sampling_params import SamplingParams

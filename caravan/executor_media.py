@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caravan.embeddings import Embeddings
 from caravan.errors import GenerationError, RequestError
-from caravan.media import Embeddings
 from caravan_proto.messages.media import MediaFacts, MediaSpan
 from caravan_router.engine.media import content_of, shape_of
 from caravan_scheduler.core.media import Media, Picture

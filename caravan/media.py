@@ -1,70 +1,14 @@
-"""What counts as an image, audio or embeddings in a prompt, and the file that an image or audio makes."""
+"""What counts as an image or audio in a prompt, and the file that each makes."""
 
-import hashlib
 import io
 import struct
 import zlib
-from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, runtime_checkable
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Protocol, runtime_checkable
 
 from caravan.errors import RequestError
 from caravan_scheduler.core.media import SAMPLE_BYTES, Media, Picture, Sound
 
-__all__ = ["Embeddings", "Picture", "PillowImage", "PromptMedia", "Sound", "embeddings_of", "media_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class Embeddings:
-    """Rows that a model reads in place of tokens: ``count`` of ``size`` little-endian 32-bit floats. See `of`.
-
-    ``id``: a digest of size and values.
-    """
-
-    id: bytes = field(repr=False)
-    count: int
-    size: int
-    data: bytes = field(repr=False)
-
-    @classmethod
-    def of(cls, rows: Any) -> Self:
-        """Return the embeddings of an array [tokens, size] of floats. Raises RequestError."""
-        found = np.asarray(rows)
-        if found.ndim != 2 or not found.size or not np.issubdtype(found.dtype, np.floating):
-            raise RequestError(f"embeddings must be floats [tokens, size]. Given: {found.dtype} {list(found.shape)}")
-        values = np.ascontiguousarray(found, "<f4")
-        if not np.isfinite(values).all():
-            raise RequestError("embeddings must be finite")
-        count, size = found.shape
-        return cls.of_bytes(count, size, values.tobytes())
-
-    @classmethod
-    def of_bytes(cls, count: int, size: int, data: bytes) -> Self:
-        """Return the embeddings with these values."""
-        digest = hashlib.sha256(f"embeddings {count} {size}\n".encode())
-        digest.update(data)
-        return cls(digest.digest(), count, size, data)
-
-    @property
-    def rows(self) -> NDArray[np.float32]:
-        """The values [tokens, size]."""
-        return np.frombuffer(self.data, "<f4").reshape(self.count, self.size)
-
-    @property
-    def size_bytes(self) -> int:
-        """How much memory they take."""
-        return len(self.data)
-
-
-def embeddings_of(value: Any) -> Embeddings | None:
-    """Return the embeddings that ``value`` is, which may be an array of floats; else None. Raises RequestError."""
-    if isinstance(value, Embeddings):
-        return value
-    if isinstance(value, np.ndarray) and value.ndim and np.issubdtype(value.dtype, np.floating):
-        return Embeddings.of(value)
-    return None
+__all__ = ["Picture", "PillowImage", "PromptMedia", "Sound", "media_of"]
 
 
 @runtime_checkable

@@ -17,8 +17,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from caravan.embeddings import Embeddings
 from caravan.errors import StateError
-from caravan.media import Embeddings
 from caravan_router.engine.media import content_of
 from caravan_scheduler.core.media import SAMPLE_BYTES, Media, Picture, Sound
 from caravan_scheduler.core.tokens import common_length

@@ -1,12 +1,16 @@
 """Where progress is shown as bars: on terminals and in notebooks, as tqdm draws them there."""
 
 import sys
+from importlib.util import find_spec
 from typing import Any, TextIO
 
 
 def shows_bars(stream: TextIO) -> bool:
-    """Return whether people see a bar: ``stream`` is a terminal, or the program runs in a notebook."""
-    return stream.isatty() or _is_notebook()
+    """Return whether people see a bar: ``stream`` is a terminal, or the program runs in a notebook, and tqdm is there.
+
+    A client may be installed without it.
+    """
+    return (stream.isatty() or _is_notebook()) and find_spec("tqdm") is not None
 
 
 def _is_notebook() -> bool:
