@@ -34,6 +34,7 @@ from caravan_serve.shard_flags import (
     host_shares,
     is_toy,
     local_file,
+    memory_share,
     model_files,
     of_model,
     rollback_tokens,
@@ -98,6 +99,10 @@ async def _serve(
         raise ServeError("--models-dir, --models-file and --models-hub name all models that are served: drop --model")
     of_models = [of_model(model, given) for model in models] or ([] if serve.has_catalogue else [{}])
     total = len(of_models) * serve.shards
+    if total > 1 and models and not is_toy(given):
+        files = [Path(model.path) for model in models]
+        shares = [memory_share(files, file, total) for file in files]
+        of_models = [{**share, **own} for share, own in zip(shares, of_models, strict=True)]
     check_rpc(total, given)
     speculate = draft_tokens(router.speculate, given)
     given = {**rollback_tokens(speculate), **given}
@@ -106,7 +111,7 @@ async def _serve(
         ShardProcess(
             f"shard-{number}",
             folder / f"{number}.sock",
-            as_flags(checked({**host_shares(total), **given, **own, **of_models[number // serve.shards]})),
+            as_flags(checked({**host_shares(total), **own, **of_models[number // serve.shards], **given})),
         )
         for number, own in enumerate(devices)
     ]

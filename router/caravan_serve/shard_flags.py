@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from caravan_models.cached_model import parts_of
 from caravan_models.fetching import fetch
 from caravan_models.progress import note, shown
 from caravan_models.reference import LocalFile, parse_reference
 from caravan_proto.flags import default_of, from_values, given_values
+from caravan_proto.host_memory import available_memory
 from caravan_proto.limits import MOST_ROLLBACK_TOKENS
 from caravan_shard.config import ShardConfig
 
@@ -153,6 +155,26 @@ def host_shares(shards: int) -> dict[str, Any]:
         "threads": max(1, len(os.sched_getaffinity(0)) // shards),
         "cache_ram": default_of(ShardConfig, "cache_ram") // shards,
     }
+
+
+def memory_share(files: Sequence[Path], own: Path, shares: int, total_bytes: int | None = None) -> dict[str, Any]:
+    """Return for how much memory a shard of the model ``own`` chooses its cells, if ``shares`` shards divide it.
+
+    The weights of ``files``, all models among them, are in memory once. ``total_bytes``: None for what is free.
+    """
+    total = available_memory() if total_bytes is None else total_bytes
+    if total is None:
+        return {}
+    of_own, of_all = _weight_bytes(own), sum(_weight_bytes(file) for file in files)
+    return {"fit_host": max(0, of_own + max(0, total - of_all) // shares) >> 20}
+
+
+def _weight_bytes(file: Path) -> int:
+    try:
+        return sum(part.stat().st_size for part in parts_of(file))
+    except OSError:
+        # The shard says what is wrong with it.
+        return 0
 
 
 def find_devices(shards: int, given: ShardValues) -> list[str]:

@@ -115,6 +115,8 @@ def _load_llama(config: ShardConfig, read_vocabulary: ReadVocabulary | None) -> 
     warn_of_missing_kernels()
     with gpu_turn() if devices else contextlib.nullcontext():
         plan = checked(plan_load(config, find_devices() if devices else []))
+        if plan.context_line:
+            _log.info(plan.context_line)
         config = plan.config
         loaded = open_model(config, plan.devices)
         loaded = replace(loaded, facts=config.named(loaded.facts))
