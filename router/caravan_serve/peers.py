@@ -43,6 +43,9 @@ SERVE_FLAGS = ForeignFlags(
         "--allowed-origins": "--cors-allow-origin",
         "--no-webui": "--no-page",
         "--no-ui": "--no-page",
+        "--temperature": "--temp",
+        "--predict": "--max-tokens",
+        "--num-predict": "--max-tokens",
     },
     prefixed=dict.fromkeys(("-hf", "-hfr", "--hf-repo"), HUB_PREFIX),
     answers={
@@ -53,11 +56,7 @@ SERVE_FLAGS = ForeignFlags(
         "--log-disable": "pass --log-level error",
         **dict.fromkeys(("--api-prefix", "--root-path"), "a proxy strips the prefix: see docs/operations.md"),
         "--chat-template": "pass --chat-template-file FILE with a Jinja template",
-        **dict.fromkeys(
-            ("--temp", "--temperature", "--top-p", "--top-k", "--min-p", "--repeat-penalty", "--seed", "-s"),
-            _BY_REQUEST,
-        ),
-        **dict.fromkeys(("-n", "--n-predict", "--predict", "--num-predict"), f"{_BY_REQUEST}, as max_tokens"),
+        **dict.fromkeys(("--seed", "-s"), _BY_REQUEST),
         **dict.fromkeys(("--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size"), _SPLIT),
         **dict.fromkeys(
             ("--gpu-memory-utilization", "--mem-fraction-static", "--cuda-memory-fraction"),

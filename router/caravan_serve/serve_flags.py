@@ -43,7 +43,14 @@ class ServeConfig(CatalogueFlags):
 
 # The groups of a configuration: the field with which each begins, and its title.
 _GROUPS: tuple[tuple[type[Any], dict[str, str]], ...] = (
-    (ShardConfig, {"model": "the model, its cells and threads", "gpu_layers": "GPUs and memory"}),
+    (
+        ShardConfig,
+        {
+            "model": "the model, its cells and threads",
+            "gpu_layers": "GPUs and memory",
+            "temp": "defaults of requests",
+        },
+    ),
     (ServeConfig, {"models_dir": "models on demand"}),
     (
         RouterConfig,

@@ -91,7 +91,7 @@ def _load_toy(config: ShardConfig) -> Backend:
     if config.model:
         backend.facts = replace(backend.facts, name=Path(config.model).name, fingerprint=f"toy-{config.model}")
         backend.contents.sha256 = backend.facts.fingerprint
-    backend.facts = config.named(backend.facts)
+    backend.facts = replace(config.named(backend.facts), request_defaults=config.request_defaults(lambda _key: None))
     return backend
 
 

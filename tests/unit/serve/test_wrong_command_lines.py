@@ -57,8 +57,7 @@ WRONG = [
     # llama-server.
     ("serve -hf", "argument -hf: expected one argument"),
     ("serve m.gguf --api-key secret", "--api-keys-file keys.toml"),
-    ("serve m.gguf -n 128", "max_tokens"),
-    ("serve m.gguf --temp 0.2", "requests set it"),
+    ("serve m.gguf --seed 1", "requests set it"),
     ("serve m.gguf --log-file f", "2>> FILE"),
     ("serve m.gguf -v", "--log-level debug"),
     ("serve m.gguf --api-prefix /x", "a proxy"),
@@ -119,6 +118,9 @@ def test_a_wrong_command_line_is_answered_with_what_to_type(
         ("m.gguf --max-num-seqs 4", "parallel", 4),
         ("m.gguf --no-webui", "page", False),
         ("m.gguf --draft-max 4", "speculate", 4),
+        ("m.gguf --temperature 0.2", "temp", 0.2),
+        ("m.gguf -n 128", "max_tokens", 128),
+        ("m.gguf --num-predict 128", "max_tokens", 128),
     ],
 )
 def test_flags_of_peers_with_our_meaning_are_taken(line: str, name: str, value: object) -> None:
