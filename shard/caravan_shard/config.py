@@ -127,6 +127,7 @@ class ShardConfig(MediaFlags, RopeFlags, DefaultFlags, PlacementFlags, ModelFlag
     )
     log_level: str = flag("info", "minimum level to log", choices=("debug", "info", "warning", "error"))
     json_output: bool = flag(False, "log JSON objects instead of text")
+    log_file: str | None = flag(None, "file to append the log to (default: standard error)")
 
     def __post_init__(self) -> None:
         if self.backend == "llama" and not self.model:

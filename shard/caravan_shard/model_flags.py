@@ -49,9 +49,10 @@ class ModelFlags:
     model: str = flag("", "GGUF file to serve, or a model name: hf:OWNER/REPOSITORY:QUANTISATION, smollm2", "-m")
     alias: str = flag(
         "",
-        "name by which clients call the model; of several, separated by commas, the first is listed as its name [the "
-        "file's name]",
+        "name by which clients call the model; of several, separated by commas or flags, the first is listed as its "
+        "name [the file's name]",
         "-a",
+        joined=True,
     )
     chat_template_file: str = flag(
         "",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from caravan_proto.host_memory import available_memory
 from caravan_scheduler.residency import HOST, ModelNeed, Phase, Room
 from caravan_serve.catalogue.entries import CatalogueEntry
 from caravan_serve.catalogue.host import HostSettings
+from caravan_serve.shard_process import environment
 
 # What a load leaves free on this host, for what everybody else may need meanwhile.
 MARGIN_BYTES = 256 << 20
@@ -99,6 +101,7 @@ async def _estimate(flags: Sequence[str]) -> dict[str, Any]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        env=environment(os.environ),
     )
     try:
         output, errors = await process.communicate()
