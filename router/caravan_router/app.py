@@ -230,7 +230,7 @@ class HttpService:
                 listening(self._app, config.limits, listen) as port,
             ):
                 if metrics_url:
-                    _log.info("metrics are on a port of their own", extra={"url": metrics_url})
+                    _log.info("metrics have another port", extra={"url": metrics_url})
                 yield port
         finally:
             for task in watching:

@@ -152,8 +152,7 @@ class RouterConfig:
     api_keys_file: str | None = flag(None, "TOML file of API keys (see `caravan key`); without it, no key is needed")
     api_key: str | None = flag(
         None,
-        "the only API key, an operator's, in place of --api-keys-file; others on this host may see it in the list of "
-        "processes, so prefer the variable",
+        "the only API key, an operator's; lists of processes show it, so prefer CARAVAN_API_KEY",
         secret=True,
     )
     ssl_certfile: str | None = flag(None, "PEM file of the certificate chain; with it the router serves HTTPS")
@@ -163,7 +162,7 @@ class RouterConfig:
     )
     root_path: str = flag(
         "",
-        "path under which a proxy serves this router, such as /caravan; requests may come with it or without",
+        "path under which a proxy serves this router, such as /caravan, whether it strips it or not",
         "--api-prefix",
     )
     advertise_url: str = flag(
@@ -274,7 +273,7 @@ class RouterConfig:
         "also expose queue, running requests, KV usage and speculation under vLLM's metric names",
     )
     metrics_port: int | None = flag(
-        None, "TCP port that serves /metrics over HTTP, in place of --port; 0 picks a free one", low=0, high=65535
+        None, "TCP port of /metrics, over HTTP; 0 picks a free one [as --port]", low=0, high=65535
     )
     metrics_key: str | None = flag(None, "bearer token that /metrics asks for (default: metrics are open)", secret=True)
     otlp_endpoint: str | None = flag(
@@ -287,9 +286,7 @@ class RouterConfig:
     )
     log_level: str = flag("info", "minimum level to log", choices=["debug", "info", "warning", "error"])
     json_output: bool = flag(False, "log JSON objects instead of text")
-    log_file: str | None = flag(
-        None, "file to append the log to (default: standard error); it may be moved away meanwhile, as logrotate does"
-    )
+    log_file: str | None = flag(None, "file to append the log to (default: standard error); logrotate may move it")
     access_log: bool = flag(True, "log a line for each request", negation="--no-access-log")
 
     def __post_init__(self) -> None:

@@ -24,26 +24,20 @@ class DefaultFlags:
     """Flags of `ShardConfig`."""
 
     temp: float | None = flag(
-        None, "temperature of requests that set none, 0 for greedy [of the file, else the API's]", low=0, high=100
+        None, "temperature of requests that set none [as the file says, else the API]", low=0, high=100
     )
-    top_k: int | None = flag(
-        None, "top_k of requests that set none, 0 for off [of the file, else the API's]", low=-1, high=_TOP_K.high
-    )
-    top_p: float | None = flag(
-        None, "top_p of requests that set none, 1 for off [of the file, else the API's]", low=1e-6, high=1
-    )
-    min_p: float | None = flag(
-        None, "min_p of requests that set none, 0 for off [of the file, else the API's]", low=0, high=1
-    )
+    top_k: int | None = flag(None, "the same for top_k; 0: off", low=-1, high=_TOP_K.high)
+    top_p: float | None = flag(None, "the same for top_p; 1: off", low=1e-6, high=1)
+    min_p: float | None = flag(None, "the same for min_p; 0: off", low=0, high=1)
     repeat_penalty: float | None = flag(
         None,
-        "repetition penalty of requests that set none, over their last 64 tokens; 1 for off [of the file, else off]",
+        "the same for the repetition penalty, which counts the last 64 tokens; 1: off",
         low=_PENALTY.low,
         high=_PENALTY.high,
     )
     max_tokens: int | None = flag(
         None,
-        "maximum number of new tokens of requests that set none [the API's: 16 for /v1/completions, else all that fit]",
+        "maximum number of new tokens of requests that set none [16 for /v1/completions, else all that fit]",
         "-n",
         "--n-predict",
         low=1,

@@ -68,7 +68,7 @@ class ModelFlags:
     ctx_size: int | None = flag(
         None,
         "number of KV cells for all sequences together; 0 = the model's trained context, whether it fits or not [the "
-        "trained context and at least 8192, or as many as --fit finds room for; 8192 with --fit off]",
+        "trained context, as far as it fits; 8192 with --fit off]",
         "-c",
         low=0,
         high=2**30,

@@ -65,7 +65,7 @@ class PlacementFlags:
     fit: bool = flag(
         True,
         "choose --gpu-layers, --n-cpu-moe and --ctx-size, as far as they are not given, so that the model fits the "
-        "GPUs, and cells on the host take at most half of the memory that the model leaves free there",
+        "GPUs and cells take at most half of what the rest leaves of the host's memory",
         "-fit",
     )
     fit_target: str = flag(
@@ -76,8 +76,7 @@ class PlacementFlags:
     fit_ctx: int = flag(4096, "minimum number of KV cells that --fit chooses", "-fitc", low=256, high=2**30)
     fit_host: int | None = flag(
         None,
-        "MiB of the host's memory for which --fit chooses cells, weights included [what is free; a shard's share of it "
-        "where caravan serve starts several]",
+        "MiB of the host's memory for which --fit chooses cells, weights included [what is free]",
         low=0,
         high=2**30,
     )

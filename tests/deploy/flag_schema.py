@@ -9,8 +9,8 @@ from caravan_shard.config import ShardConfig
 
 # The chart sets these from other values.
 _OWN_ROUTER = {
-    "advertise_url", "api_key", "api_keys_file", "expected_model", "graceful_termination_timeout", "handover", "hostname",
-    "log_file", "metrics_key", "metrics_port", "port",
+    "advertise_url", "api_key", "api_keys_file", "expected_model", "graceful_termination_timeout", "handover",
+    "hostname", "log_file", "metrics_key", "metrics_port", "port",
     "shard", "shard_ca_certs", "shard_certfile", "shard_grace_s", "shard_hostname", "shard_keyfile", "ssl_ca_certs",
     "ssl_certfile", "ssl_keyfile", "state_file",
 }  # fmt: skip

@@ -52,7 +52,8 @@ class Connection(web.RequestHandler):
             lingering_time=LINGERING_S,
             access_log=None,  # type: ignore[arg-type] # as AppRunner passes it: the middleware logs
         )
-        self._request_factory = without_root(self._request_factory, root_path)
+        if root_path and self._request_factory is not None:
+            self._request_factory = without_root(self._request_factory, root_path)
         self._dialects = dialects
         # The first line of what came last.
         self._line = b""

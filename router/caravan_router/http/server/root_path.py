@@ -9,16 +9,14 @@ from yarl import URL
 ROOT_PATH = web.AppKey("root_path", str)
 
 
-def without_root(make_request: Callable[..., web.Request], root_path: str) -> Callable[..., web.Request]:
+def without_root(make_request: Callable[..., web.BaseRequest], root_path: str) -> Callable[..., web.BaseRequest]:
     """Return ``make_request``, aiohttp's for a message that has arrived, for messages with ``root_path``.
 
     Whatever handles the request, and the log, see the path behind it. A path without it stays as it is, since most
     proxies strip it.
     """
-    if not root_path:
-        return make_request
 
-    def make(message: Any, *rest: Any) -> web.Request:
+    def make(message: Any, *rest: Any) -> web.BaseRequest:
         if message.path.startswith(f"{root_path}/"):
             path = message.path.removeprefix(root_path)
             message = message._replace(path=path, url=URL.build(path="/", encoded=True).join(URL(path, encoded=True)))

@@ -24,7 +24,7 @@ def cell_numbers(config: ShardConfig, trained_context: int, free: FreeMemory) ->
     found = [max(config.longest_context(trained_context) or trained_context, USUAL_CELLS, least)]
     while found[-1] > least:
         found.append(max(least, found[-1] * 7 // 8 // CELL_BLOCK * CELL_BLOCK))
-    return [number for number in found[:-1] if tables_fit(number, free.host)] + found[-1:]
+    return [*(number for number in found[:-1] if tables_fit(number, free.host)), found[-1]]
 
 
 def tables_fit(cells: int, free_bytes: int | None) -> bool:
