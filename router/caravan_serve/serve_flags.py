@@ -28,7 +28,7 @@ Every flag is an environment variable too, such as CARAVAN_PORT, and a key of th
 # Listed before the others, in this order.
 _FIRST = (
     *("port", "hostname", "ctx_size", "parallel", "gpu_layers"),
-    *("shards", "models_dir", "models_hub", "api_keys_file", "log_level"),
+    *("shards", "models_dir", "models_hub", "api_key", "log_level"),
 )
 
 
