@@ -15,9 +15,10 @@ from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
+from caravan_router.http.docs.routes import docs_page
 from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED
 from caravan_router.http.openai.responses import RUNNING
-from caravan_router.http.ops import read_documents
+from caravan_router.http.ops import read_document
 from caravan_router.http.page import SHOWN, page
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES, UNSUPPORTED
 from caravan_router.http.server.authentication import Authentication
@@ -108,7 +109,8 @@ def build_app(
     app[IGNORED] = IgnoredNames()
     app[DIALECTS] = DIALECTS_OF_ROUTES
     app[SHOWN] = access.page
-    read_documents()
+    read_document()
+    docs_page()
     page()
     for route in (*ROUTES, *UNSUPPORTED):
         # Not `add_get`, which would add HEAD: few paths have it.

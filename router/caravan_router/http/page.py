@@ -15,6 +15,7 @@ from caravan_router.http.ops import health
 from caravan_router.http.server.route import Compressed, Parameter
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 
 _CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -106,7 +107,7 @@ _SECURITY = {
 _FOR_EVER = "public, max-age=31536000, immutable"
 
 
-ROUTES = Routes(TGI, open=True)
+ROUTES = Routes(TGI, open=True, tag=Tag.STATE)
 
 
 @ROUTES.route(
