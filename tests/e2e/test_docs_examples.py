@@ -160,7 +160,9 @@ def test_each_operation_has_a_tag_a_summary_and_an_example() -> None:
         assert _examples(operation) or FORM in operation.get("requestBody", {}).get("content", {FORM: 0}), name
     assert used == tags
     assert all(tag["description"] for tag in document()["tags"])
-    handlers = {name for example in EXAMPLES for name in OPERATIONS if name == example or name.startswith(f"{example}_")}
+    handlers = {
+        name for example in EXAMPLES for name in OPERATIONS if name == example or name.startswith(f"{example}_")
+    }
     assert handlers == set(OPERATIONS)
 
 

@@ -26,7 +26,7 @@ function keepKey(key) {
 }
 
 function headers(kind) {
-  const key = byId("key").value;
+  const key = byId("docs-key").value;
   return {
     ...(kind && { "Content-Type": kind }),
     ...(key && { Authorization: `Bearer ${key}` }),
@@ -93,7 +93,7 @@ const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 function curlOf(form) {
   const words = ["curl -N", ...(form.dataset.method === "HEAD" ? ["--head"] : ["-X", form.dataset.method])];
   words.push(quoted(addressOf(form).href));
-  if (byId("key").value) words.push('-H "Authorization: Bearer $CARAVAN_API_KEY"');
+  if (byId("docs-key").value) words.push('-H "Authorization: Bearer $CARAVAN_API_KEY"');
   for (const { value } of fields(form, "body")) words.push("-H 'Content-Type: application/json' -d", quoted(value));
   for (const part of fields(form, "form")) {
     const file = part.type === "file";
@@ -189,16 +189,16 @@ function chooseModel(next) {
 }
 
 async function listModels() {
-  const notice = byId("notice");
+  const notice = byId("docs-notice");
   try {
     const response = await fetch(new URL("./v1/models", document.baseURI), { headers: headers() });
     if (response.status === 401) {
-      notice.textContent = byId("key").value ? "This key is unknown" : "This server needs an API key";
+      notice.textContent = byId("docs-key").value ? "This key is unknown" : "This server needs an API key";
       return;
     }
     notice.textContent = "";
     const names = (await response.json()).data.map(({ id }) => id);
-    byId("model").replaceChildren(...names.map((name) => new Option(name, name)));
+    byId("docs-model").replaceChildren(...names.map((name) => new Option(name, name)));
     if (names.length) chooseModel(names[0]);
   } catch {
     notice.textContent = "The server does not answer";
@@ -229,13 +229,13 @@ function prepareForm(form) {
 function openNamed() {
   const target = byId(decodeURIComponent(location.hash.slice(1)));
   if (target?.matches("details")) target.open = true;
-  if (target && NARROW.matches) byId("contents").open = false;
+  if (target && NARROW.matches) byId("docs-contents").open = false;
   target?.scrollIntoView();
 }
 
 function filter() {
-  const wanted = byId("filter").value.toLowerCase();
-  for (const item of document.querySelectorAll("#contents li li")) {
+  const wanted = byId("docs-filter").value.toLowerCase();
+  for (const item of document.querySelectorAll("#docs-contents li li")) {
     const operation = byId(item.querySelector("a").hash.slice(1));
     const found = operation.querySelector("summary").textContent.toLowerCase().includes(wanted);
     item.hidden = !found;
@@ -244,16 +244,16 @@ function filter() {
 }
 
 for (const form of document.querySelectorAll(".try")) prepareForm(form);
-byId("settings").hidden = false;
-byId("filter-label").hidden = false;
-byId("contents").open = !NARROW.matches;
-byId("key").value = storedKey();
-byId("key").addEventListener("change", () => {
-  keepKey(byId("key").value);
+byId("docs-settings").hidden = false;
+byId("docs-filter-label").hidden = false;
+byId("docs-contents").open = !NARROW.matches;
+byId("docs-key").value = storedKey();
+byId("docs-key").addEventListener("change", () => {
+  keepKey(byId("docs-key").value);
   listModels();
 });
-byId("model").addEventListener("change", () => chooseModel(byId("model").value));
-byId("filter").addEventListener("input", filter);
+byId("docs-model").addEventListener("change", () => chooseModel(byId("docs-model").value));
+byId("docs-filter").addEventListener("input", filter);
 addEventListener("hashchange", openNamed);
 openNamed();
 listModels();

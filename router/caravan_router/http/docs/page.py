@@ -76,24 +76,28 @@ def _digest(content: str) -> str:
 
 
 def _body(document: Mapping[str, Any]) -> str:
-    operations = list(_operations(document["paths"]))
+    # Other spellings of a path stand after those that clients are told to use.
+    operations = sorted(_operations(document["paths"]), key=lambda one: not one.path.startswith(("/v1", "/api/")))
     by_tag = {
         tag["name"]: (tag["description"], [one for one in operations if one.described["tags"] == [tag["name"]]])
         for tag in document["tags"]
     }
     schemas = document["components"]["schemas"]
+    groups = (_group(tag, about, some) for tag, (about, some) in by_tag.items())
+    types = (_type(name, schema) for name, schema in schemas.items())
     return (
-        "<a class=skip href=#operations>Skip the contents</a>"
+        "<a class=skip href=#docs-operations>Skip the contents</a>"
         f"<header><h1>{escape(document['info']['title'])} API</h1>"
         "<p class=links><a href='./'>Page</a> <a href=openapi.json>openapi.json</a></p>"
-        "<div id=settings class=row hidden><label>API key <input id=key type=password autocomplete=off></label>"
-        "<label>Model <select id=model></select></label><p id=notice class=error role=status></p></div></header>"
-        f"<div class=columns><nav aria-label=Contents><details id=contents open><summary>Contents</summary>"
-        f"<label id=filter-label hidden>Filter <input id=filter type=search></label>{_contents(by_tag)}</details></nav>"
-        f"<main id=operations tabindex=-1><p>{_prose(document['info']['description'])}</p>"
-        f"{''.join(_group(tag, about, some) for tag, (about, some) in by_tag.items())}"
-        f"<section id=types><h2>Types</h2>{''.join(_type(name, schema) for name, schema in schemas.items())}</section>"
-        "</main></div>"
+        "<div id=docs-settings class=row hidden>"
+        "<label>API key <input id=docs-key type=password autocomplete=off></label>"
+        "<label>Model <select id=docs-model></select></label>"
+        "<p id=docs-notice class=error role=status></p></div></header>"
+        "<div class=columns><nav aria-label=Contents><details id=docs-contents open><summary>Contents</summary>"
+        "<label id=docs-filter-label hidden>Filter <input id=docs-filter type=search></label>"
+        f"{_contents(by_tag)}</details></nav>"
+        f"<main id=docs-operations tabindex=-1><p>{_prose(document['info']['description'])}</p>{''.join(groups)}"
+        f"<section id=docs-types><h2>Types</h2>{''.join(types)}</section></main></div>"
     )
 
 
@@ -118,7 +122,7 @@ def _contents(by_tag: Mapping[str, tuple[str, list[_Operation]]]) -> str:
         + "</ul></li>"
         for tag, (_, some) in by_tag.items()
     )
-    return f"<ul>{groups}<li><a href='#types'>Types</a></li></ul>"
+    return f"<ul>{groups}<li><a href='#docs-types'>Types</a></li></ul>"
 
 
 def _anchor(tag: str) -> str:
@@ -147,7 +151,7 @@ def _operation(operation: _Operation) -> str:
         rows.append((status, "<br>".join((_prose(response["description"]), *_kinds(response)))))
     about = f"<p>{_prose(described['description'])}</p>" if "description" in described else ""
     return (
-        f"<details class=operation id='{operation.id}'><summary><h3>{_method(operation.method)} "
+        f"<details class=folded id='{operation.id}'><summary><h3>{_method(operation.method)} "
         f"<code>{escape(operation.path)}</code></h3> <span>{_prose(described['summary'])}</span></summary>"
         f"<div class=inside>{about}{_form(operation)}{_table(rows)}</div></details>"
     )
@@ -177,8 +181,7 @@ def _field(label: str, name: str, place: str, value: str, operation: _Operation)
     if name in operation.sources:
         source, pointer = operation.sources[name]
         attributes = (
-            f" data-source='{source}' data-pointer='{escape(pointer)}'"
-            f" placeholder='left empty: taken from {source}'"
+            f" data-source='{source}' data-pointer='{escape(pointer)}' placeholder='left empty: taken from {source}'"
         )
     return (
         f"<label class=field>{escape(label)} <input name='{escape(name)}' data-in={place} value='{escape(value)}' "
@@ -226,7 +229,10 @@ def _type(name: str, schema: Mapping[str, Any]) -> str:
         for field, kind in schema.get("properties", {}).items()
     ]
     about = _prose(schema.get("description", ""))
-    return f"<h3 id='{escape(name)}'><code>{escape(name)}</code></h3><p>{about}</p>{_table(rows)}"
+    return (
+        f"<details class=folded id='{escape(name)}'><summary><h3><code>{escape(name)}</code></h3></summary>"
+        f"<div class=inside><p>{about}</p>{_table(rows)}</div></details>"
+    )
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
