@@ -121,7 +121,7 @@ class Sender:
 def _examples(operation: Mapping[str, Any]) -> dict[str, Any]:
     """Return the examples of a body by their names; none if there is no body, or a form."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-    return json.loads(bytes(content["examples"])) if content else {}
+    return content["examples"] if content else {}
 
 
 def _tone() -> bytes:

@@ -143,9 +143,7 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
     if route.body:
         content: dict[str, Any] = {"schema": _any_of([by_type[id(kind)] for kind in route.body])}
         if example.bodies:
-            # In the order in which people write the fields.
-            named = {name: {"value": body} for name, body in example.bodies.items()}
-            content["examples"] = msgspec.Raw(msgspec.json.encode(named))
+            content["examples"] = {name: {"value": body} for name, body in example.bodies.items()}
         operation["requestBody"] = {"required": True, "content": {JSON: content}}
     if route.form is not None:
         content = {"schema": by_type[id(route.form)], "example": dict(example.form)}
@@ -222,8 +220,16 @@ def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def render() -> bytes:
-    """Return the document as it is committed: keys sorted, indented by two spaces, with a final line break."""
-    return msgspec.json.format(msgspec.json.encode(document(), order="sorted"), indent=2) + b"\n"
+    """Return the document as it is committed: indented by two spaces, with a final line break.
+
+    Keys are sorted, but those of examples, whose fields are in the order in which people write them.
+    """
+    whole = document()
+    for operation in (one for path in whole["paths"].values() for one in path.values()):
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            if "examples" in content:
+                content["examples"] = msgspec.Raw(msgspec.json.encode(content["examples"]))
+    return msgspec.json.format(msgspec.json.encode(whole, order="sorted"), indent=2) + b"\n"
 
 
 if __name__ == "__main__":

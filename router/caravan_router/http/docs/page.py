@@ -68,7 +68,7 @@ def render(document: Mapping[str, Any]) -> DocsPage:
 
 
 def _file(package: str, name: str) -> str:
-    return resources.files(package).joinpath(name).read_text()
+    return resources.files(package).joinpath(name).read_bytes().decode()
 
 
 def _digest(content: str) -> str:
