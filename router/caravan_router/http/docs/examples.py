@@ -98,7 +98,7 @@ EXAMPLES: Mapping[str, Example] = {
     "decisions": _of(
         {
             "model": MODEL,
-            "input": "The parcel arrived broken, and nobody answers my mails.",
+            "input": "The parcel arrived broken. I want my money back.",
             "questions": [
                 {"type": "predicate", "instructions": "The customer is angry."},
                 {

@@ -284,8 +284,8 @@ async def test_the_page_of_the_description_is_small(service: Service) -> None:
 async def test_the_description_needs_no_key() -> None:
     async with serving(ScriptedEngine(), access=keys("a-key")) as service:
         for path in ("/docs", "/openapi.json", "/api-doc/openapi.json"):
-            assert (await service.client.get(path)).status == 200
-        assert (await service.client.get("/v1/models")).status == 401
+            response = await service.client.get(path)
+            assert (response.status, len(await response.read()) > 10_000) == (200, True)
 
 
 @pytest.fixture
