@@ -153,7 +153,7 @@ def install(folder: Path, wheel: Path, llama: Path, parts: Sequence[Part]) -> No
     options = ("--quiet", "--constraint", str(ROOT / "constraints.txt"), "--find-links", str(llama.parent))
     subprocess.run([*pip, "install", "--quiet", "--no-deps", wheel], check=True)
     if parts:
-        asked = [folder / "bin/python", "-m", "caravan_proto.packages", *parts]
+        asked = [str(folder / "bin/python"), "-m", "caravan_proto.packages", *parts]
         needed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
         assert set(needed) == set(requirements(*parts))
         subprocess.run([*pip, "install", *options, "--no-warn-conflicts", *needed], check=True)

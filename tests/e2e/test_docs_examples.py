@@ -200,8 +200,8 @@ async def test_examples_end_what_is_in_progress(loaded: Served) -> None:
         async with sender.send("abort_request") as response:
             await check("abort_request", response)
         assert "aborted" in await generating
-        endless = {"input": "a", "max_output_tokens": 100_000, "ignore_eos": True, "stream": True}
-        async with client.post("/v1/responses", json=endless) as streaming:
+        streamed = {"input": "a", "max_output_tokens": 100_000, "ignore_eos": True, "stream": True}
+        async with client.post("/v1/responses", json=streamed) as streaming:
             await streaming.content.readline()
             created = json.loads((await streaming.content.readline()).removeprefix(b"data: "))
             async with sender.send("cancel_response", response_id=created["response"]["id"]) as response:
