@@ -176,6 +176,7 @@ async def test_an_example_is_answered(name: str, loaded: Served) -> None:
                 assert (response.content_type in {"text/event-stream", "application/x-ndjson"}) or body != "Streamed"
 
 
+@pytest.mark.slow
 async def test_examples_of_models_on_demand_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny_llama(tmp_path / "tiny.gguf")
     with stand_in_hub() as hub:
