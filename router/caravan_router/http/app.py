@@ -15,10 +15,11 @@ from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
+from caravan_router.http.docs.routes import docs_page
 from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED
 from caravan_router.http.metrics import METRICS_ACCESS, OPEN_METRICS, MetricsAccess
 from caravan_router.http.openai.responses import RUNNING
-from caravan_router.http.ops import read_documents
+from caravan_router.http.ops import read_document
 from caravan_router.http.page import SHOWN, page, root_routes
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES, UNSUPPORTED
 from caravan_router.http.server.authentication import Authentication
@@ -115,7 +116,8 @@ def build_app(
     app[SHOWN] = access.page
     app[ROOT_PATH] = access.root_path
     app[METRICS_ACCESS] = access.metrics
-    read_documents(access.root_path)
+    read_document(access.root_path)
+    docs_page()
     page()
     for route in routes:
         # Not `add_get`, which would add HEAD: few paths have it.

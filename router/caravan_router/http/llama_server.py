@@ -30,9 +30,10 @@ from caravan_router.http.server.event_stream import EventStream, until_the_end
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 from caravan_scheduler.core.catalogue import CatalogueError, StateChange
 
-ROUTES = Routes(LLAMA_SERVER, any_type=True)
+ROUTES = Routes(LLAMA_SERVER, any_type=True, tag=Tag.LLAMA_SERVER)
 
 
 _Whole = LlamaCompletion | list[LlamaCompletion]
@@ -120,7 +121,7 @@ async def slots(request: web.Request) -> web.Response:
     return json_reply([Slot(number, context, number < busy) for number in range(total)])
 
 
-CATALOGUE_ROUTES = Routes(OPENAI, any_type=True, operator=True)
+CATALOGUE_ROUTES = Routes(OPENAI, any_type=True, operator=True, tag=Tag.LLAMA_SERVER)
 
 
 @CATALOGUE_ROUTES.route(

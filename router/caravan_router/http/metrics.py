@@ -13,6 +13,7 @@ from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http.server.dialect import error_response
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 from caravan_router.metrics.recorder import CONTENT_TYPE, Metrics
 
 
@@ -37,7 +38,7 @@ class MetricsAccess:
 OPEN_METRICS = MetricsAccess()
 METRICS_ACCESS = web.AppKey("metrics_access", MetricsAccess)
 
-ROUTES = Routes(TGI)
+ROUTES = Routes(TGI, tag=Tag.STATE)
 
 
 @ROUTES.route("GET", "/metrics", "Return metrics in Prometheus text format", replies=(("text/plain", str),), open=True)

@@ -15,6 +15,7 @@ from caravan_router.http.ops import health
 from caravan_router.http.server.route import Compressed, Parameter, Route
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 
 _CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -106,7 +107,7 @@ _SECURITY = {
 _FOR_EVER = "public, max-age=31536000, immutable"
 
 
-ROUTES = Routes(TGI, open=True)
+ROUTES = Routes(TGI, open=True, tag=Tag.STATE)
 
 
 @ROUTES.route(
@@ -158,5 +159,13 @@ def root_routes(root_path: str) -> tuple[Route, ...]:
     async def to_page(_request: web.Request) -> web.StreamResponse:
         raise web.HTTPPermanentRedirect(f"{root_path}/")
 
-    route = Route(method="GET", path=root_path, handler=to_page, dialect=TGI, summary="Redirect to the page", open=True)
+    route = Route(
+        method="GET",
+        path=root_path,
+        handler=to_page,
+        dialect=TGI,
+        tag=Tag.STATE,
+        summary="Redirect to the page",
+        open=True,
+    )
     return (route,)

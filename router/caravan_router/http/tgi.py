@@ -42,11 +42,12 @@ from caravan_router.http.generation.models import (
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 
 GENERATE_ERRORS = (*GENERATION_ERRORS, 422)
 
 
-ROUTES = Routes(TGI)
+ROUTES = Routes(TGI, tag=Tag.TGI)
 
 
 @ROUTES.route(

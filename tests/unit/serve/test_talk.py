@@ -214,5 +214,5 @@ def test_an_answer_is_shown_as_markdown_after_its_reasoning() -> None:
 
 
 def test_an_answer_that_is_ended_is_what_has_come() -> None:
-    assert shown(("", "half an"), interrupted=True) == ("half an", ["ended", "half an"])
-    assert shown(("I think", ""), interrupted=True) == ("", ["ended", "I think"])
+    assert shown(("", "half an"), interrupted=True) == ("half an", ["half an", "ended"])
+    assert shown(("I think", ""), interrupted=True) == ("", ["I think", "ended"])

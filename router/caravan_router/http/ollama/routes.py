@@ -27,8 +27,9 @@ from caravan_router.http.openai.vectors import vectors_of
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, JSON, LINES, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import ARRIVED, STATE
+from caravan_router.http.server.tags import Tag
 
-ROUTES = Routes(OLLAMA, any_type=True)
+ROUTES = Routes(OLLAMA, any_type=True, tag=Tag.OLLAMA)
 # The first one with the routes of Anthropic's API, which is the newest part that is here too. Clients refuse servers
 # whose version is too low: VS Code those below 0.6.4.
 COMPATIBLE_VERSION = "0.14.0"
