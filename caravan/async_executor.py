@@ -1,11 +1,12 @@
 """An executor whose calls are awaited."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
+from threading import Lock
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from caravan.conversation import GREEDY, Conversation, Inference, State
@@ -21,12 +22,34 @@ _R = TypeVar("_R")
 _Owner = TypeVar("_Owner", Executor, Conversation)
 
 
+class _End:
+    """Comes after the last token."""
+
+
 class _Thread:
     """A thread that runs calls one after another, in the order in which they were made."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "caravan-executor")
         self._last: Future[None] | None = None
+        self._generations = 0
+        self._counting = Lock()
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Count a generation. Tasks of several event loops may."""
+        with self._counting:
+            self._generations += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._generations -= 1
+
+    def next_move(self, moves: Iterator[Token | None], end: _End) -> Token | _End | None:
+        """Return the next of ``moves``, or ``end``. A generation that is alone waits for no others before a step."""
+        move = next(moves, end)
+        return next(moves, end) if move is None and self._generations == 1 else move
 
     async def run(self, work: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Return what ``work`` returns. Raises ClosedError.
@@ -155,10 +178,11 @@ class AsyncConversation(_Remote[Conversation], AsyncClosing):
         self, max_tokens: int | None = None, sampler: Sampler = GREEDY, stop: Stop | None = None
     ) -> AsyncGenerator[Token, None]:
         """See `Conversation.generate`. Conversations that generate at the same time share their steps."""
-        moves, end = self._conversation.generation(max_tokens, sampler, stop), object()
-        while (move := await self._run(lambda _: next(moves, end))) is not end:
-            if isinstance(move, Token):
-                yield move
+        moves, end = self._conversation.generation(max_tokens, sampler, stop), _End()
+        with self._thread.generating():
+            while (move := await self._run(lambda _: self._thread.next_move(moves, end))) is not end:
+                if isinstance(move, Token):
+                    yield move
 
     async def close(self) -> None:
         """End it, and free its cells. Closing it again does nothing."""

@@ -22,12 +22,13 @@ from caravan.errors import (
     TooLong,
 )
 from caravan.executor_media import ExecutorMedia
-from caravan.executor_sampling import Ending, Sampler, Stop, choose, ending_of
+from caravan.executor_sampling import CustomSampler, Ending, Sampler, Stop, ending_of
 from caravan.media import PromptMedia, media_of
 from caravan.outputs import Token
 from caravan.prompts import Messages, PromptOptions, chat_fields_of
 from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
+from caravan.token_choice import History, KeptLogprobs, TokenChooser, new_seed, with_seed
 from caravan.twins import Closing
 from caravan_dialects.text.assembler import Assembler, Piece
 from caravan_dialects.text.detokenize import display_text
@@ -38,7 +39,7 @@ from caravan_scheduler.shard.checkpoints import thinned
 from caravan_shard import arrays
 from caravan_shard.backends.base import Backend, CellSlice
 from caravan_shard.media import CellSpan, spans_before
-from caravan_shard.sampling.logprobs import token_logprobs
+from caravan_shard.sampling import sampler as shard_sampler
 
 if TYPE_CHECKING:
     from caravan.chat_prompts import ChatPrompts
@@ -126,6 +127,7 @@ class Owner(Protocol):
 
     backend: Backend
     media: ExecutorMedia
+    sampler: shard_sampler.Sampler
 
     @property
     def chat_prompts(self) -> "ChatPrompts": ...
@@ -173,6 +175,10 @@ class Conversation(Closing):
         # Tokens from this one on get logits when they are computed.
         self._first_output = 0
         self._logits: NDArray[np.float32] | None = None
+        # Another number after each change but that tokens were appended.
+        self._edits = 0
+        self._chooser: TokenChooser | None = None
+        self._logprobs = KeptLogprobs(executor.sampler)
         # The sequence of the backend that holds the first ``held`` tokens; None if none does.
         self.sequence_id: int | None = None
         self.held = 0
@@ -258,17 +264,23 @@ class Conversation(Closing):
         if tokens != self._tokens or self._logits is None:
             self._become(tokens)
         self._outputs = [False] * len(tokens)
+        self._edits += 1
 
     def logits(self, offset: int = 0) -> NDArray[np.float32]:
         """Return the logits [vocabulary] after the last token but ``offset``, in a new array.
 
         Raises NeedsInfer, NeedsPrompt, and IndexError if the logits after that token were not kept.
         """
+        row: NDArray[np.float32] = self._row(offset)[0].copy()
+        return row
+
+    def _row(self, offset: int) -> NDArray[np.float32]:
+        """Return the logits [1, vocabulary] after the last token but ``offset``, which nobody may change."""
         rows = self._rows()
         if not 0 <= offset < len(rows):
             raise IndexError(f"logits were kept after the last {len(rows)} tokens. Given: {offset}")
-        row: NDArray[np.float32] = rows[len(rows) - 1 - offset].copy()
-        return row
+        at = len(rows) - 1 - offset
+        return rows[at : at + 1]
 
     def sample(self, sampler: Sampler = GREEDY, *, offset: int = 0) -> Token:
         """Choose the token that follows, by parameters or by a function of the logits; append nothing.
@@ -276,18 +288,34 @@ class Conversation(Closing):
         Of `SamplingParams`, those count that choose a token: sampling depends on ``seed`` and the number of tokens, as
         in the server. Raises NeedsInfer, NeedsPrompt, RequestError.
         """
-        logits, backend = self.logits(offset), self._executor.backend
         if isinstance(sampler, SamplingParams):
+            if self._chooser is None or not self._chooser.serves(sampler):
+                self._chooser = self._chooser_of(sampler)
+            return self._sampled(self._chooser, offset, new_seed(sampler))
+        return self._sampled(sampler, offset)
+
+    def _chooser_of(self, params: SamplingParams) -> TokenChooser:
+        return TokenChooser(self._executor.backend, self._executor.sampler, params)
+
+    def _sampled(self, sampler: TokenChooser | CustomSampler, offset: int = 0, seed: int | None = None) -> Token:
+        """Choose the token behind the last but ``offset``. ``seed``: instead of that of the parameters."""
+        backend, logits = self._executor.backend, self._row(offset)
+        if isinstance(sampler, TokenChooser):
             end = len(self._tokens) - offset
-            token = choose(backend, logits, sampler, self._tokens[:end], self._outputs[:end])
+            tokens, outputs = (self._tokens[:end], self._outputs[:end]) if offset else (self._tokens, self._outputs)
+            token = sampler.choose(logits, History(tokens, outputs, self._edits), seed)
         else:
-            token = int(sampler(logits.copy()))
+            token = int(sampler(logits[0].copy()))
             self._check_ids([token])
         piece = backend.vocabulary.piece(token)
-        logprob = token_logprobs(logits, token, 0).chosen
-        ends = token in backend.facts.eos_token_ids
-        text = "" if piece.special else display_text(piece.data)
-        return Token(id=token, piece=piece.data, special=piece.special, ends=ends, logprob=logprob, text=text)
+        return Token(
+            id=token,
+            piece=piece.data,
+            special=piece.special,
+            ends=token in backend.facts.eos_token_ids,
+            text="" if piece.special else display_text(piece.data),
+            _logprob=self._logprobs.of(logits, token),
+        )
 
     def generate(
         self, max_tokens: int | None = None, sampler: Sampler = GREEDY, stop: Stop | None = None
@@ -334,6 +362,7 @@ class Conversation(Closing):
             length = len(self._tokens) - count
             self._executor.media.check(self._tokens[:length])
             del self._tokens[length:], self._outputs[length:]
+            self._edits += 1
             self._executor.trim(self, length)
             self._logits = None
 
@@ -390,18 +419,20 @@ class Conversation(Closing):
         ends the output is not appended, unless it is the last of ``max_new_tokens``.
         """
         assembler, held = Assembler(ending.text), deque[Token]()
+        by = self._chooser_of(with_seed(sampler)) if isinstance(sampler, SamplingParams) else sampler
 
         def released(pieces: Sequence[Piece]) -> Iterator[Token]:
             for piece in pieces:
-                yield replace(held.popleft(), text=piece.text)
+                token = held.popleft()
+                yield token if token.text == piece.text else replace(token, text=piece.text)
 
         try:
             for count in range(1, ending.stopping.max_new_tokens + 1):
                 yield from self._steps()
-                token = self.sample(sampler)
+                token = self._sampled(by)
                 held.append(token)
                 finish = ending.finish(token, count)
-                pieces = assembler.push(GeneratedToken(token.id, token.piece, token.special, token.logprob, (), finish))
+                pieces = assembler.push(GeneratedToken(token.id, token.piece, token.special, None, (), finish))
                 yield from released(pieces)
                 if pieces and pieces[-1].finish not in (None, FinishReason.LENGTH):
                     return
@@ -462,7 +493,8 @@ class Conversation(Closing):
         """Take over all that was saved but the cells."""
         self._tokens, self._outputs = list(saved.tokens), list(saved.outputs)
         self._waits, self._first_output = saved.waits, saved.first_output
-        self._logits = saved.logits if len(saved.logits) else None
+        # The array that was read is a part of all bytes of the file.
+        self._logits = saved.logits.copy() if len(saved.logits) else None
 
     def _become(self, tokens: list[int]) -> None:
         """Have ``tokens``, of which those after the common prefix are computed again."""
@@ -470,14 +502,18 @@ class Conversation(Closing):
         self._executor.trim(self, common)
         self._outputs = self._outputs[:common] + [False] * (len(tokens) - common)
         self._tokens, self._logits = tokens, None
+        self._edits += 1
         if tokens:
             self._first_output = len(tokens) - 1
             self._wait()
 
     def _wait(self) -> None:
         self._waits, self._logits = True, None
+        self._logprobs.advance()
         # At least the last token is computed, for its logits.
-        self._executor.trim(self, min(self.held, self._first_output, len(self._tokens) - 1))
+        length = min(self._first_output, len(self._tokens) - 1)
+        if length < self.held:
+            self._executor.trim(self, length)
 
     def _rows(self) -> NDArray[np.float32]:
         self._check_computed()

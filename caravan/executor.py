@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
 
@@ -23,10 +23,13 @@ from caravan_models.contents import ChangedFileError, Contents, SeenFiles
 from caravan_proto.flags import from_values
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import Saving
+from caravan_scheduler.core.prompt_media import is_cell
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, TokenBatch
 from caravan_shard.config import ShardConfig
+from caravan_shard.engine.step import single_tokens
 from caravan_shard.named_models import with_model_files_blocking
+from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.service.loading import backend_loader
 
 if TYPE_CHECKING:
@@ -72,12 +75,11 @@ class BackgroundContents:
             self._found.set_result(contents)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The share of a conversation in a step: its next ``count`` tokens, of which the last ``outputs`` get logits."""
+class _Part(NamedTuple):
+    """The share of a conversation in a step: its next ``tokens``, of which the last ``outputs`` get logits."""
 
     conversation: Conversation
-    count: int
+    tokens: Sequence[int]
     outputs: int
 
 
@@ -111,6 +113,8 @@ class Executor(Closing):
             raise ModelError(f"{self.backend.facts.name} only embeds texts: open it with LLM, and call embed or score")
         self._contents = BackgroundContents(self.backend)
         self.media = ExecutorMedia(self.backend)
+        # One thread: a conversation samples alone.
+        self.sampler = Sampler(self.backend.candidate_filter, 1, self.backend.joint_draw, self.backend.joint_logprobs)
         self._max_tokenize_bytes = config.max_tokenize_bytes
         self._chat_prompts: ChatPrompts | None = None
         self._closing = ExitStack()
@@ -187,9 +191,9 @@ class Executor(Closing):
             return Inference((), tuple(others), tuple(starved))
         row = 0
         for part in sorted(parts, key=_sequence_id):
-            part.conversation.advance(part.count, logits[row : row + part.outputs])
+            part.conversation.advance(len(part.tokens), logits[row : row + part.outputs])
             row += part.outputs
-            if part.count > 1 and not part.conversation.waiting:
+            if len(part.tokens) > 1 and not part.conversation.waiting:
                 self._note_cut_place(part.conversation)
         computed = [part.conversation for part in parts]
         return Inference(
@@ -218,7 +222,7 @@ class Executor(Closing):
                 continue
             new += conversation.sequence_id is None
             outputs = max(0, count - silent)
-            parts.append(_Part(conversation, count, outputs))
+            parts.append(_Part(conversation, tokens[:count], outputs))
             room -= count
             more_outputs -= max(0, outputs - 1)
         return parts, starved, others
@@ -228,19 +232,7 @@ class Executor(Closing):
         for part in parts:
             if part.conversation.sequence_id is None:
                 part.conversation.sequence_id = self._free_ids.pop(0)
-        ordered = sorted(parts, key=_sequence_id)
-        flags = [np.arange(part.count) >= part.count - part.outputs for part in ordered]
-        tokens = [part.conversation.waiting[: part.count] for part in ordered]
-        starts = itertools.accumulate(map(len, tokens), initial=0)
-        batch = TokenBatch(
-            np.concatenate([self.media.ids(chunk) for chunk in tokens]),
-            np.concatenate([_positions(part) for part in ordered]),
-            np.concatenate([np.full(part.count, part.conversation.sequence_id, np.int32) for part in ordered]),
-            np.concatenate(flags).astype(np.int8),
-            media=[
-                rows for chunk, start in zip(tokens, starts, strict=False) for rows in self.media.rows(chunk, start)
-            ],
-        )
+        batch = self._batch(sorted(parts, key=_sequence_id))
         outcome = self.backend.decode(batch)
         if outcome is DecodeOutcome.OK:
             count = batch.output_count
@@ -251,6 +243,24 @@ class Executor(Closing):
         if outcome is DecodeOutcome.NO_KV:
             return None
         raise GenerationError(f"the step failed ({outcome.value})")
+
+    def _batch(self, parts: Sequence[_Part]) -> TokenBatch:
+        """Return the arrays of a step over ``parts``, in ascending order of sequence id."""
+        held, ids = [part.conversation.held for part in parts], list(map(_sequence_id, parts))
+        if all(len(part.tokens) == part.outputs == 1 and not is_cell(part.tokens[0]) for part in parts):
+            return single_tokens([part.tokens[0] for part in parts], held, ids)
+        counts = [len(part.tokens) for part in parts]
+        starts = itertools.accumulate(counts, initial=0)
+        flags = [np.arange(len(part.tokens)) >= len(part.tokens) - part.outputs for part in parts]
+        return TokenBatch(
+            np.concatenate([self.media.ids(part.tokens) for part in parts]),
+            np.concatenate([np.arange(at, at + n, dtype=np.int32) for at, n in zip(held, counts, strict=True)]),
+            np.concatenate([np.full(n, one, np.int32) for one, n in zip(ids, counts, strict=True)]),
+            np.concatenate(flags).astype(np.int8),
+            media=[
+                rows for part, start in zip(parts, starts, strict=False) for rows in self.media.rows(part.tokens, start)
+            ],
+        )
 
     def save(self, path: str | Path) -> None:
         """Write all conversations to ``path``, for `open`. Waits until the model's files are read. Raises OSError."""
@@ -400,7 +410,3 @@ class Executor(Closing):
 def _sequence_id(part: _Part) -> int:
     assert part.conversation.sequence_id is not None
     return part.conversation.sequence_id
-
-
-def _positions(part: _Part) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-    return np.arange(part.conversation.held, part.conversation.held + part.count, dtype=np.int32)

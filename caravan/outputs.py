@@ -1,7 +1,8 @@
 """What a model returns. Names and fields are vLLM's where vLLM has them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import SupportsFloat
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +129,18 @@ class Token:
     """A token that was sampled.
 
     ``piece``: its raw bytes; a character may be split over several tokens. ``special``: it is no part of the text.
-    ``ends``: it ends an output. ``logprob``: natural logarithm of its probability under the model's own distribution.
-    ``text``: its bytes as text, with U+FFFD for bytes that form no character; "" if it is no part of the text. In
-    `Conversation.generate`, it is what the token adds to the text of the output.
+    ``ends``: it ends an output. ``text``: its bytes as text, with U+FFFD for bytes that form no character; "" if it is
+    no part of the text. In `Conversation.generate`, it is what the token adds to the text of the output.
     """
 
     id: int
     piece: bytes
     special: bool
     ends: bool
-    logprob: float
     text: str
+    _logprob: SupportsFloat = field(repr=False, compare=False)
+
+    @property
+    def logprob(self) -> float:
+        """Natural logarithm of its probability under the model's own distribution. It is computed when it is read."""
+        return float(self._logprob)
