@@ -49,8 +49,8 @@ class RequestOutput:
     """The outputs of one prompt; in a stream, the next part of one output.
 
     ``prompt``: the text of the prompt, None if it was given as token ids or as messages. ``prompt_logprobs``: one entry
-    for each token, by token id, if asked for; None for the first. ``num_cached_tokens``: tokens of the prompt that were
-    in the cache.
+    for each token, by token id, if asked for; None for the first. ``num_cached_tokens``: how many of the
+    ``num_prompt_tokens`` were in the cache. Cells of images and audio count as tokens and have no id.
     """
 
     request_id: str
@@ -58,6 +58,7 @@ class RequestOutput:
     prompt_token_ids: Sequence[int]
     outputs: Sequence[CompletionOutput]
     finished: bool
+    num_prompt_tokens: int
     num_cached_tokens: int
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
 
