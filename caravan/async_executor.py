@@ -13,7 +13,7 @@ from caravan.conversation import GREEDY, Conversation, Inference, State
 from caravan.errors import ClosedError
 from caravan.executor import Executor
 from caravan.executor_sampling import Sampler, Stop
-from caravan.options import ModelOptions
+from caravan.options import ExecutorOptions
 from caravan.outputs import Token
 from caravan.twins import AsyncClosing
 
@@ -201,14 +201,14 @@ class AsyncExecutor(_Remote[Executor], AsyncClosing):
     runs is waited for, and what it did stays, except a conversation that it made, which is closed.
     """
 
-    def __init__(self, model: str | Path, **options: Unpack[ModelOptions]) -> None:
+    def __init__(self, model: str | Path, **options: Unpack[ExecutorOptions]) -> None:
         """``async with`` loads the model. Raises nothing yet."""
         self._thread = _Thread()
         self._make: Callable[[], Executor] = partial(Executor, model, **options)
         self._executor: Executor | None = None
 
     @classmethod
-    def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ModelOptions]) -> Self:
+    def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ExecutorOptions]) -> Self:
         """Return an executor for which ``async with`` does what `Executor.open` does."""
         executor = cls(path)
         executor._make = partial(Executor.open, path, model, **options)

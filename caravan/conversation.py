@@ -71,7 +71,8 @@ class Inference(Generic[_C]):
     """What one step did with the conversations that waited.
 
     ``done``: they are ready. ``waiting``: they have more tokens than the step had room for; call again. ``starved``:
-    the cache has no room, or no sequence, for them; they are as they were.
+    the cache has no room, or no sequence, for them; they are as they were. With ``unload_idle``, they wait instead
+    unless nothing fits.
     """
 
     done: tuple[_C, ...]
@@ -144,6 +145,8 @@ class Owner(Protocol):
     def share(self, source: "Conversation", target: "Conversation") -> None: ...
 
     def trim(self, conversation: "Conversation", length: int) -> None: ...
+
+    def unload(self, conversation: "Conversation") -> None: ...
 
     def end(self, conversation: "Conversation") -> None: ...
 
@@ -389,9 +392,12 @@ class Conversation(Closing):
             self._become(tokens)
 
     def unload(self) -> None:
-        """Free the cells; tokens and logits stay. The tokens are computed again when it is prompted next."""
+        """Free the cells; tokens and logits stay. When it is prompted next, the tokens are computed again.
+
+        With ``unload_idle``, the cells wait in host memory instead, as long as there is room.
+        """
         self._check()
-        self._executor.trim(self, 0)
+        self._executor.unload(self)
 
     def save(self, path: str | Path | None = None) -> bytes:
         """Return the conversation as bytes, and write them to ``path`` if it is given."""

@@ -9,18 +9,20 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
 from caravan.conversation import Conversation, Inference
 from caravan.errors import ClosedError, GenerationError, ModelError, RequestError, StateError, WrongThreadError
 from caravan.executor_media import ExecutorMedia
-from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
+from caravan.options import ENGINE_OPTIONS, ExecutorOptions, split_options
 from caravan.saved_state import NO_BYTES, SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
 from caravan.twins import Closing
+from caravan.unloading import Restored, Unloading
 from caravan_models.contents import ChangedFileError, Contents, SeenFiles
 from caravan_proto.flags import from_values
+from caravan_proto.host_memory import available_memory
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import Saving
 from caravan_scheduler.core.prompt_media import is_cell
@@ -30,7 +32,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.engine.step import single_tokens
 from caravan_shard.named_models import with_model_files_blocking
 from caravan_shard.sampling.sampler import Sampler
-from caravan_shard.service.loading import backend_loader
+from caravan_shard.service.loading import backend_loader, room_for_runs
 
 if TYPE_CHECKING:
     from caravan.chat_prompts import ChatPrompts
@@ -91,16 +93,21 @@ class Executor(Closing):
     cost memory for their tokens and logits alone.
     """
 
-    def __init__(self, model: str | Path, **options: Unpack[ModelOptions]) -> None:
+    def __init__(self, model: str | Path, **options: Unpack[ExecutorOptions]) -> None:
         """Load ``model``, a file or a name as in `LLM`.
 
-        By default all sequences share one pool of cells (``kv_layout="unified"``).
+        By default all sequences share one pool of cells (``kv_layout="unified"``), and `infer` names the conversations
+        that have no room. With ``unload_idle`` others are unloaded instead, that whose last step is longest ago first.
+        Their cells wait in host memory, at most ``cache_ram`` MiB, and come back when they are prompted.
 
         Raises ModelError, and TypeError or ValueError if an option is wrong.
         """
         if wrong := sorted(ENGINE_OPTIONS.intersection(options)):
             raise TypeError(f"an executor has no engine with the options: {', '.join(wrong)}")
-        of_model, _ = split_options(model, {"kv_layout": "auto" if options.get("exact") else "unified"} | options)
+        defaults: dict[str, Any] = {"kv_layout": "auto" if options.get("exact") else "unified", "unload_idle": False}
+        given = defaults | options
+        unload_idle = given.pop("unload_idle")
+        of_model, _ = split_options(model, given)
         self._model = str(model)
         self._thread = threading.get_ident()
         config = from_values(ShardConfig, of_model)
@@ -115,6 +122,9 @@ class Executor(Closing):
         self.media = ExecutorMedia(self.backend)
         # One thread: a conversation samples alone.
         self.sampler = Sampler(self.backend.candidate_filter, 1, self.backend.joint_draw, self.backend.joint_logprobs)
+        self._unloading: Unloading | None = None
+        if unload_idle:
+            self._unloading = Unloading(self.backend, self.media, room_for_runs(config, available_memory()))
         self._max_tokenize_bytes = config.max_tokenize_bytes
         self._chat_prompts: ChatPrompts | None = None
         self._closing = ExitStack()
@@ -126,7 +136,7 @@ class Executor(Closing):
         self._free_ids = list(range(self.backend.capacity.max_sequences))
 
     @classmethod
-    def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ModelOptions]) -> "Executor":
+    def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ExecutorOptions]) -> "Executor":
         """Open a model with the conversations of a file that `save` wrote, in their order.
 
         ``model``: by default the file that the executor had. Raises StateError, ModelError, OSError.
@@ -168,17 +178,41 @@ class Executor(Closing):
         self.check()
         conversation = Conversation(self)
         self._conversations[conversation] = None
+        if self._unloading is not None:
+            self._unloading.use([conversation])
         return conversation
 
     def infer(self) -> Inference[Conversation]:
-        """Run one step over the conversations that wait, at most ``batch_size`` tokens, the oldest first.
+        """Run one step over the conversations that wait, at most ``batch_size`` tokens.
 
+        The oldest is the first, or with ``unload_idle`` the one whose last step is longest ago.
         Raises GenerationError if the step fails for another reason than room; every conversation is as it was then.
         """
         self.check()
-        parts, starved, others = self._plan()
+        put_off, unloaded = list[Conversation](), list[Conversation]()
+        while True:
+            computed, did = self._step(put_off)
+            if computed and self._unloading is not None:
+                # Those that starve are among the first in the next step.
+                return Inference(did.done, did.waiting + did.starved, ())
+            if computed or not did.starved:
+                return did
+            if did.waiting:
+                # They had no place in a step with those that have no room.
+                put_off = list(did.starved)
+            elif (last := self._make_way()) is not None:
+                unloaded.append(last)
+                put_off = unloaded
+            else:
+                return did
+
+    def _step(self, put_off: Sequence[Conversation]) -> tuple[bool, Inference[Conversation]]:
+        """Run one step without those that are ``put_off``; say whether anything was computed."""
+        parts, starved, others = self._plan(put_off)
         logits, dropped = None, list[_Part]()
         while parts and (logits := self._compute(parts)) is None:
+            if self._give_way():
+                continue
             # Without the youngest one, the others may fit; without one that does not fit alone, the rest may.
             last = parts.pop()
             if parts:
@@ -188,7 +222,7 @@ class Executor(Closing):
                 parts, dropped = dropped, []
         starved += [part.conversation for part in dropped]
         if logits is None:
-            return Inference((), tuple(others), tuple(starved))
+            return False, Inference((), tuple(others), tuple(starved))
         row = 0
         for part in sorted(parts, key=_sequence_id):
             part.conversation.advance(len(part.tokens), logits[row : row + part.outputs])
@@ -196,25 +230,29 @@ class Executor(Closing):
             if len(part.tokens) > 1 and not part.conversation.waiting:
                 self._note_cut_place(part.conversation)
         computed = [part.conversation for part in parts]
-        return Inference(
+        if self._unloading is not None:
+            self._unloading.use(computed)
+        return True, Inference(
             tuple(conversation for conversation in computed if not conversation.waiting),
             tuple(conversation for conversation in (*computed, *others) if conversation.waiting),
             tuple(starved),
         )
 
-    def _plan(self) -> tuple[list[_Part], list[Conversation], list[Conversation]]:
+    def _plan(self, put_off: Sequence[Conversation]) -> tuple[list[_Part], list[Conversation], list[Conversation]]:
         """Return the parts of the next step, the conversations without a sequence, and those that have to wait."""
         capacity = self.backend.capacity
         room, more_outputs = capacity.max_batch_tokens, capacity.max_prompt_logprob_tokens
         parts, starved, others = list[_Part](), list[Conversation](), list[Conversation]()
         new = 0
-        for conversation in self.conversations:
-            tokens = conversation.waiting
-            if not tokens:
+        for conversation in self.conversations if self._unloading is None else self._unloading.by_use:
+            if not conversation.waiting:
                 continue
-            if conversation.sequence_id is None and new == len(self._free_ids):
+            if conversation in put_off or (
+                conversation.sequence_id is None and not self._find_place(conversation, new)
+            ):
                 starved.append(conversation)
                 continue
+            tokens = conversation.waiting
             silent = max(0, conversation.first_output - conversation.held)
             count = self.media.chunk(tokens, min(len(tokens), room, silent + 1 + more_outputs), room)
             if count == 0:
@@ -226,6 +264,13 @@ class Executor(Closing):
             room -= count
             more_outputs -= max(0, outputs - 1)
         return parts, starved, others
+
+    def _give_way(self, beside: Conversation | None = None) -> bool:
+        """Unload a conversation that is idle, not ``beside``, if the executor does so; say whether there was one."""
+        idle = None if self._unloading is None else self._unloading.next_idle(beside)
+        if idle is not None:
+            self.unload(idle)
+        return idle is not None
 
     def _compute(self, parts: Sequence[_Part]) -> Floats | None:
         """Compute ``parts`` in one step; return the logits [outputs, vocabulary], or None if there is no room."""
@@ -336,11 +381,47 @@ class Executor(Closing):
 
     def share(self, source: Conversation, target: Conversation) -> None:
         """Let ``target``, which holds nothing, hold what ``source`` holds, if there is a sequence for it."""
-        if source.sequence_id is not None and source.held and self._free_ids:
+        if source.sequence_id is None or not source.held:
+            if self._unloading is not None:
+                self._unloading.share(source, target)
+            return
+        if self._free_ids or self._give_way(beside=source):
             target.sequence_id, target.held = self._free_ids.pop(0), source.held
             self.backend.copy(source.sequence_id, target.sequence_id, source.held)
             self._note_cut_place(source)
             target.cut_places = source.cut_places.copy()
+
+    def _find_place(self, conversation: Conversation, taken: int) -> bool:
+        """Let there be a free sequence beside those ``taken`` for it, and let it have the cells that are kept of it.
+
+        Return False if there is no sequence, or no room for the cells.
+        """
+        if taken == len(self._free_ids) and not self._give_way():
+            return False
+        if self._unloading is None:
+            return True
+        restored = self._unloading.restore(conversation, self._free_ids[0], self._give_way)
+        if restored is Restored.CELLS:
+            del self._free_ids[0]
+        return restored is not Restored.NO_ROOM
+
+    def _make_way(self) -> Conversation | None:
+        """Unload one of those that wait, where none of them can go on, and return it; None if it is not one of two.
+
+        The one that holds most stays, so that it gets on even if all that the others hold is computed again.
+        """
+        holders = [one for one in self.conversations if one.sequence_id is not None]
+        if self._unloading is None or len(holders) < 2:
+            return None
+        least = min(holders, key=lambda one: one.held)
+        self.unload(least)
+        return least
+
+    def unload(self, conversation: Conversation) -> None:
+        """Free the cells of the conversation. Keep a copy of them in host memory if the executor does so."""
+        if self._unloading is not None:
+            self._unloading.keep(conversation)
+        self.trim(conversation, 0)
 
     def _note_cut_place(self, conversation: Conversation) -> None:
         """Let it be cut back to where it is now, if it can be cut nowhere."""
@@ -367,6 +448,8 @@ class Executor(Closing):
         self.check()
         self.trim(conversation, 0)
         del self._conversations[conversation]
+        if self._unloading is not None:
+            self._unloading.forget(conversation)
         self.media.keep(other.tokens for other in self._conversations)
 
     def save_all(self, conversations: Sequence[Conversation], path: str | Path | None) -> bytes:

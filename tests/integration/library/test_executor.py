@@ -73,6 +73,15 @@ def test_the_rest_goes_on_when_the_oldest_has_no_room(executor: Executor) -> Non
     assert (did.done, did.starved) == ((small,), (big,))
 
 
+def test_the_rest_goes_on_when_the_oldest_fills_the_batch_and_has_no_room(executor: Executor) -> None:
+    filler, big, small = executor.create(), executor.create(), executor.create()
+    filler.prompt(list(range(60)))
+    _infer_all(executor)
+    big.prompt(list(range(16)))
+    small.prompt([7])
+    assert executor.infer() == caravan.Inference((small,), (), (big,))
+
+
 @pytest.mark.parametrize("how", ["fork", "load"])
 def test_a_copy_without_cells_drops_the_logits_that_it_will_compute_again(how: str) -> None:
     tokens = list(range(30))
