@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from caravan.client import AsyncClient, Client
     from caravan.conversation import Conversation, Inference, State
     from caravan.executor import Executor
-    from caravan.media import Picture, Sound
+    from caravan.media import Picture, PlacedMedia, Sound
 
 __all__ = [
     "LLM",
@@ -86,6 +86,7 @@ __all__ = [
     "NeedsInfer",
     "NeedsPrompt",
     "Picture",
+    "PlacedMedia",
     "ReplyUnderWay",
     "RequestError",
     "RequestOutput",
@@ -117,6 +118,7 @@ _LATER = {
     "Executor": "caravan.executor",
     "Inference": "caravan.conversation",
     "Picture": "caravan.media",
+    "PlacedMedia": "caravan.media",
     "Sound": "caravan.media",
     "State": "caravan.conversation",
 }

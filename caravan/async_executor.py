@@ -13,6 +13,7 @@ from caravan.conversation import GREEDY, Conversation, Inference, State
 from caravan.errors import ClosedError
 from caravan.executor import Executor
 from caravan.executor_sampling import Sampler, Stop
+from caravan.media import PlacedMedia
 from caravan.options import ExecutorOptions
 from caravan.outputs import Token
 from caravan.twins import AsyncClosing
@@ -163,12 +164,17 @@ class AsyncConversation(_Remote[Conversation], AsyncClosing):
     rewind = _awaited(Conversation.rewind)
     shift_left = _awaited(Conversation.shift_left)
     modify = _awaited(Conversation.modify)
+    remove = _awaited(Conversation.remove)
     unload = _awaited(Conversation.unload)
     save = _awaited(Conversation.save)
 
     async def text(self) -> str:
         """Return the text of all tokens, without control tokens."""
         return await self._run(lambda conversation: conversation.text)
+
+    async def media(self) -> list[PlacedMedia]:
+        """See `Conversation.media`."""
+        return await self._run(lambda conversation: conversation.media)
 
     async def fork(self) -> "AsyncConversation":
         """See `Conversation.fork`."""

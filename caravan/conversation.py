@@ -23,7 +23,7 @@ from caravan.errors import (
 )
 from caravan.executor_media import ExecutorMedia
 from caravan.executor_sampling import CustomSampler, Ending, Sampler, Stop, ending_of
-from caravan.media import PromptMedia, media_of
+from caravan.media import PlacedMedia, PromptMedia, media_of
 from caravan.outputs import Token
 from caravan.prompts import Messages, PromptOptions, chat_fields_of
 from caravan.sampling_params import SamplingParams
@@ -205,6 +205,12 @@ class Conversation(Closing):
     def token_count(self) -> int:
         """Number of tokens, those that wait included."""
         return len(self._tokens)
+
+    @property
+    def media(self) -> list[PlacedMedia]:
+        """The images and audio among the tokens, in their order."""
+        self._check()
+        return self._executor.media.places(self._tokens)
 
     @property
     def text(self) -> str:
@@ -390,6 +396,19 @@ class Conversation(Closing):
         self._check_length(len(tokens))
         if tokens != self._tokens:
             self._become(tokens)
+
+    def remove(self, media: PlacedMedia | PromptMedia) -> None:
+        """Remove an image or audio, one of `media`, or wherever it is; what follows is computed again by `modify`.
+
+        Raises NeedsInfer, and ValueError if it is not there.
+        """
+        self._check_computed()
+        wanted = media if isinstance(media, PlacedMedia) else media_of(media)
+        removed = [one for one in self.media if wanted in (one, one.media)]
+        if not removed:
+            raise ValueError("the conversation does not have this image or audio there")
+        places = {place for one in removed for place in range(one.start, one.stop)}
+        self.modify(lambda tokens: [token for place, token in enumerate(tokens) if place not in places])
 
     def unload(self) -> None:
         """Free the cells; tokens and logits stay. When it is prompted next, the tokens are computed again.

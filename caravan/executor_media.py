@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from caravan.errors import GenerationError, RequestError
+from caravan.media import PlacedMedia
 from caravan_proto.messages.media import MediaFacts, MediaSpan
 from caravan_router.engine.media import content_of, shape_of
 from caravan_scheduler.core.media import Media, Picture
@@ -152,6 +153,20 @@ class ExecutorMedia:
         if not self._is_atomic:
             return []
         return [CellSpan(at, at + count, self._cells[tokens[at]].slice.positions) for at, count in self._runs(tokens)]
+
+    def places(self, tokens: Sequence[int]) -> list[PlacedMedia]:
+        """Return where ``tokens`` have media, each with the tokens around its cells unless a part is missing."""
+        found = list[PlacedMedia]()
+        for at, count in self._runs(tokens):
+            if found and at < found[-1].stop:
+                continue  # another slice of it
+            media = self._contents[self._cells[tokens[at]].slice.media_id]
+            whole = self.tokens_of(media)
+            start = at - next(place for place, token in enumerate(whole) if is_cell(token))
+            stop = start + len(whole)
+            is_whole = start >= 0 and tokens[start:stop] == whole
+            found.append(PlacedMedia(media, start, stop) if is_whole else PlacedMedia(media, at, at + count))
+        return found
 
     def used_in(self, texts: Iterable[Sequence[int]]) -> list[Media]:
         """Return the media that any of these lists of tokens has."""
