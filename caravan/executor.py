@@ -16,6 +16,7 @@ import numpy as np
 from caravan.conversation import Conversation, Inference
 from caravan.errors import ClosedError, GenerationError, ModelError, RequestError, StateError, WrongThreadError
 from caravan.executor_media import ExecutorMedia
+from caravan.lowlevel import load_backend, make_sampler
 from caravan.options import ENGINE_OPTIONS, ExecutorOptions, split_options
 from caravan.saved_state import NO_BYTES, SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
 from caravan.twins import Closing
@@ -27,12 +28,10 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import Saving
 from caravan_scheduler.core.prompt_media import is_cell
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, TokenBatch
+from caravan_shard.backends.base import Backend, DecodeOutcome, TokenBatch
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.step import single_tokens
-from caravan_shard.named_models import with_model_files_blocking
-from caravan_shard.sampling.sampler import Sampler
-from caravan_shard.service.loading import backend_loader, room_for_runs
+from caravan_shard.service.loading import room_for_runs
 
 if TYPE_CHECKING:
     from caravan.chat_prompts import ChatPrompts
@@ -111,17 +110,14 @@ class Executor(Closing):
         self._model = str(model)
         self._thread = threading.get_ident()
         config = from_values(ShardConfig, of_model)
-        try:
-            self.backend: Backend = backend_loader(with_model_files_blocking(config))()
-        except StartupError as error:
-            raise ModelError(str(error)) from None
+        self.backend: Backend = load_backend(config)
         if not self.backend.capacity.generates:
             self.backend.close()
             raise ModelError(f"{self.backend.facts.name} only embeds texts: open it with LLM, and call embed or score")
         self._contents = BackgroundContents(self.backend)
         self.media = ExecutorMedia(self.backend)
         # One thread: a conversation samples alone.
-        self.sampler = Sampler(self.backend.candidate_filter, 1, self.backend.joint_draw, self.backend.joint_logprobs)
+        self.sampler = make_sampler(self.backend)
         self._unloading: Unloading | None = None
         if unload_idle:
             self._unloading = Unloading(self.backend, self.media, room_for_runs(config, available_memory()))
