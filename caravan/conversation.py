@@ -284,7 +284,7 @@ class Conversation(Closing):
         return row
 
     def _row(self, offset: int) -> NDArray[np.float32]:
-        """Return the logits [1, vocabulary] after the last token but ``offset``, which nobody may change."""
+        """Return the logits [1, vocabulary] after the last token but ``offset``, which must not be changed."""
         rows = self._rows()
         if not 0 <= offset < len(rows):
             raise IndexError(f"logits were kept after the last {len(rows)} tokens. Given: {offset}")
@@ -307,7 +307,7 @@ class Conversation(Closing):
         return TokenChooser(self._executor.backend, self._executor.sampler, params)
 
     def _sampled(self, sampler: TokenChooser | CustomSampler, offset: int = 0, seed: int | None = None) -> Token:
-        """Choose the token behind the last but ``offset``. ``seed``: instead of that of the parameters."""
+        """Choose the token that follows the last one but ``offset``. ``seed``: instead of that of the parameters."""
         backend, logits = self._executor.backend, self._row(offset)
         if isinstance(sampler, TokenChooser):
             end = len(self._tokens) - offset

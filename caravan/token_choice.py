@@ -135,7 +135,7 @@ def with_seed(params: SamplingParams) -> SamplingParams:
 class KeptLogprobs:
     """Computes the log probabilities of the tokens of one conversation where somebody reads them.
 
-    It keeps no logits of tokens that nobody has: `advance` lets go of older ones.
+    It keeps no logits for tokens that are gone, and few for those that are not: see `advance`.
     """
 
     def __init__(self, sampler: Sampler) -> None:

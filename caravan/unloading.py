@@ -1,4 +1,4 @@
-"""Lets conversations of an executor that nobody uses give way, and keeps their cells in host memory."""
+"""Lets idle conversations of an executor give way, and keeps their cells in host memory."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Restored(Enum):
 class _Kept:
     """The cells of the first ``tokens`` of a conversation; ``state``: the recurrent state after all of them, if any."""
 
-    tokens: Sequence[int]
+    tokens: list[int]
     cells: State
     state: State | None
     cut_places: CutPlaces

@@ -1,4 +1,4 @@
-"""An engine of one's own: two texts with a common beginning in shared steps. Usage: own_engine.py MODEL.gguf"""
+"""Two texts with a common beginning on an engine that this program has. Usage: own_engine.py MODEL.gguf"""
 
 import sys
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ ENDS = (" winter is", " coffee is")
 
 def step(backend: Backend, tokens: Sequence[int], positions: Sequence[int], ids: Sequence[int]) -> None:
     """Compute one forward pass, with logits after each token."""
-    columns = (np.array(column, np.int32) for column in (tokens, positions, ids))
-    outcome = backend.decode(TokenBatch(*columns, outputs=np.ones(len(tokens), np.int8)))
+    columns = np.array([tokens, positions, ids], np.int32)
+    outcome = backend.decode(TokenBatch(columns[0], columns[1], columns[2], np.ones(len(tokens), np.int8)))
     if outcome is not DecodeOutcome.OK:
         raise RuntimeError(f"the step failed: {outcome.value}")
 

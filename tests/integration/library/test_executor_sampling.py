@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan import Conversation, Executor, SamplingParams, Token, token_choice
+from caravan import Conversation, Executor, SamplingParams, Token
+from caravan.request_bodies import generating_fields
 from caravan.token_choice import KeptLogprobs
+from caravan_dialects.api.openai.schema import GeneratingFields
+from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.sampling.logprobs import token_logprobs
 from caravan_shard.sampling.sampler import Sampler
 
@@ -45,8 +48,12 @@ def _stepped(executor: Executor, conversation: Conversation, count: int) -> list
 
 def test_parameters_are_checked_once(executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
     checks: list[object] = []
-    check = token_choice.check_sampling
-    monkeypatch.setattr(token_choice, "check_sampling", lambda fields: (checks.append(fields), check(fields)))
+
+    def fields_of(params: SamplingParams) -> GeneratingFields:
+        checks.append(params)
+        return generating_fields(params)
+
+    monkeypatch.setattr("caravan.token_choice.generating_fields", fields_of)
     list(_prompted(executor).generate(8, _REPEATING))
     assert len(checks) == 1
     _stepped(executor, _prompted(executor), 8)
@@ -103,7 +110,7 @@ def test_a_log_probability_is_that_of_the_logits_whenever_it_is_read(executor: E
 
 
 def test_no_logits_are_kept_for_tokens_that_are_gone_or_old() -> None:
-    kept = KeptLogprobs(Sampler(lambda *_: (np.empty(0, np.intp), np.empty(0, np.float32)), 1))
+    kept = KeptLogprobs(Sampler(ToyBackend(cells=1, max_sequences=1).candidate_filter, 1))
     rows = [np.full((1, 8), float(place), np.float32) for place in range(4)]
     seen = [weakref.ref(row) for row in rows]
     tokens = []

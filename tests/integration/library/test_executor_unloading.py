@@ -45,7 +45,8 @@ def _written(conversation: Conversation, count: int = 4) -> list[int]:
 
 def _expected(tokens: list[int], count: int = 4) -> list[int]:
     with _executor(unload_idle=False) as other:
-        return _written(*_prompted(other, tokens), count)
+        (conversation,) = _prompted(other, tokens)
+        return _written(conversation, count)
 
 
 def test_the_one_that_was_used_longest_ago_gives_up_its_sequence(executor: Executor) -> None:
