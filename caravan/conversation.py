@@ -43,6 +43,7 @@ from caravan_shard.sampling import sampler as shard_sampler
 
 if TYPE_CHECKING:
     from caravan.chat_prompts import ChatPrompts
+    from caravan.executor_cells import ExecutorCells
 
 _C = TypeVar("_C")
 _ANY_SIZE = 1 << 62
@@ -131,6 +132,9 @@ class Owner(Protocol):
     sampler: shard_sampler.Sampler
 
     @property
+    def cells(self) -> "ExecutorCells": ...
+
+    @property
     def chat_prompts(self) -> "ChatPrompts": ...
 
     @property
@@ -141,12 +145,6 @@ class Owner(Protocol):
     def create(self) -> "Conversation": ...
 
     def infer(self) -> "Inference[Conversation]": ...
-
-    def share(self, source: "Conversation", target: "Conversation") -> None: ...
-
-    def trim(self, conversation: "Conversation", length: int) -> None: ...
-
-    def unload(self, conversation: "Conversation") -> None: ...
 
     def end(self, conversation: "Conversation") -> None: ...
 
@@ -355,7 +353,7 @@ class Conversation(Closing):
     def _copy(self, source: "Conversation") -> None:
         self._tokens, self._outputs = list(source._tokens), list(source._outputs)
         self._waits, self._first_output, self._logits = source._waits, source._first_output, source._logits
-        self._executor.share(source, self)
+        self._executor.cells.share(source, self)
         self.note_held(self.held)
 
     def rewind(self, count: int) -> None:
@@ -372,7 +370,7 @@ class Conversation(Closing):
             self._executor.media.check(self._tokens[:length])
             del self._tokens[length:], self._outputs[length:]
             self._edits += 1
-            self._executor.trim(self, length)
+            self._executor.cells.trim(self, length)
             self._logits = None
 
     def shift_left(self, count: int, keep: int = 0) -> None:
@@ -416,7 +414,7 @@ class Conversation(Closing):
         With ``unload_idle``, the cells wait in host memory instead, as long as there is room.
         """
         self._check()
-        self._executor.unload(self)
+        self._executor.cells.unload(self)
 
     def save(self, path: str | Path | None = None) -> bytes:
         """Return the conversation as bytes, and write them to ``path`` if it is given."""
@@ -524,7 +522,7 @@ class Conversation(Closing):
     def _become(self, tokens: list[int]) -> None:
         """Have ``tokens``, of which those after the common prefix are computed again."""
         common = common_length(tokens, self._tokens)
-        self._executor.trim(self, common)
+        self._executor.cells.trim(self, common)
         self._outputs = self._outputs[:common] + [False] * (len(tokens) - common)
         self._tokens, self._logits = tokens, None
         self._edits += 1
@@ -538,7 +536,7 @@ class Conversation(Closing):
         # At least the last token is computed, for its logits.
         length = min(self._first_output, len(self._tokens) - 1)
         if length < self.held:
-            self._executor.trim(self, length)
+            self._executor.cells.trim(self, length)
 
     def _rows(self) -> NDArray[np.float32]:
         self._check_computed()

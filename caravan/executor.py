@@ -15,12 +15,13 @@ import numpy as np
 
 from caravan.conversation import Conversation, Inference
 from caravan.errors import ClosedError, GenerationError, ModelError, RequestError, StateError, WrongThreadError
+from caravan.executor_cells import ExecutorCells
 from caravan.executor_media import ExecutorMedia
 from caravan.lowlevel import load_backend, make_sampler
 from caravan.options import ENGINE_OPTIONS, ExecutorOptions, split_options
 from caravan.saved_state import NO_BYTES, SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
 from caravan.twins import Closing
-from caravan.unloading import Restored, Unloading
+from caravan.unloading import Unloading
 from caravan_models.contents import ChangedFileError, Contents, SeenFiles
 from caravan_proto.flags import from_values
 from caravan_proto.host_memory import available_memory
@@ -118,9 +119,9 @@ class Executor(Closing):
         self.media = ExecutorMedia(self.backend)
         # One thread: a conversation samples alone.
         self.sampler = make_sampler(self.backend)
-        self._unloading: Unloading | None = None
-        if unload_idle:
-            self._unloading = Unloading(self.backend, self.media, room_for_runs(config, available_memory()))
+        room = room_for_runs(config, available_memory())
+        unloading = Unloading(self.backend, self.media, room) if unload_idle else None
+        self.cells = ExecutorCells(self.backend, self.media, unloading)
         self._max_tokenize_bytes = config.max_tokenize_bytes
         self._chat_prompts: ChatPrompts | None = None
         self._closing = ExitStack()
@@ -129,7 +130,6 @@ class Executor(Closing):
         self._close = weakref.finalize(self, self._closing.close)
         # In the order in which they were made.
         self._conversations: dict[Conversation, None] = {}
-        self._free_ids = list(range(self.backend.capacity.max_sequences))
 
     @classmethod
     def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ExecutorOptions]) -> "Executor":
@@ -174,8 +174,7 @@ class Executor(Closing):
         self.check()
         conversation = Conversation(self)
         self._conversations[conversation] = None
-        if self._unloading is not None:
-            self._unloading.use([conversation])
+        self.cells.use([conversation])
         return conversation
 
     def infer(self) -> Inference[Conversation]:
@@ -188,7 +187,7 @@ class Executor(Closing):
         put_off, unloaded = list[Conversation](), list[Conversation]()
         while True:
             computed, did = self._step(put_off)
-            if computed and self._unloading is not None:
+            if computed and self.cells.unloading is not None:
                 # Those that starve are among the first in the next step.
                 return Inference(did.done, did.waiting + did.starved, ())
             if computed or not did.starved:
@@ -196,7 +195,7 @@ class Executor(Closing):
             if did.waiting:
                 # They had no place in a step with those that have no room.
                 put_off = list(did.starved)
-            elif (last := self._make_way()) is not None:
+            elif (last := self.cells.make_way()) is not None:
                 unloaded.append(last)
                 put_off = unloaded
             else:
@@ -207,7 +206,7 @@ class Executor(Closing):
         parts, starved, others = self._plan(put_off)
         logits, dropped = None, list[_Part]()
         while parts and (logits := self._compute(parts)) is None:
-            if self._give_way():
+            if self.cells.give_way():
                 continue
             # Without the youngest one, the others may fit; without one that does not fit alone, the rest may.
             last = parts.pop()
@@ -224,10 +223,9 @@ class Executor(Closing):
             part.conversation.advance(len(part.tokens), logits[row : row + part.outputs])
             row += part.outputs
             if len(part.tokens) > 1 and not part.conversation.waiting:
-                self._note_cut_place(part.conversation)
+                self.cells.note_cut_place(part.conversation)
         computed = [part.conversation for part in parts]
-        if self._unloading is not None:
-            self._unloading.use(computed)
+        self.cells.use(computed)
         return True, Inference(
             tuple(conversation for conversation in computed if not conversation.waiting),
             tuple(conversation for conversation in (*computed, *others) if conversation.waiting),
@@ -236,15 +234,15 @@ class Executor(Closing):
 
     def _plan(self, put_off: Sequence[Conversation]) -> tuple[list[_Part], list[Conversation], list[Conversation]]:
         """Return the parts of the next step, the conversations without a sequence, and those that have to wait."""
-        capacity = self.backend.capacity
+        capacity, unloading = self.backend.capacity, self.cells.unloading
         room, more_outputs = capacity.max_batch_tokens, capacity.max_prompt_logprob_tokens
         parts, starved, others = list[_Part](), list[Conversation](), list[Conversation]()
         new = 0
-        for conversation in self.conversations if self._unloading is None else self._unloading.by_use:
+        for conversation in self.conversations if unloading is None else unloading.by_use:
             if not conversation.waiting:
                 continue
             if conversation in put_off or (
-                conversation.sequence_id is None and not self._find_place(conversation, new)
+                conversation.sequence_id is None and not self.cells.find_place(conversation, new)
             ):
                 starved.append(conversation)
                 continue
@@ -261,18 +259,11 @@ class Executor(Closing):
             more_outputs -= max(0, outputs - 1)
         return parts, starved, others
 
-    def _give_way(self, beside: Conversation | None = None) -> bool:
-        """Unload a conversation that is idle, not ``beside``, if the executor does so; say whether there was one."""
-        idle = None if self._unloading is None else self._unloading.next_idle(beside)
-        if idle is not None:
-            self.unload(idle)
-        return idle is not None
-
     def _compute(self, parts: Sequence[_Part]) -> Floats | None:
         """Compute ``parts`` in one step; return the logits [outputs, vocabulary], or None if there is no room."""
         for part in parts:
             if part.conversation.sequence_id is None:
-                part.conversation.sequence_id = self._free_ids.pop(0)
+                part.conversation.sequence_id = self.cells.free_ids.pop(0)
         batch = self._batch(sorted(parts, key=_sequence_id))
         outcome = self.backend.decode(batch)
         if outcome is DecodeOutcome.OK:
@@ -280,7 +271,7 @@ class Executor(Closing):
             return self.backend.logits(count) if count else np.empty((0, self.vocabulary_size), np.float32)
         for part in parts:
             # The cache may hold a part of the batch.
-            self.trim(part.conversation, part.conversation.held)
+            self.cells.trim(part.conversation, part.conversation.held)
         if outcome is DecodeOutcome.NO_KV:
             return None
         raise GenerationError(f"the step failed ({outcome.value})")
@@ -336,24 +327,20 @@ class Executor(Closing):
             if len(saved.tokens) > longest:
                 raise StateError(f"a sequence has at most {longest} tokens. Saved: {len(saved.tokens)}")
         same_cells = batch.cells_fingerprint == self.backend.contents.state_fingerprint
-        is_usable = same_cells and self._saving is not Saving.NOTHING
+        is_usable = same_cells and self.cells.saving is not Saving.NOTHING
         conversations = list[Conversation]()
         for saved, slices in zip(batch.conversations, slices_of(batch), strict=True):
             conversation = self.create()
             conversation.restore(saved)
-            if is_usable and slices and self._free_ids:
+            if is_usable and slices and self.cells.free_ids:
                 source_id = conversations[saved.source].sequence_id if saved.shared else None
                 shared = None if source_id is None else PrefixCopy(source_id=source_id, length=saved.shared)
                 spans = self.media.spans(saved.tokens[: saved.held])
-                if self.backend.restore(self._free_ids[0], slices, shared, spans):
-                    conversation.sequence_id, conversation.held = self._free_ids.pop(0), saved.held
+                if self.backend.restore(self.cells.free_ids[0], slices, shared, spans):
+                    conversation.sequence_id, conversation.held = self.cells.free_ids.pop(0), saved.held
             conversation.note_held(conversation.held)
             conversations.append(conversation)
         return conversations
-
-    @property
-    def _saving(self) -> Saving:
-        return self.backend.capacity.current.saving
 
     # For conversations.
 
@@ -375,77 +362,11 @@ class Executor(Closing):
         if threading.get_ident() != self._thread:
             raise WrongThreadError("an executor belongs to the thread that made it")
 
-    def share(self, source: Conversation, target: Conversation) -> None:
-        """Let ``target``, which holds nothing, hold what ``source`` holds, if there is a sequence for it."""
-        if source.sequence_id is None or not source.held:
-            if self._unloading is not None:
-                self._unloading.share(source, target)
-            return
-        if self._free_ids or self._give_way(beside=source):
-            target.sequence_id, target.held = self._free_ids.pop(0), source.held
-            self.backend.copy(source.sequence_id, target.sequence_id, source.held)
-            self._note_cut_place(source)
-            target.cut_places = source.cut_places.copy()
-
-    def _find_place(self, conversation: Conversation, taken: int) -> bool:
-        """Let there be a free sequence beside those ``taken`` for it, and let it have the cells that are kept of it.
-
-        Return False if there is no sequence, or no room for the cells.
-        """
-        if taken == len(self._free_ids) and not self._give_way():
-            return False
-        if self._unloading is None:
-            return True
-        restored = self._unloading.restore(conversation, self._free_ids[0], self._give_way)
-        if restored is Restored.CELLS:
-            del self._free_ids[0]
-        return restored is not Restored.NO_ROOM
-
-    def _make_way(self) -> Conversation | None:
-        """Unload one of those that wait, where none of them can go on, and return it; None if it is not one of two.
-
-        The one that holds most stays, so that it gets on even if all that the others hold is computed again.
-        """
-        holders = [one for one in self.conversations if one.sequence_id is not None]
-        if self._unloading is None or len(holders) < 2:
-            return None
-        least = min(holders, key=lambda one: one.held)
-        self.unload(least)
-        return least
-
-    def unload(self, conversation: Conversation) -> None:
-        """Free the cells of the conversation. Keep a copy of them in host memory if the executor does so."""
-        if self._unloading is not None:
-            self._unloading.keep(conversation)
-        self.trim(conversation, 0)
-
-    def _note_cut_place(self, conversation: Conversation) -> None:
-        """Let it be cut back to where it is now, if it can be cut nowhere."""
-        if self._saving is Saving.WITH_STATE and conversation.sequence_id is not None:
-            conversation.cut_places.note(self.backend, conversation.sequence_id)
-
-    def trim(self, conversation: Conversation, length: int) -> None:
-        """Let the conversation hold its first ``length`` tokens at most; fewer if the cache cannot be cut there."""
-        sequence_id = conversation.sequence_id
-        if sequence_id is None:
-            return
-        length = min(length, conversation.held)
-        if self.backend.length(sequence_id) > length and not self.backend.trim(sequence_id, length):
-            spans = self.media.spans(conversation.tokens[:length])
-            length = conversation.cut_places.cut(self.backend, sequence_id, length, spans)
-        conversation.cut_places.forget_behind(length)
-        conversation.note_held(length)
-        if not length:
-            self._free_ids.append(sequence_id)
-            conversation.sequence_id = None
-
     def end(self, conversation: Conversation) -> None:
         """Free the cells of the conversation, and forget it."""
         self.check()
-        self.trim(conversation, 0)
+        self.cells.forget(conversation)
         del self._conversations[conversation]
-        if self._unloading is not None:
-            self._unloading.forget(conversation)
         self.media.keep(other.tokens for other in self._conversations)
 
     def save_all(self, conversations: Sequence[Conversation], path: str | Path | None) -> bytes:
@@ -472,14 +393,14 @@ class Executor(Closing):
 
     def _saved(self, conversation: Conversation, earlier: Sequence[SavedConversation]) -> SavedConversation:
         held, sequence_id = conversation.held, conversation.sequence_id
-        if sequence_id is None or not held or self._saving is Saving.NOTHING:
+        if sequence_id is None or not held or self.cells.saving is Saving.NOTHING:
             return conversation.saved(NO_BYTES, held=0)
         source, shared = find_shared(conversation.tokens[:held], earlier)
         cells: State | None = NO_BYTES
         state: State | None = NO_BYTES
         if shared < held:
             cells = self.backend.save(sequence_id, shared, held, _ANY_SIZE, releasing=False)
-        if self._saving is Saving.WITH_STATE:
+        if self.cells.saving is Saving.WITH_STATE:
             state = self.backend.save(sequence_id, held, held, _ANY_SIZE, releasing=False)
         if cells is None or state is None:
             return conversation.saved(NO_BYTES, held=0)

@@ -42,7 +42,7 @@ class PassTime:
             self.seconds += time.thread_time() - start
             return outcome
 
-        LlamaCppBackend.decode = timed  # type: ignore[method-assign]
+        LlamaCppBackend.decode = timed  # type: ignore[assignment, method-assign]
 
 
 def report(name: str, passes: PassTime, generate: Callable[[SamplingParams], None]) -> None:
@@ -90,7 +90,12 @@ async def awaited(passes: PassTime) -> None:
 def served(passes: PassTime) -> None:
     """Measure `LLM`, which has the server's scheduler and shard."""
     with LLM(fetched(WORDS_MODEL), kv_layout="unified", **OPTIONS) as llm:
-        report("LLM", passes, lambda params: list(llm.stream(PROMPT, params)) and None)
+
+        def generate(params: SamplingParams) -> None:
+            for _part in llm.stream(PROMPT, params):
+                pass
+
+        report("LLM", passes, generate)
 
 
 if __name__ == "__main__":
