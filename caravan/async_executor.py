@@ -16,6 +16,7 @@ from caravan.executor_sampling import Sampler, Stop
 from caravan.media import PlacedMedia
 from caravan.options import ExecutorOptions
 from caravan.outputs import Token
+from caravan.processes import OpeningProcess
 from caravan.twins import AsyncClosing
 
 _P = ParamSpec("_P")
@@ -31,6 +32,7 @@ class _Thread:
     """A thread that runs calls one after another, in the order in which they were made."""
 
     def __init__(self) -> None:
+        self._process = OpeningProcess()
         self._pool = ThreadPoolExecutor(1, "caravan-executor")
         self._last: Future[None] | None = None
         self._generations = 0
@@ -53,11 +55,12 @@ class _Thread:
         return next(moves, end) if move is None and self._generations == 1 else move
 
     async def run(self, work: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Return what ``work`` returns. Raises ClosedError.
+        """Return what ``work`` returns. Raises ClosedError, ForkedError.
 
         If this is cancelled, a call that has not started never starts. One that runs is waited for, since a step of
         llama.cpp cannot be interrupted; a conversation that it returns is closed.
         """
+        self._process.check("executor")
         try:
             call = self._pool.submit(work, *args, **kwargs)
         except RuntimeError:
@@ -74,7 +77,12 @@ class _Thread:
             raise
 
     async def end(self, last: Callable[[], None]) -> None:
-        """Run ``last`` after all earlier calls, and end the thread. If this is cancelled, both happen later."""
+        """Run ``last`` after all earlier calls, and end the thread. If this is cancelled, both happen later.
+
+        In a forked child, this does nothing.
+        """
+        if not self._process.is_this:
+            return
         if self._last is None:
             self._last = self._pool.submit(last)
             self._pool.shutdown(wait=False)
@@ -141,6 +149,8 @@ class AsyncConversation(_Remote[Conversation], AsyncClosing):
     def __hash__(self) -> int:
         """Return the hash of the conversation."""
         return hash(self._conversation)
+
+    __repr__ = Conversation.__repr__
 
     @property
     def state(self) -> State:
@@ -242,6 +252,9 @@ class AsyncExecutor(_Remote[Executor], AsyncClosing):
     def _free(self) -> None:
         if self._executor is not None:
             self._executor.close()
+
+    def __repr__(self) -> str:
+        return "<AsyncExecutor: not open>" if self._executor is None else f"Async{self._executor!r}"
 
     @property
     def vocabulary_size(self) -> int:

@@ -19,6 +19,10 @@ from caravan.executor_cells import ExecutorCells
 from caravan.executor_media import ExecutorMedia
 from caravan.lowlevel import load_backend, make_sampler
 from caravan.options import ENGINE_OPTIONS, ExecutorOptions, split_options
+from caravan.processes import OpeningProcess
+from caravan.prompts import check_text
+from caravan.python_names import python_names
+from caravan.reprs import model_repr
 from caravan.saved_state import NO_BYTES, SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
 from caravan.twins import Closing
 from caravan.unloading import Unloading
@@ -108,9 +112,10 @@ class Executor(Closing):
         given = defaults | options
         unload_idle = given.pop("unload_idle")
         of_model, _ = split_options(model, given)
-        self._model = str(model)
-        self._thread = threading.get_ident()
-        config = from_values(ShardConfig, of_model)
+        self._model, self._options = str(model), options
+        self._thread, self._process = threading.get_ident(), OpeningProcess()
+        with python_names():
+            config = from_values(ShardConfig, of_model)
         self.backend: Backend = load_backend(config)
         if not self.backend.capacity.generates:
             self.backend.close()
@@ -127,7 +132,7 @@ class Executor(Closing):
         self._closing = ExitStack()
         self._closing.callback(self.backend.close)
         self._closing.callback(self._contents.end)
-        self._close = weakref.finalize(self, self._closing.close)
+        self._close = weakref.finalize(self, self._process.call, self._closing.close)
         # In the order in which they were made.
         self._conversations: dict[Conversation, None] = {}
 
@@ -147,12 +152,15 @@ class Executor(Closing):
         return executor
 
     def close(self) -> None:
-        """Close all conversations, and free the model. Closing it again does nothing."""
-        if self._close.alive:
+        """Close all conversations, and free the model. Closing it again, or in a forked child, does nothing."""
+        if self._close.alive and self._process.is_this:
             self.check()
             for conversation in self.conversations:
                 conversation.close()
             self._close()
+
+    def __repr__(self) -> str:
+        return model_repr("Executor", self._model, self._options, closed=not self._close.alive)
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
@@ -167,6 +175,7 @@ class Executor(Closing):
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """Return the token ids of ``text``, with what the model puts around a prompt if ``add_special``."""
         self.check()
+        check_text(text)
         return self.backend.vocabulary.tokenize(text, add_special=add_special, parse_special=True)
 
     def create(self) -> Conversation:
@@ -356,7 +365,8 @@ class Executor(Closing):
         return self._chat_prompts
 
     def check(self) -> None:
-        """Raise ClosedError or WrongThreadError if this thread may not use the executor."""
+        """Raise ClosedError, ForkedError or WrongThreadError if this thread may not use the executor."""
+        self._process.check("executor")
         if not self._close.alive:
             raise ClosedError("the executor is closed")
         if threading.get_ident() != self._thread:

@@ -8,6 +8,7 @@ from typing import Unpack
 
 from caravan.errors import ModelError
 from caravan.options import ModelOptions, split_options
+from caravan.python_names import in_python, python_names
 from caravan_proto.flags import from_values
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
@@ -56,7 +57,9 @@ def open_backend(model: str | Path, **options: Unpack[ModelOptions]) -> Backend:
     Raises ModelError, and TypeError or ValueError if an option is wrong.
     """
     of_model, _ = split_options(model, options)
-    return load_backend(from_values(ShardConfig, of_model))
+    with python_names():
+        config = from_values(ShardConfig, of_model)
+    return load_backend(config)
 
 
 def load_backend(config: ShardConfig) -> Backend:
@@ -64,7 +67,7 @@ def load_backend(config: ShardConfig) -> Backend:
     try:
         return backend_loader(with_model_files_blocking(config))()
     except StartupError as error:
-        raise ModelError(str(error)) from None
+        raise ModelError(in_python(str(error))) from None
 
 
 def make_sampler(backend: Backend, threads: int = 1) -> Sampler:

@@ -12,10 +12,10 @@ from aiohttp import web
 
 from caravan_dialects.api.errors import UnhealthyError
 from caravan_dialects.api.tgi.errors import TGI
+from caravan_router.http.server.root_path import ROOT_PATH
 from caravan_router.http.server.route import Compressed, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
-from caravan_router.metrics.recorder import CONTENT_TYPE
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -177,11 +177,6 @@ async def is_sleeping(request: web.Request) -> web.Response:
     return json_reply(Sleep(state.catalogue is not None and not state.fleet.engines))
 
 
-@ROUTES.route("GET", "/metrics", "Return metrics in Prometheus text format", replies=(("text/plain", str),), open=True)
-async def metrics(request: web.Request) -> web.Response:
-    return web.Response(body=await request.app[STATE].metrics.render(), headers={"Content-Type": CONTENT_TYPE})
-
-
 @cache
 def openapi_document() -> bytes:
     """Return the committed document."""
@@ -189,8 +184,11 @@ def openapi_document() -> bytes:
 
 
 @cache
-def _sent_document() -> Compressed:
-    return Compressed.of(openapi_document(), "application/json")
+def _sent_document(root_path: str) -> Compressed:
+    if not root_path:
+        return Compressed.of(openapi_document(), "application/json")
+    document = msgspec.json.decode(openapi_document())
+    return Compressed.of(msgspec.json.encode({**document, "servers": [{"url": root_path}]}), "application/json")
 
 
 @cache
@@ -199,16 +197,19 @@ def docs_page() -> bytes:
     return render_page(msgspec.json.decode(openapi_document())).encode()
 
 
-def read_documents() -> None:
-    """Read and render the documents once. Call before the event loop runs, which file access would block."""
+def read_documents(root_path: str) -> None:
+    """Read and render the documents once. Call before the event loop runs, which file access would block.
+
+    ``root_path``: what a proxy puts before all paths.
+    """
     docs_page()
-    _sent_document()
+    _sent_document(root_path)
 
 
 @ROUTES.route("GET", "/api-doc/openapi.json", _DOCUMENT, reply=dict, alias="tgi")
 @ROUTES.route("GET", "/openapi.json", _DOCUMENT, reply=dict)
 async def openapi(request: web.Request) -> web.Response:
-    return _sent_document().reply(request, {})
+    return _sent_document(request.app[ROOT_PATH]).reply(request, {})
 
 
 @ROUTES.route("GET", "/docs", "Show this API's description as a page", replies=(("text/html", str),))

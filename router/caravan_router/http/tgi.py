@@ -172,6 +172,7 @@ async def info(request: web.Request) -> web.Response:
         max_batch_size=state.info.max_batch_size,
         models=[each.name for each in listed_models(state)],
         draft_model=model.draft_model or None,
+        request_defaults=dict(model.request_defaults),
     )
     return json_reply(reply)
 
