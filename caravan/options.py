@@ -87,6 +87,12 @@ class ModelOptions(TypedDict, total=False):
     max_batch_prefill_tokens: int
 
 
+class ExecutorOptions(ModelOptions, total=False):
+    """Options of an `Executor`. ``unload_idle``: let idle conversations give way to those that wait."""
+
+    unload_idle: bool
+
+
 class ServerOptions(TypedDict, total=False):
     """Options of a server over a model. Names, values and defaults are those of the flags, see docs/configuration.md.
 
