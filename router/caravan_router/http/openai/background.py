@@ -43,6 +43,7 @@ from caravan_router.http.server.authentication import NOBODY
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.ignored import IGNORED
 from caravan_router.http.server.state import CLIENT, ENDING, RUNNING, STATE, owner_of
+from caravan_scheduler.core.engine import TEXT_SENDER, TextSender
 from caravan_scheduler.core.errors import EngineError, ModelReplacedError, NoShardError
 from caravan_scheduler.core.trace import NO_TRACE
 
@@ -310,6 +311,7 @@ class BackgroundResponses:
     async def _prepare(self, job: _BackgroundJob) -> None:
         """Make the answer of a job. Raises EngineError, RequestError."""
         state = self._app[STATE]
+        TEXT_SENDER.set(TextSender(tenant=job.client.key.tenant))
         sender = Sender(key=job.client.key, headers={}, request_id=job.progress.request_id)
         context = await sender_context(state, sender, job.name)
         if job.name not in (context.model.name, context.adapter):

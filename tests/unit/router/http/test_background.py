@@ -94,13 +94,17 @@ async def read_with_cuts(service: Service, response_id: str, cuts: Sequence[int]
     return read
 
 
-async def test_clients_that_are_cut_off_at_1000_events_get_the_same_bytes_and_nothing_is_computed_twice() -> None:
+@pytest.mark.parametrize("responses", [1, pytest.param(10, marks=pytest.mark.slow)])
+async def test_clients_that_are_cut_off_anywhere_get_the_same_bytes_and_nothing_is_computed_twice(
+    responses: int,
+) -> None:
+    """100 random events of each response."""
     words = [f" w{number}" for number in range(200)]
     draw = random.Random(45)
     slow = engine(*words)
     slow.step_s = 0.002
     async with serving(slow) as service:
-        ids = [(await begun(service))["id"] for _ in range(10)]
+        ids = [(await begun(service))["id"] for _ in range(responses)]
         cuts = [sorted(draw.sample(range(len(words)), 100)) for _ in ids]
         texts = await asyncio.gather(*(read_with_cuts(service, *each) for each in zip(ids, cuts, strict=True)))
         for response_id, text in zip(ids, texts, strict=True):
