@@ -168,10 +168,9 @@ class BackgroundResponses:
             held.enter_context(self._app[RUNNING].listing(asked.running))
             answer, progress = await admitted(request, asked, held.enter_context(ExitStack()))
             assert isinstance(answer, BackgroundAnswer)
-            assert asked.deadline is not None
             progress.trace = NO_TRACE  # That of the request ends with its reply.
             log = EventLog(state.store, asked.running.id)
-            await answer.begin(log, answer.record(body, asked.deadline, progress.request_id))
+            await answer.begin(log, asked.record)
             queued = answer.response()
             self._generate(
                 _BackgroundJob(
@@ -299,7 +298,7 @@ class BackgroundResponses:
                 async with job.progress.saving() as run:
                     await job.answer.generate(run, job.log, job.asked.saved)
             except (NoShardError, UnknownModelError) as error:
-                if isinstance(error, ModelReplacedError) or time.time() >= (job.asked.deadline or 0.0):
+                if isinstance(error, ModelReplacedError) or time.time() >= job.asked.record.deadline:
                     raise
             else:
                 return
