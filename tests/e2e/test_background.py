@@ -4,6 +4,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from operator import le
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +95,9 @@ async def test_a_response_outlives_kills_of_the_router_and_of_the_shard(tmp_path
         for kill in range(KILLS):
             wanted = len(events[0]) + draw.randrange(5, TOKENS // (2 * KILLS))
             await eventually(
-                lambda: len(events[0]),
-                "more events",
-                lambda found, least=wanted: found >= least,
+                partial(len, events[0]),
+                f"{wanted} events",
+                partial(le, wanted),
                 unless=lambda: "".join(str(task) for task in reading if task.done()),
             )
             if kill % 3 == 2:

@@ -262,9 +262,11 @@ async def test_each_key_may_have_so_many_at_a_time() -> None:
     made = paused("a", after=0)
     async with serving(made, Limits(max_background=2), keys("one", "two")) as service:
         body = {"input": "Hi", "background": True}
-        for status in (200, 200, 429):
+        for _ in range(2):
             response = await service.post(PATH, body, Authorization="Bearer one")
-            assert response.status == status
+            assert response.status == 200
+        response = await service.post(PATH, body, Authorization="Bearer one")
+        assert response.status == 429
         assert "2 responses in the background" in (await response.json())["error"]["message"]
         other = await service.post(PATH, body, Authorization="Bearer two")
         assert other.status == 200
