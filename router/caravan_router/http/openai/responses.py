@@ -42,6 +42,7 @@ from caravan_router.http.server.route import (
 )
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import RUNNING, STATE, owner_of
+from caravan_router.http.server.tags import Tag
 
 _PATH = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
@@ -69,9 +70,9 @@ class _Ended(msgspec.Struct, frozen=True):
     status: str
 
 
-ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
+ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS, tag=Tag.RESPONSES)
 # Paths of OpenAI that openapi.json does not describe.
-UNSUPPORTED = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
+UNSUPPORTED = Routes(OPENAI, tolerance=Tolerance.ALWAYS, tag=Tag.RESPONSES)
 
 
 @ROUTES.route(
