@@ -10,8 +10,14 @@ export function announce(text) {
   byId("announcer").textContent = text;
 }
 
-export function notice(text, kind = "") {
+/** Shows a text for a while, an error until it is dismissed. `undo`: takes back what it tells. */
+export function notice(text, kind = "", undo = null) {
   const shown = element("div", { class: `notice ${kind}` }, element("span", {}, text));
+  const undone = () => {
+    shown.remove();
+    undo();
+  };
+  if (undo) shown.append(button("Undo", undone, { class: "plain" }));
   shown.append(button("Dismiss", () => shown.remove(), { class: "plain" }));
   byId("notices").append(shown);
   if (kind !== "error") setTimeout(() => shown.remove(), SHOWN_MS);
