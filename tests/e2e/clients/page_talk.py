@@ -262,7 +262,14 @@ def pictures(visit: Visit) -> Any:
     # The browser itself notes answers that are errors.
     visit.wrong = [text for text in visit.wrong if "Failed to load resource" not in text]
     width = page.evaluate(measure, url)
-    return {"blind": blind, "parts": [picture, text], "url": url[:23], "width": width, "kept": kept, "same": url == again}
+    return {
+        "blind": blind,
+        "parts": [picture, text],
+        "url": url[:23],
+        "width": width,
+        "kept": kept,
+        "same": url == again,
+    }
 
 
 def completing(visit: Visit) -> Any:

@@ -1,6 +1,6 @@
 /** The calls that a conversation makes. */
 
-import { getForEvents, postForEvents, postJson } from "../base/api.js";
+import { getForEvents, getJson, postForEvents, postJson } from "../base/api.js";
 
 const path = (id, rest = "") => `v1/responses/${encodeURIComponent(id)}${rest}`;
 
@@ -10,6 +10,7 @@ export const begin = (body, signal) =>
 /** Yields the events of a response behind the one with a sequence number. */
 export const resume = (id, sequence, signal) =>
   getForEvents(path(id, `?stream=true&starting_after=${sequence}`), signal);
+export const whole = (id) => getJson(path(id));
 export const cancel = (id) => postJson(path(id, "/cancel"), undefined);
 /** Returns the ids of the tokens that a request's prompt has. */
 export const promptOf = async (body) => (await postJson("v1/responses/render", body)).token_ids;

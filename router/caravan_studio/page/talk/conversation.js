@@ -135,17 +135,8 @@ export class Conversation extends EventTarget {
   }
 
   /** Ends all answers with what they have. */
-  async stop() {
-    const ending = [...this.#lives.values()].map(async (live) => {
-      try {
-        if (!live.node.response) throw new ApiError(0, "It has not begun.");
-        await calls.cancel(live.node.response);
-      } catch (error) {
-        if (!(error instanceof ApiError)) throw error;
-        live.abort.abort();
-      }
-    });
-    await Promise.all(ending);
+  stop() {
+    for (const live of this.#lives.values()) live.abort.abort();
   }
 
   /** Has a node answered that is the last one. */

@@ -82,8 +82,13 @@ export class ConversationList {
 
   #menu(record, edit) {
     const { title } = record;
-    const act = (label, action, name = label) =>
-      button(label, action, { class: "plain small", "aria-label": `${name} ${title}` });
+    const act = (label, action) => {
+      const done = () => {
+        menu.open = false;
+        action();
+      };
+      return button(label, done, { class: "plain small", "aria-label": `${label} ${title}` });
+    };
     const menu = element(
       "details",
       { class: "menu" },

@@ -36,7 +36,7 @@ export function startTalk() {
   const closeSettings = panel("settings", () => fillSettings());
   closeList = panel("conversations");
   transcript = new Transcript(actions());
-  composer = new Composer({ send, stop: () => attempt(() => conversation.stop()) });
+  composer = new Composer({ send, stop: () => conversation.stop() });
   columns = new Columns(composer.answers);
   meter = new ContextMeter();
   tree = new TreeView({ go: showBranch, close: closeTree });
@@ -45,9 +45,9 @@ export function startTalk() {
   NARROW.addEventListener("change", showList);
   showList();
   byId("talk").addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && conversation?.busy) attempt(() => conversation.stop());
+    if (event.key === "Escape" && conversation?.busy) conversation.stop();
   });
-  composer.text.addEventListener("input", () => write(draftOf(conversation), composer.text.value));
+  composer.text.addEventListener("input", () => conversation && write(draftOf(conversation), composer.text.value));
   archive.onChange((id) => attempt(() => changedElsewhere(id)));
   addView("talk", { show: (id) => attempt(() => route(id)) });
   attempt(goOnWithAnswers);
@@ -68,9 +68,11 @@ async function route(id) {
 async function open(found) {
   const isOpen = found instanceof Conversation;
   if (isOpen && found === conversation) return show();
+  // What is typed before the first one is read belongs to it.
+  const typed = conversation ? "" : composer.text.value;
   conversation = isOpen ? found : await openedFrom(found);
   transcript.clear();
-  composer.text.value = read(draftOf(conversation), "");
+  composer.text.value = typed || read(draftOf(conversation), "");
   if (NARROW.matches && !byId("conversations").hidden) closeList();
   show();
   transcript.scrollToEnd();
@@ -198,7 +200,7 @@ async function rename(id, title) {
 
 async function remove({ id, title }) {
   await attempt(async () => {
-    await opened.get(id)?.stop();
+    opened.get(id)?.stop();
     await archive.setDeleted(id, true);
     opened.delete(id);
   });

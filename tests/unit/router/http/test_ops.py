@@ -25,7 +25,7 @@ from caravan_testing.scripted_engine import ScriptedEngine
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 FILES = resources.files("caravan_studio.page")
-MOST_BYTES = 150_000
+MOST_BYTES = 400_000
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/v1/health", "/ping"])
