@@ -52,11 +52,6 @@ export class Composer {
     send(text, Number(this.answers.value), this.pictures.take());
   }
 
-  /** Gives a text back that could not be sent. */
-  restore(text) {
-    if (!this.text.value) this.text.value = text;
-  }
-
   show({ busy, choosing }) {
     this.stop.hidden = !busy;
     this.send.disabled = busy || choosing;

@@ -128,16 +128,14 @@ function show() {
 
 async function send(text, answers, parts) {
   const asked = conversation;
-  forget(draftOf(asked));
-  let isKept = false;
+  const draft = draftOf(asked);
+  asked.addEventListener("kept", () => forget(draft), { once: true });
   const content = [...parts, ...(text.trim() ? [{ type: "input_text", text }] : [])];
   await attempt(async () => {
     const saying = asked.during(() => asked.say(content, columns.of(answers)));
     transcript.scrollToEnd();
     await saying;
-    isKept = true;
   });
-  if (!isKept && asked === conversation) composer.restore(text);
 }
 
 function actions() {

@@ -3,6 +3,7 @@
 import { button, byId, element } from "../base/dom.js";
 import { announce } from "../base/notices.js";
 import { AnswerView, costOf } from "./answer_view.js";
+import { isRunning } from "./archive.js";
 import { editor } from "./editor.js";
 import { openCalls, textOfEntry } from "./entries.js";
 import { partOf } from "./parts.js";
@@ -81,8 +82,9 @@ export class Transcript {
     if (running) view.answer?.grow(node.items, () => atEnd && this.scrollToEnd());
     else if (view.items !== node.items || view.running) view.answer?.show(node.items);
     Object.assign(view, { items: node.items, running });
-    view.state.textContent = running ? live.state : (node.error ?? costLine(node));
-    view.state.classList.toggle("error", Boolean(node.error) && !running);
+    const error = running ? null : errorOf(node);
+    view.state.textContent = running ? live.state : (error ?? costLine(node));
+    view.state.classList.toggle("error", error !== null);
     view.article.setAttribute("aria-busy", String(running));
     if (!live || running || this.#announced.has(live)) return;
     this.#announced.add(live);
@@ -99,9 +101,10 @@ export class Transcript {
     if (text) shown.push(act("Copy", () => navigator.clipboard?.writeText(text)));
     if (node.kind === "message" || text) shown.push(act("Edit", edit));
     if (node.kind === "answer") {
-      const isCut = node.error || node.status === "cut";
+      const error = errorOf(node);
+      const isCut = error || node.status === "cut";
       if (isLast && isCut && node.items.at(-1)?.type === "message") shown.push(act("Continue", actions.goOn));
-      if (node.error) shown.push(...this.#mending(node, act));
+      if (error) shown.push(...this.#mending(node, act));
       else shown.push(act("Another answer", actions.again));
       if (text) shown.push(act("Probabilities", () => showProbabilities(conversation, node, view.body)));
     } else if (isLast && !openCalls(conversation.items).length) shown.push(act("Answer", actions.answer));
@@ -142,6 +145,9 @@ function made(node) {
   const article = element("article", { class: `entry ${node.kind}`, "aria-label": who }, body, state, tools);
   return { article, body, answer, state, tools, version: node.version, items: null, running: false, live: null };
 }
+
+/** Returns why an answer that is not being generated here is not whole, or null. */
+const errorOf = (node) => (isRunning(node) ? "No server has answered yet." : (node.error ?? null));
 
 /** Returns which model wrote an answer, and what it cost. */
 const costLine = (node) => [node.usage && node.model, costOf(node.usage)].filter(Boolean).join(" · ");
