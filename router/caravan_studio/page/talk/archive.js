@@ -48,13 +48,18 @@ export const newConversation = () => ({
   choosing: null,
 });
 
+let last = 0;
+
+/** Returns a time that is later than any before, so that it tells the order. */
+const now = () => (last = Math.max(Date.now(), last + 1));
+
 export const newNode = (conversation, parent, kind, items, more = {}) => ({
   id: database.newId(),
   conversation,
   parent,
   kind,
   items,
-  made: Date.now(),
+  made: now(),
   status: "done",
   version: 0,
   sequence: -1,
