@@ -5,8 +5,10 @@
  */
 
 import { ApiError } from "../base/api.js";
+import { newId } from "../base/database.js";
 import { beginning } from "../base/format.js";
 import { notice } from "../base/notices.js";
+import { read, write } from "../base/stored.js";
 import * as archive from "./archive.js";
 import * as calls from "./calls.js";
 import { continued } from "./continuing.js";
@@ -15,8 +17,7 @@ import { follow } from "./following.js";
 import { LiveAnswer } from "./live_answer.js";
 
 const SAVE_MS = 200;
-// The same in a tab after it is loaded anew.
-const TAB = (sessionStorage.tab ??= archive.newConversation().id);
+const TAB = thisTab();
 
 export class Conversation extends EventTarget {
   #underWay = 0;
@@ -334,7 +335,8 @@ export class Conversation extends EventTarget {
     this.#changed();
     await stored(async () => {
       await archive.saveNodes(nodes);
-      await archive.changeConversation(this.id, { tip, choosing, used: this.record.used });
+      // What was deleted in another tab meanwhile is in use.
+      await archive.changeConversation(this.id, { tip, choosing, used: this.record.used, deleted: 0 });
     });
   }
 
@@ -355,6 +357,13 @@ export class Conversation extends EventTarget {
   #changed() {
     this.dispatchEvent(new Event("change"));
   }
+}
+
+/** Returns a name of the tab, which it still has when it is loaded anew. */
+function thisTab() {
+  const name = read("tab", newId(), { lasting: false });
+  write("tab", name, { lasting: false });
+  return name;
 }
 
 /** Stores something. Where that fails, such as on a full disk, the page goes on with what it shows, and says so. */

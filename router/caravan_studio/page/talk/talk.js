@@ -94,14 +94,21 @@ async function openedFrom(record) {
   return made;
 }
 
-/** Follows answers that had not ended when the page was closed. */
+/** Follows answers that had not ended when the page was closed; browsers have few connections to a server. */
 async function goOnWithAnswers() {
   await archive.purge();
   for (const id of await archive.unfinished()) {
     const record = opened.has(id) ? null : await archive.conversation(id);
-    if (record) await openedFrom(record);
+    if (record) await ended(await openedFrom(record));
   }
 }
+
+const ended = (used) =>
+  new Promise((resolve) => {
+    const look = () => used.busy || resolve();
+    used.addEventListener("change", look);
+    look();
+  });
 
 async function changedElsewhere(id) {
   await opened.get(id)?.load();
