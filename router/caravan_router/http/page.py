@@ -21,6 +21,7 @@ _CONTENT_TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "woff2": "font/woff2",
 }
 
 
@@ -82,6 +83,7 @@ _POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
+        "font-src 'self'",
         "img-src 'self' data: blob:",
         "connect-src 'self'",
         "base-uri 'none'",
@@ -138,7 +140,7 @@ async def front_page(request: web.Request) -> web.StreamResponse:
         Parameter(name="folder", place="path", description="Folder of the file"),
         Parameter(name="file", place="path", description="Name of the file"),
     ),
-    replies=(("text/css", str), ("text/javascript", str), ("image/svg+xml", str)),
+    replies=(("text/css", str), ("text/javascript", str), ("image/svg+xml", str), ("font/woff2", bytes)),
     errors=(404,),
 )
 async def page_file(request: web.Request) -> web.StreamResponse:
