@@ -76,8 +76,8 @@ def _ending(name: str) -> str:
 SHOWN = web.AppKey("page_shown", bool)
 
 
-# Scripts and styles are files of the page alone, and no text becomes HTML but through the sanitiser's policy. Pictures
-# that a user sends are shown from memory. Nothing is fetched from, sent to or shown in the page of another host.
+# Scripts and styles are files of the page alone, and no text becomes HTML but through the sanitiser's policy. Images
+# and audio that a user sends are shown from memory. Nothing is fetched from, sent to or shown in the page of another host.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -85,6 +85,7 @@ _POLICY = "; ".join(
         "style-src 'self'",
         "font-src 'self'",
         "img-src 'self' data: blob:",
+        "media-src data:",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",

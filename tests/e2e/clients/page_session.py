@@ -20,15 +20,17 @@ PARTS: dict[str, Callable[[Visit], Any]] = {
     part.__name__: part
     for part in (
         page_talk.talk,
+        page_talk.markdown,
         page_talk.branches,
         page_talk.side_by_side,
         page_talk.hostile,
         page_talk.by_keyboard,
         page_talk.tools_and_settings,
-        page_talk.pictures,
+        page_talk.files,
         page_talk.completing,
         page_views.locked,
         page_views.looks,
+        page_views.theme,
         page_views.recording,
         page_views.live,
         page_views.fleet,

@@ -51,6 +51,56 @@ def talk(visit: Visit) -> Any:
     }
 
 
+def markdown(visit: Visit) -> Any:
+    visit.go()
+    page = visit.page
+    visit.say("written")
+    answer = page.locator(".answer-body")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    copied = []
+    for copy in (answer.get_by_role("button", name="Copy"), page.locator(".answer .tools").get_by_label("Copy")):
+        copy.click()
+        copy.and_(page.locator("[title=Copied]")).wait_for()
+        visit.message().fill("")
+        visit.message().press("Control+V")
+        copied.append(visit.message().input_value())
+        visit.message().fill("")
+    return {
+        "starts": answer.locator("ol").evaluate_all("lists => lists.map(({ start }) => start)"),
+        "checks": [answer.get_by_role("img", name=name).count() for name in ("Done", "To do")],
+        "inputs": answer.locator("input").count(),
+        "right": answer.locator("td").last.evaluate("cell => getComputedStyle(cell).textAlign"),
+        "cells": answer.locator("td").evaluate_all("cells => cells.map((cell) => cell.innerHTML)"),
+        "folded": answer.locator("details summary").inner_text(),
+        "formulas": answer.locator("math").evaluate_all("all => all.map((one) => one.textContent.slice(0, 12))"),
+        "coloured": answer.locator("pre .hljs-keyword").all_inner_texts(),
+        "text": answer.locator("p", has_text="Costs").inner_text(),
+        "links": answer.locator("a").evaluate_all("links => links.map((link) => link.href)"),
+        "copied": copied,
+        "announced": page.locator("#announcer").inner_text(),
+        "mangled": page.evaluate(_GROW, ["so \\(a_1 + b_1\\) is", "so \\[\n x\n- y\n\\] is"]),
+    }
+
+
+# Shows every beginning of some texts as they grow; returns those that show something else than a formula or its source.
+_GROW = """async (texts) => {
+    const base = document.querySelector("script[src$='main.js']").src;
+    const { GrowingMarkdown } = await import(new URL("../talk/markdown.js", base));
+    const mangled = [];
+    for (const text of texts) {
+        const shown = new GrowingMarkdown();
+        for (let end = 1; end <= text.length; end += 1) {
+            shown.update(text.slice(0, end));
+            if (shown.node.querySelector("em, li, ul")) mangled.push(text.slice(0, end));
+            const source = shown.node.querySelector("code.tex")?.textContent;
+            if (source !== undefined && !text.slice(0, end).includes(source)) mangled.push(source);
+        }
+        if (!shown.node.querySelector("math")) mangled.push(text);
+    }
+    return mangled;
+}"""
+
+
 def branches(visit: Visit) -> Any:
     visit.go()
     page = visit.page
@@ -140,7 +190,7 @@ def hostile(visit: Visit) -> Any:
     visit.say("hostile")
     made = (
         page.locator(".answer-body")
-        .locator("script, iframe, img, svg, style, form, button:not(.code-head button)")
+        .locator("script, iframe, img, svg:not(.icon), style, form, button:not(.code-head button)")
         .count()
     )
     links = page.locator(".answer-body a").evaluate_all("links => links.map((link) => [link.protocol, link.rel])")
@@ -241,32 +291,75 @@ def tools_and_settings(visit: Visit) -> Any:
     }
 
 
-def pictures(visit: Visit) -> Any:
-    """Where the list of models says that the model sees; the scripted engine itself refuses pictures."""
+def files(visit: Visit) -> Any:
+    """Where the list of models says that the model reads images; the scripted engine itself refuses them."""
     visit.go()
     page = visit.page
-    blind = visit.button("Add an image").is_visible()
+    attach = page.get_by_label("Files", exact=True)
+    names = page.locator(".attachment-name")
+    drawn = page.evaluate("Object.assign(document.createElement('canvas'), { width: 3000, height: 10 }).toDataURL()")
+    image = {"name": "a.png", "mimeType": "image/png", "buffer": base64.b64decode(drawn.partition(",")[2])}
+    text = {"name": "notes.md", "mimeType": "text/markdown", "buffer": "# Größe\r\n".encode()}
+    packed = {"name": "b.zip", "mimeType": "application/zip", "buffer": b"PK\x03\x04\x00\xff"}
+    document = {"name": "c.pdf", "mimeType": "application/pdf", "buffer": _pdf(visit)}
+    attach.set_input_files([image, text, packed, document])
+    names.nth(1).wait_for()
+    refused = page.locator(".notice.error").all_inner_texts()
+    page.get_by_role("button", name="Remove c.pdf").click()
+    _drop(visit, "dropped.txt", "from the desktop")
+    page.locator(".attachment", has_text="dropped.txt").wait_for()
+    attached = page.locator(".attachment").all_inner_texts()
+    attach.set_input_files(document)
+    page.locator(".attachment", has_text="c.pdf").wait_for()
+    with page.expect_request("**/v1/responses") as sent:
+        visit.say("What is this?")
+    parts = [part["text"] for part in json.loads(sent.value.post_data or "")["input"][0]["content"]]
+    folded = page.locator(".sent-file summary").all_inner_texts()
+    page.get_by_text("You said").wait_for()
     sees = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
     models = {"object": "list", "data": [{"id": "scripted", "architecture": sees}]}
     page.route("**/v1/models", lambda route: route.fulfill(json=models))
     page.reload()
-    visit.button("Add an image").wait_for()
-    drawn = page.evaluate("Object.assign(document.createElement('canvas'), { width: 3000, height: 10 }).toDataURL()")
-    content = base64.b64decode(drawn.partition(",")[2])
-    page.get_by_label("Images").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": content})
-    page.get_by_alt_text("Image 1").wait_for()
-    visit.message().fill("What is this?")
+    page.get_by_text("You said").wait_for()
+    attach.set_input_files(image)
+    page.locator(".attachment img").wait_for()
     with page.expect_request("**/v1/responses") as sent:
         visit.button("Send").click()
-    picture, text = json.loads(sent.value.post_data or "")["input"][0]["content"]
+    (picture,) = json.loads(sent.value.post_data or "")["input"][0]["content"]
     url = picture.pop("image_url")
     measure = "url => new Promise((done) => Object.assign(new Image(), { src: url, onload() { done(this.width) } }))"
     page.locator(".notice.error").wait_for()
-    restored = visit.message().input_value()
     # The browser itself notes answers that are errors.
     visit.wrong = [text for text in visit.wrong if "Failed to load resource" not in text]
-    width = page.evaluate(measure, url)
-    return {"blind": blind, "parts": [picture, text], "url": url[:23], "width": width, "restored": restored}
+    return {
+        "refused": [text.removesuffix("\nDismiss") for text in refused],
+        "attached": attached,
+        "parts": parts,
+        "folded": folded,
+        "url": url[:23],
+        "width": page.evaluate(measure, url),
+        "restored": page.locator(".attachment img").count(),
+    }
+
+
+def _pdf(visit: Visit) -> bytes:
+    page = visit.context.new_page()
+    page.set_content("<h1>Invoice</h1><p>The total is <b>1,234.50 €</b>.</p>")
+    content = page.pdf()
+    page.close()
+    return content
+
+
+def _drop(visit: Visit, name: str, text: str) -> None:
+    visit.page.locator("#talk").evaluate(
+        """(place, [name, text]) => {
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([text], name, { type: "text/plain" }));
+            for (const type of ["dragenter", "dragover", "drop"])
+                place.dispatchEvent(new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true }));
+        }""",
+        [name, text],
+    )
 
 
 def completing(visit: Visit) -> Any:

@@ -35,8 +35,11 @@ def looks(visit: Visit) -> Any:
     """Both themes and both widths of the views that a scripted engine fills."""
     visit.go()
     page = visit.page
-    visit.say("rich")
+    visit.say("written")
     visit.say("think")
+    page.get_by_label("Files", exact=True).set_input_files(
+        {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"x"}
+    )
     found: dict[str, Any] = {"unreadable": [], "wide": [], "grounds": {}}
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
@@ -64,6 +67,22 @@ def looks(visit: Visit) -> Any:
     return found
 
 
+def theme(visit: Visit) -> Any:
+    """The switch of the theme, over what the system has."""
+    visit.go()
+    page = visit.page
+    page.emulate_media(color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    grounds = [page.evaluate(ground)]
+    for name in ("system", "light"):
+        visit.button(f"Theme: {name}").click()
+        grounds.append(page.evaluate(ground))
+    page.emulate_media(color_scheme="light")
+    page.reload()
+    visit.button("Theme: dark").wait_for()
+    return {"grounds": [*grounds, page.evaluate(ground)]}
+
+
 def fleet(visit: Visit) -> Any:
     """On a server of several shards that an operator may see."""
     visit.go("#talk")
@@ -79,7 +98,9 @@ def fleet(visit: Visit) -> Any:
         page.emulate_media(color_scheme=theme)
         found["unreadable"] += visit.unreadable()
     page.set_viewport_size(PHONE)
+    found["unreadable"] += visit.unreadable()
     found["wide"] = visit.overflows()
+    found["names"] = shards.locator("td:first-child div:first-child").all_inner_texts()
     page.set_viewport_size(DESK)
     page.get_by_role("button", name="Flush").first.click()
     found["question"] = page.locator("dialog h2").inner_text()
@@ -135,6 +156,7 @@ def recording(visit: Visit) -> Any:
         page.emulate_media(color_scheme=theme)
         found["unreadable"] += visit.unreadable()
     page.set_viewport_size(PHONE)
+    found["unreadable"] += visit.unreadable()
     found["wide"] = visit.overflows()
     found["plays"] = lanes.evaluate(
         """lanes => {

@@ -1,6 +1,6 @@
 /** Copies texts, and says so. */
 
-import { button } from "./dom.js";
+import { icon, iconButton } from "./icons.js";
 import { announce, notice } from "./notices.js";
 
 const CONFIRMED_MS = 2000;
@@ -39,24 +39,22 @@ function copiedBySelection(text) {
   }
 }
 
-/** Returns a button that copies what `textOf` returns, and then reads "Copied" for a moment. */
+/** Returns a button that copies what `textOf` returns, and then says "Copied" for a moment. */
 export function copyButton(textOf, properties = {}) {
   let timer = null;
-  const made = button(
-    "Copy",
-    async () => {
-      if (!(await copied(textOf()))) return notice("This browser does not let the page copy. Select the text.", "error");
-      announce("Copied");
-      made.replaceChildren("Copied");
-      made.classList.add("confirms");
-      clearTimeout(timer);
-      timer = setTimeout(() => {
-        made.replaceChildren("Copy");
-        made.classList.remove("confirms");
-      }, CONFIRMED_MS);
-      return undefined;
-    },
-    properties,
-  );
+  const show = (name, label) => {
+    made.replaceChildren(icon(name));
+    made.title = label;
+    made.classList.toggle("confirms", name === "check");
+  };
+  const copy = async () => {
+    if (!(await copied(textOf()))) return notice("This browser does not let the page copy. Select the text.", "error");
+    announce("Copied");
+    show("check", "Copied");
+    clearTimeout(timer);
+    timer = setTimeout(() => show("copy", "Copy"), CONFIRMED_MS);
+    return undefined;
+  };
+  const made = iconButton("copy", "Copy", copy, properties);
   return made;
 }

@@ -1,9 +1,11 @@
 /** What happened, told to readers of the screen and to listeners. */
 
 import { ApiError } from "./api.js";
-import { button, byId, element } from "./dom.js";
+import { byId, element } from "./dom.js";
+import { iconButton } from "./icons.js";
 
 const SHOWN_MS = 8000;
+const MOST = 3;
 
 /** Tells listeners of a screen reader. */
 export function announce(text) {
@@ -12,8 +14,9 @@ export function announce(text) {
 
 export function notice(text, kind = "") {
   const shown = element("div", { class: `notice ${kind}` }, element("span", {}, text));
-  shown.append(button("Dismiss", () => shown.remove(), { class: "plain" }));
-  byId("notices").append(shown);
+  shown.append(iconButton("close", "Dismiss", () => shown.remove()));
+  const others = [...byId("notices").children].filter((other) => other.textContent !== text);
+  byId("notices").replaceChildren(...others.slice(1 - MOST), shown);
   if (kind !== "error") setTimeout(() => shown.remove(), SHOWN_MS);
 }
 

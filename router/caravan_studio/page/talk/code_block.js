@@ -32,7 +32,7 @@ export function frameCode(block, isOpen) {
   block.dir = "ltr";
   block.setAttribute("role", "region");
   block.setAttribute("aria-label", `Code: ${language || "text"}`);
-  const copy = copyButton(() => text.replace(/\n$/, ""), { class: "plain small" });
+  const copy = copyButton(() => text.replace(/\n$/, ""), { class: "small" });
   const head = element("div", { class: "row code-head" }, element("span", {}, language || "text"), copy);
   wrap(block, element("div", { class: "code" }, head));
 }

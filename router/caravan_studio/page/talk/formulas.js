@@ -14,6 +14,8 @@ const ENVIRONMENT = new RegExp(
 const UNFINISHED = new RegExp(String.raw`^(?:\\\[|\\\(|\$\$|\\begin\{(?:equation|align|gather|multline))${LINES}*$`);
 const UNFINISHED_DOLLAR = /^\$[^\s$\d][^$`\n]{0,200}$/;
 
+const DELIMITERS = /^(?:\\\[|\\\(|\$\$?)|(?:\\\]|\\\)|\$\$?)$/g;
+
 // The longest formula that is shown as one. TeX can ask for much more work than its length lets expect.
 const MOST = 5000;
 const LIMITS = { trust: false, throwOnError: true, maxExpand: 200, maxSize: [20, 200] };
@@ -43,7 +45,7 @@ function found(source, before, growing) {
 function checked(pattern, source, display, isOne = () => true) {
   const match = pattern.exec(source);
   if (!match || !isOne(match[1])) return null;
-  return { type: "formula", raw: match[0], text: match[1].trim(), kind: display ? "display" : "inline" };
+  return { type: "formula", raw: match[0], text: match[0], kind: display ? "display" : "inline" };
 }
 
 /** Returns the extension of the parser. `growing`: the text has no end yet, and its last formula may lack one. */
@@ -53,16 +55,17 @@ export function formulaExtensions(escape, growing) {
     {
       name: "formulaBlock",
       level: "block",
-      start: (source) => /^ {0,3}(?:\\\[|\$\$|\\begin\{)/m.exec(source)?.index,
+      // One that begins at the end of a line of a paragraph ends the paragraph: its lines may look like lists.
+      start: (source) => /^ {0,3}(?:\\\[|\$\$|\\begin\{)|(?:\\\[|\$\$)[ \t]*\n/m.exec(source)?.index,
       tokenizer(source) {
         const indent = /^ {0,3}/.exec(source)[0];
         const rest = source.slice(indent.length);
         if (!/^(?:\\\[|\$\$|\\begin)/.test(rest)) return undefined;
         const formula = found(growing ? rest.replace(/\n[ \t]*\n[^]*/, "") : rest, "", growing);
         if (!formula || formula.kind === "inline") return undefined;
-        const end = /^[ \t]*(?:\n+|$)/.exec(rest.slice(formula.raw.length));
-        // Something follows on its line: it is part of a paragraph.
-        if (!end) return undefined;
+        const end = /^[ \t]*(?:\n+|$)/.exec(rest.slice(formula.raw.length)) ?? [""];
+        // It is part of a line.
+        if (!end[0] && !formula.raw.includes("\n") && rest.length > formula.raw.length) return undefined;
         return { ...formula, type: "formulaBlock", raw: indent + formula.raw + end[0] };
       },
       renderer: (token) => `<p>${shown(token)}</p>\n`,
@@ -83,7 +86,7 @@ export function formulaExtensions(escape, growing) {
 /** Shows the formulas of a fragment that the sanitiser has passed. What is no TeX stays as it was written. */
 export function showFormulas(fragment) {
   for (const code of fragment.querySelectorAll("code.tex:not(.unfinished)")) {
-    const tex = code.textContent;
+    const tex = code.textContent.replace(DELIMITERS, "");
     const display = code.classList.contains("display");
     const made = element("span", { class: display ? "formula display" : "formula", dir: "ltr" });
     try {

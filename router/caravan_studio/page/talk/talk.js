@@ -76,7 +76,8 @@ async function send(text, answers, pictures) {
   const asked = conversation;
   let sent = false;
   await attempt(async () => {
-    const content = pictures.length ? [...pictures, { type: "input_text", text }] : text;
+    const written = text.trim() ? [{ type: "input_text", text }] : [];
+    const content = pictures.length ? [...pictures, ...written] : text;
     const saying = asked.during(() => asked.say(content, answers));
     transcript.scrollToEnd();
     await saying;

@@ -1,11 +1,13 @@
 /** The transcript: the entries of the branch that is shown, then the answers that are being generated. */
 
+import { copyButton } from "../base/copy.js";
 import { button, byId, element } from "../base/dom.js";
+import { iconButton } from "../base/icons.js";
 import { announce } from "../base/notices.js";
 import { AnswerView, costOf } from "./answer_view.js";
 import { editor } from "./editor.js";
 import { entriesOf, openCalls, textOfEntry } from "./entries.js";
-import { partOf } from "./parts.js";
+import { messagePart, partOf } from "./parts.js";
 import { showProbabilities } from "./probabilities.js";
 import { toolForm } from "./tool_form.js";
 
@@ -89,25 +91,25 @@ export class Transcript {
     const who = { message: entry.items[0].role === "user" ? "You" : "System", answer: "Answer", output: "Tool" }[
       entry.kind
     ];
-    const node = element("article", { class: `entry ${entry.kind}`, "aria-label": who }, body, cost, tools);
+    const node = element("article", { class: `entry ${entry.kind}`, "aria-label": who }, body, tools, cost);
     return { node, body, cost, tools };
   }
 
   #tools(conversation, entry, view, isLast) {
     if (conversation.busy || entry.items[0].id === "unsaved") return [];
     const { actions } = this;
-    const act = (label, action) => button(label, () => action(entry), { class: "plain small" });
+    const act = (name, label, action) => iconButton(name, label, () => action(entry));
     const edit = () => view.body.replaceWith(editor(entry, view.body, actions));
-    const shown = [act("Copy", () => navigator.clipboard?.writeText(textOfEntry(entry)))];
-    if (entry.kind === "message" || textOfEntry(entry)) shown.push(act("Edit", edit));
+    const shown = [copyButton(() => textOfEntry(entry))];
+    if (entry.kind === "message" || textOfEntry(entry)) shown.push(act("edit", "Edit", edit));
     if (entry.kind === "answer") {
       const usage = conversation.usageOf(entry);
-      if (isLast && usage?.cut && entry.items.at(-1).type === "message") shown.push(act("Continue", actions.goOn));
-      shown.push(act("Another answer", actions.again));
-      if (textOfEntry(entry)) shown.push(act("Probabilities", () => showProbabilities(conversation, entry, view.body)));
+      if (isLast && usage?.cut && entry.items.at(-1).type === "message") shown.push(act("go", "Continue", actions.goOn));
+      shown.push(act("again", "Another answer", actions.again));
+      if (textOfEntry(entry)) shown.push(act("chart", "Probabilities", () => showProbabilities(conversation, entry, view.body)));
     }
-    shown.push(act("Fork", actions.fork));
-    if (!isLast) shown.push(act("Rewind to here", actions.rewind));
+    shown.push(act("fork", "Fork", actions.fork));
+    if (!isLast) shown.push(act("rewind", "Rewind to here", actions.rewind));
     return [...actions.siblings(entry), ...shown];
   }
 
@@ -127,7 +129,10 @@ export class Transcript {
     const told = () => {
       const atEnd = this.#isAtEnd();
       if (live.running) answer.grow(live.items, () => atEnd && this.scrollToEnd());
-      else answer.show(live.items);
+      else {
+        answer.show(live.items);
+        if (atEnd) this.scrollToEnd();
+      }
       state.textContent =
         live.error ?? (live.running ? (live.items.length ? "Answering…" : "Waiting…") : costOf(live.usage));
       state.classList.toggle("error", Boolean(live.error));
@@ -151,11 +156,7 @@ export class Transcript {
 
 function messageBody(entry) {
   const body = element("div", { class: "message-body", dir: "auto" });
-  for (const part of entry.items[0].content) {
-    if (part.image_url?.startsWith?.("data:image/")) {
-      body.append(element("img", { src: part.image_url, alt: "Image that was sent" }));
-    } else body.append(element("span", {}, (part.text ?? `(${part.type})`).slice(0, 100_000)));
-  }
+  for (const part of entry.items[0].content) body.append(...messagePart(part));
   return body;
 }
 
