@@ -81,6 +81,8 @@ HOSTILE = (
     "![pixel](https://evil.example/pixel.png?stolen) [click](javascript:window.ran=3) [data](data:text/html,x)\n\n"
     "<svg onload=window.ran=4></svg><style>body { display: none }</style><form action='https://evil.example'><input>"
     "<button style='position:fixed;inset:0'>x</button></form><a href='https://evil.example' style='inset:0'>a</a>\n\n"
+    r"$\href{javascript:window.ran=5}{x}$ $\includegraphics{https://evil.example/y.png}$ \(\def\a{\a\a}\a\) "
+    r"\(\rule{9000em}{9000em}\) $\class{skip}{x} \style{inset:0}{y}$" + "\n\n"
     "\u202eright to left\u202d and back \u2067isolated\n\n"
     "|"
     + "wide column|" * 60

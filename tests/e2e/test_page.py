@@ -29,6 +29,7 @@ SCRIPTED = (
     "by_keyboard",
     "tools_and_settings",
     "files",
+    "pdf",
     "completing",
     "looks",
     "theme",
@@ -167,6 +168,16 @@ def test_files_become_parts_of_the_message_or_are_refused_by_name(words: dict[st
     ]
     assert [text.split("\n")[0] for text in got["folded"]] == ["notes.md", "dropped.txt", "c.pdf"]
     assert (got["url"], got["width"], got["restored"]) == ("data:image/jpeg;base64,", 1536, 1)
+    # In base64, "RIFF" begins so.
+    assert got["sound"] == ["input_audio", "wav", "UklGR"]
+
+
+def test_texts_of_pdf_files_are_read_in_the_browser(words: dict[str, Any]) -> None:
+    got = told(words, "pdf")
+    assert got["plain"] == got["packed"] == got["damaged"] == "Hello wörld\nA (b)"
+    assert got["encrypted"] == "Error: it is encrypted"
+    assert got["other"] == "Error: it is no PDF file"
+    assert got["unknown"] == "Error: its texts are packed by LZWDecode"
 
 
 def test_tokens_tell_how_likely_they_were(words: dict[str, Any]) -> None:
@@ -195,6 +206,8 @@ def test_both_themes_and_widths_are_readable(words: dict[str, Any]) -> None:
     assert got["wide"] == []
     assert got["grounds"] == {"light": "rgb(251, 250, 248)", "dark": "rgb(22, 24, 27)"}
     assert got["covers"] == [375, 375, 375]
+    # A phone's space belongs to the text, even with a file attached.
+    assert got["share"] > 0.7
 
 
 def test_the_chosen_theme_is_remembered(words: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ PARTS: dict[str, Callable[[Visit], Any]] = {
         page_talk.by_keyboard,
         page_talk.tools_and_settings,
         page_talk.files,
+        page_talk.pdf,
         page_talk.completing,
         page_views.locked,
         page_views.looks,

@@ -1,8 +1,11 @@
 """What a visitor does where the page talks: each function is a part of a session and returns what it saw."""
 
 import base64
+import itertools
 import json
+import struct
 import urllib.request
+import zlib
 from typing import Any
 
 from e2e.clients.page_visit import Visit
@@ -316,16 +319,17 @@ def files(visit: Visit) -> Any:
     parts = [part["text"] for part in json.loads(sent.value.post_data or "")["input"][0]["content"]]
     folded = page.locator(".sent-file summary").all_inner_texts()
     page.get_by_text("You said").wait_for()
-    sees = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
+    sees = {"input_modalities": ["text", "image", "audio"], "output_modalities": ["text"]}
     models = {"object": "list", "data": [{"id": "scripted", "architecture": sees}]}
     page.route("**/v1/models", lambda route: route.fulfill(json=models))
     page.reload()
     page.get_by_text("You said").wait_for()
-    attach.set_input_files(image)
-    page.locator(".attachment img").wait_for()
+    # The name of another format: the browser decodes it, and the server gets a WAV file.
+    attach.set_input_files([image, {"name": "d.ogg", "mimeType": "audio/ogg", "buffer": _wave()}])
+    page.locator(".attachment", has_text="d.ogg").wait_for()
     with page.expect_request("**/v1/responses") as sent:
         visit.button("Send").click()
-    (picture,) = json.loads(sent.value.post_data or "")["input"][0]["content"]
+    picture, sound = json.loads(sent.value.post_data or "")["input"][0]["content"]
     url = picture.pop("image_url")
     measure = "url => new Promise((done) => Object.assign(new Image(), { src: url, onload() { done(this.width) } }))"
     page.locator(".notice.error").wait_for()
@@ -338,8 +342,58 @@ def files(visit: Visit) -> Any:
         "folded": folded,
         "url": url[:23],
         "width": page.evaluate(measure, url),
+        "sound": [sound["type"], sound["input_audio"]["format"], sound["input_audio"]["data"][:5]],
         "restored": page.locator(".attachment img").count(),
     }
+
+
+def pdf(visit: Visit) -> Any:
+    """Texts of files in the forms that programs write, and reasons why others cannot be read."""
+    visit.go()
+    page = b"BT /F 12 Tf 1 0 0 1 50 700 Tm [(Hel) -20 (lo) -300 (w\\366rld)] TJ 0 -14 Td <41> Tj ( \\(b\\)) Tj ET"
+    font = b"<< /Type /Font /Subtype /Type1 /Encoding /WinAnsiEncoding >>"
+    tree = [b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>"]
+    tree.append(b"<< /Type /Page /Parent 2 0 R /Resources << /Font << /F 4 0 R >> >> /Contents 5 0 R >>")
+    plain = [*tree, font, _stream(page)]
+    packed = b" ".join([b"1 0 2 %d 3 %d 4 %d" % _offsets([*tree, font])])
+    inside = _stream(zlib.compress(packed + b" " + b" ".join([*tree, font])), b"/Filter /FlateDecode")
+    named = inside.replace(b"<<", b"<< /Type /ObjStm /N 4 /First %d" % (len(packed) + 1), 1)
+    numbers = {5: _stream(zlib.compress(page), b"/Filter /FlateDecode"), 6: named}
+    files = {
+        "plain": _file(dict(enumerate(plain, 1))),
+        "packed": _file(numbers),
+        "damaged": _file(dict(enumerate(plain, 1)))[:-20],
+        "encrypted": _file(dict(enumerate(plain, 1))) + b"trailer << /Encrypt 9 0 R >>",
+        "other": b"GIF89a",
+        "unknown": _file(dict(enumerate([*tree, font, _stream(b"x", b"/Filter /LZWDecode")], 1))),
+    }
+    return {name: visit.page.evaluate(_READ_PDF, list(content)) for name, content in files.items()}
+
+
+_READ_PDF = """async (content) => {
+    const base = document.querySelector("script[src$='main.js']").src;
+    const { textOfPdf } = await import(new URL("../talk/pdf.js", base));
+    return textOfPdf(Uint8Array.from(content)).catch((error) => `Error: ${error.message}`);
+}"""
+
+
+def _stream(content: bytes, more: bytes = b"") -> bytes:
+    return b"<< /Length %d %s >>\nstream\n%s\nendstream" % (len(content), more, content)
+
+
+def _file(objects: dict[int, bytes]) -> bytes:
+    return b"%PDF-1.5\n" + b"".join(b"%d 0 obj\n%s\nendobj\n" % pair for pair in objects.items())
+
+
+def _offsets(objects: list[bytes]) -> tuple[int, ...]:
+    """Return where each but the first begins, with a space between them."""
+    return tuple(itertools.accumulate(len(one) + 1 for one in objects[:-1]))
+
+
+def _wave() -> bytes:
+    samples = bytes(3200)
+    head = b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16_000, 32_000, 2, 16) + b"data"
+    return b"RIFF" + struct.pack("<I", 36 + len(samples)) + head + struct.pack("<I", len(samples)) + samples
 
 
 def _pdf(visit: Visit) -> bytes:

@@ -53,6 +53,8 @@ def looks(visit: Visit) -> Any:
                 if visit.overflows():
                     found["wide"].append([theme, view, width])
     visit.go("#talk")
+    page.locator(".answer-body").first.wait_for()
+    found["share"] = page.evaluate("document.querySelector('#transcript').clientHeight / innerHeight")
     for name in ("Conversations", "Tree", "Settings"):
         visit.button(name).click()
         box = page.locator(f"#{name.lower()}")

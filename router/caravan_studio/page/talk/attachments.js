@@ -24,7 +24,8 @@ export class Attachments {
     this.shown = element("ul", { class: "attachments", "aria-label": "Attached files", hidden: true });
     field.addEventListener("paste", (event) => {
       const files = [...event.clipboardData.files];
-      if (!files.length) return;
+      // Office programs copy a picture beside the text.
+      if (!files.length || event.clipboardData.types.includes("text/plain")) return;
       event.preventDefault();
       this.#add(files);
     });
