@@ -102,7 +102,7 @@ CALL = {"name": "weather", "arguments": {"city": "Oslo"}}
 
 @dataclass
 class PageEngine(ScriptedEngine):
-    """Says what the words "wait", "rich", "written", "hostile", "think" or "weather" ask for; else repeats the message."""
+    """Says what the words "wait", "rich", "written", "hostile", "think" or "weather" ask for; else repeats."""
 
     model: ModelFacts = _CHAT
     # The tokens of what was said, which have more than a character.

@@ -77,7 +77,8 @@ SHOWN = web.AppKey("page_shown", bool)
 
 
 # Scripts and styles are files of the page alone, and no text becomes HTML but through the sanitiser's policy. Images
-# and audio that a user sends are shown from memory. Nothing is fetched from, sent to or shown in the page of another host.
+# and audio that a user sends are shown from memory. Nothing is fetched from, sent to or shown in the page of another
+# host.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
