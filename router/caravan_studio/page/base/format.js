@@ -23,9 +23,6 @@ export function bytes(value) {
 
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
-/** Returns the name of a shard by its address: as in the server's log where `caravan serve` made it. */
-export const shardName = (address) => address.replace(/^unix:.*\/(.+?)(\.sock)?$/, "shard-$1");
-
 /** Returns the first words of a text, on one line. */
 export function beginning(text, characters = 60) {
   const line = text

@@ -2,8 +2,9 @@
 
 import { deleteJson, getJson, send } from "../base/api.js";
 import { button, element } from "../base/dom.js";
-import { bytes, count, seconds, shardName } from "../base/format.js";
+import { bytes, count, seconds } from "../base/format.js";
 import { attempt } from "../base/notices.js";
+import { shardName } from "../base/shards.js";
 import { asking, card } from "./tables.js";
 
 const COLUMNS = [

@@ -2,7 +2,8 @@
 
 import { send } from "../base/api.js";
 import { element } from "../base/dom.js";
-import { count, seconds, shardName } from "../base/format.js";
+import { count, seconds } from "../base/format.js";
+import { shardName } from "../base/shards.js";
 import { asking, card, state } from "./tables.js";
 
 const COLUMNS = [["Shard"], ["Model"], ["State"], ["Sequences", "number"], ["Cells"], ["Actions", "actions"]];

@@ -1,7 +1,8 @@
 /** The requests that wait, each with its reason. */
 
 import { element } from "../base/dom.js";
-import { count, plural, seconds, shardName } from "../base/format.js";
+import { count, plural, seconds } from "../base/format.js";
+import { shardName } from "../base/shards.js";
 
 const REASONS = {
   no_shard: () => "no shard is up",

@@ -1,6 +1,7 @@
 /** The timeline: a lane for each shard, a block for each step, in the colours of the requests in it. */
 
-import { count, seconds, shardName } from "../base/format.js";
+import { count, seconds } from "../base/format.js";
+import { shardName } from "../base/shards.js";
 import { canvas } from "./canvas.js";
 
 const LANE = 46;
