@@ -31,6 +31,10 @@ SCRIPTED = (
     "files",
     "pdf",
     "completing",
+    "addresses",
+    "tabs",
+    "columns",
+    "failing",
     "looks",
     "theme",
 )
@@ -120,7 +124,7 @@ def test_conversations_fork_rewind_and_are_edited(words: dict[str, Any]) -> None
     assert got["rewound"] == ["You said first."]
     assert got["anew"] == ["You said fourth."]
     assert got["changed"] == ["Something else."]
-    assert got["left"] == 0
+    assert (got["left"], got["undone"]) == (0, ["first"])
 
 
 def test_one_of_several_answers_is_chosen(words: dict[str, Any]) -> None:
@@ -167,7 +171,8 @@ def test_files_become_parts_of_the_message_or_are_refused_by_name(words: dict[st
         "What is this?",
     ]
     assert [text.split("\n")[0] for text in got["folded"]] == ["notes.md", "dropped.txt", "c.pdf"]
-    assert (got["url"], got["width"], got["restored"]) == ("data:image/jpeg;base64,", 1536, 1)
+    # The server refused the message, which stays where it is.
+    assert (got["url"], got["width"], got["kept"]) == ("data:image/jpeg;base64,", 1536, True)
     # In base64, "RIFF" begins so.
     assert got["sound"] == ["input_audio", "wav", "UklGR"]
 
@@ -187,6 +192,40 @@ def test_tokens_tell_how_likely_they_were(words: dict[str, Any]) -> None:
     assert got["moved"] != got["told"]
     assert got["prompt"].startswith("OnceYou said")
     assert "".join(got["tokens"]) == "You said **likely**."
+
+
+def test_conversations_have_addresses_and_names_are_found_and_come_back_from_files(words: dict[str, Any]) -> None:
+    got = told(words, "addresses")
+    assert (got["own"], got["title"], got["back"]) == (3, "second · Caravan", True)
+    assert got["found"] == ["Renamed"]
+    assert got["markdown"].startswith("# likely\n\n## You\n\nlikely\n")
+    assert "You said **likely**." in got["markdown"]
+    assert got["refused"].startswith("This file has no conversations")
+    assert got["titles"] == ["Renamed", "likely"]
+
+
+def test_tabs_lose_nothing_of_each_other(words: dict[str, Any]) -> None:
+    got = told(words, "tabs")
+    assert got["followed"] == ["You said one.", "You said two."]
+    assert (got["stopped"], got["nodes"]) == (["one two three"], 8)
+
+
+def test_answers_side_by_side_have_their_own_sampling(words: dict[str, Any]) -> None:
+    got = told(words, "columns")
+    assert got["sent"] == [{"temperature": 0, "seed": None}, {"temperature": 1.5, "seed": 7}]
+    assert got["headings"] == ["Answer 1 of 2 · temperature 0", "Answer 2 of 2 · temperature 1.5 · seed 7"]
+    assert (got["unreadable"], got["answers"]) == ([], ["You said choose."])
+
+
+def test_what_fails_stays_and_what_the_server_forgot_is_sent_again(words: dict[str, Any]) -> None:
+    got = told(words, "failing")
+    assert (got["draft"], got["covers"], got["notices"]) == ("a draft", False, 0)
+    assert got["continued"] == "resp_"
+    assert got["resent"] == [[1, True], [5, False]]
+    assert got["meter"].startswith("1")
+    assert got["checked"]
+    said = ("keep me", "next", "after a restart", "too long")
+    assert got["answers"] == [f"You said {text}." for text in said]
 
 
 async def test_with_api_keys_only_the_field_for_a_key_is_shown() -> None:

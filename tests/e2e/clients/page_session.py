@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from e2e.clients import page_content, page_talk, page_views
+from e2e.clients import page_content, page_keeping, page_talk, page_views
 from e2e.clients.page_visit import Visit
 from playwright.sync_api import Error, sync_playwright
 
@@ -29,6 +29,10 @@ PARTS: dict[str, Callable[[Visit], Any]] = {
         page_content.files,
         page_content.pdf,
         page_talk.completing,
+        page_keeping.addresses,
+        page_keeping.tabs,
+        page_keeping.columns,
+        page_keeping.failing,
         page_views.locked,
         page_views.looks,
         page_views.theme,

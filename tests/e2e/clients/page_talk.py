@@ -1,7 +1,6 @@
 """What a visitor does where the page talks: each function is a part of a session and returns what it saw."""
 
 import json
-import urllib.request
 from typing import Any
 
 from e2e.clients.page_visit import Visit
@@ -87,9 +86,12 @@ def branches(visit: Visit) -> Any:
     visit.button("Change here").click()
     page.get_by_text("Something else.").wait_for()
     changed = visit.answers()
+    page.get_by_label("Actions for first").click()
     visit.button("Delete first").click()
-    page.locator("dialog").get_by_role("button", name="Delete").click()
     page.get_by_text("Ask something.").wait_for()
+    left = page.locator(".families .family").count()
+    visit.button("Undo").click()
+    page.get_by_text("Something else.").wait_for()
     return {
         "forked": forked,
         "nodes": nodes,
@@ -98,7 +100,8 @@ def branches(visit: Visit) -> Any:
         "rewound": rewound,
         "anew": anew,
         "changed": changed,
-        "left": page.locator(".families li").count(),
+        "left": left,
+        "undone": page.locator(".families .family").all_inner_texts(),
     }
 
 
@@ -119,21 +122,11 @@ def side_by_side(visit: Visit) -> Any:
 
 
 def hostile(visit: Visit) -> Any:
-    # A stored message of a megabyte without a break, and one with everything that could run.
-    items = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "m" * 1_000_000}]
-    body = json.dumps({"items": items, "metadata": {"title": "\u202e<b>long</b>"}}).encode()
-    request = urllib.request.Request(f"{visit.url}/v1/conversations", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as response:
-        conversation = json.load(response)["id"]
-    family = [
-        {
-            "root": conversation,
-            "title": "\u202e<b>long</b>",
-            "branches": [conversation],
-            "shown": conversation,
-            "usage": {},
-        }
-    ]
+    # A message of a megabyte without a break.
+    long = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "m" * 1_000_000}]}
+    nodes = [{"id": "a", "parent": None, "kind": "answer", "items": [long], "status": "done"}]
+    conversation = {"title": "\u202e<b>long</b>", "tip": "a", "nodes": nodes}
+    file = {"format": "caravan-conversations", "version": 1, "conversations": [conversation]}
     visit.go()
     page = visit.page
     visit.say("hostile")
@@ -144,8 +137,8 @@ def hostile(visit: Visit) -> Any:
     )
     links = page.locator(".answer-body a").evaluate_all("links => links.map((link) => [link.protocol, link.rel])")
     wide = visit.overflows()
-    page.evaluate("families => localStorage.setItem('caravan.families', JSON.stringify(families))", family)
-    page.reload()
+    content = {"name": "long.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
+    page.get_by_label("File to import").set_input_files(content)
     more = page.get_by_role("button", name="Show the other 900")
     more.wait_for()
     first = len(page.locator(".as-is").inner_text())

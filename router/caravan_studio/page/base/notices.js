@@ -1,7 +1,7 @@
 /** What happened, told to readers of the screen and to listeners. */
 
 import { ApiError } from "./api.js";
-import { byId, element } from "./dom.js";
+import { button, byId, element } from "./dom.js";
 import { iconButton } from "./icons.js";
 
 const SHOWN_MS = 8000;
@@ -12,9 +12,16 @@ export function announce(text) {
   byId("announcer").textContent = text;
 }
 
-export function notice(text, kind = "") {
+/** Shows a text for a while, an error until it is dismissed. `undo`: takes back what it tells. */
+export function notice(text, kind = "", undo = null) {
   const shown = element("div", { class: `notice ${kind}` }, element("span", {}, text));
-  shown.append(iconButton("close", "Dismiss", () => shown.remove()));
+  const close = () => shown.remove();
+  const undone = () => {
+    close();
+    undo();
+  };
+  if (undo) shown.append(button("Undo", undone, { class: "plain" }));
+  shown.append(iconButton("close", "Dismiss", close));
   const others = [...byId("notices").children].filter((other) => other.textContent !== text);
   byId("notices").replaceChildren(...others.slice(1 - MOST), shown);
   if (kind !== "error") setTimeout(() => shown.remove(), SHOWN_MS);
