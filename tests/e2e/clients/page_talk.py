@@ -1,6 +1,5 @@
 """What a visitor does where the page talks: each function is a part of a session and returns what it saw."""
 
-import base64
 import json
 from typing import Any
 
@@ -133,7 +132,7 @@ def hostile(visit: Visit) -> Any:
     visit.say("hostile")
     made = (
         page.locator(".answer-body")
-        .locator("script, iframe, img, svg, style, form, button:not(.code-head button)")
+        .locator("script, iframe, img, svg:not(.icon), style, form, button:not(.code-head button)")
         .count()
     )
     links = page.locator(".answer-body a").evaluate_all("links => links.map((link) => [link.protocol, link.rel])")
@@ -231,44 +230,6 @@ def tools_and_settings(visit: Visit) -> Any:
         "body": {name: body.get(name) for name in ("temperature", "instructions", "stream")},
         "call": call,
         "answers": visit.answers(),
-    }
-
-
-def pictures(visit: Visit) -> Any:
-    """Where the list of models says that the model sees; the scripted engine itself refuses pictures."""
-    visit.go()
-    page = visit.page
-    blind = visit.button("Add an image").is_visible()
-    sees = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
-    models = {"object": "list", "data": [{"id": "scripted", "architecture": sees}]}
-    page.route("**/v1/models", lambda route: route.fulfill(json=models))
-    page.reload()
-    visit.button("Add an image").wait_for()
-    drawn = page.evaluate("Object.assign(document.createElement('canvas'), { width: 3000, height: 10 }).toDataURL()")
-    content = base64.b64decode(drawn.partition(",")[2])
-    page.get_by_label("Images").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": content})
-    page.get_by_alt_text("Image 1").wait_for()
-    visit.message().fill("What is this?")
-    with page.expect_request("**/v1/responses") as sent:
-        visit.button("Send").click()
-    picture, text = json.loads(sent.value.post_data or "")["input"][0]["content"]
-    url: str = picture.pop("image_url")
-    measure = "url => new Promise((done) => Object.assign(new Image(), { src: url, onload() { done(this.width) } }))"
-    visit.button("Try again").wait_for()
-    kept = [visit.message().input_value(), page.locator(".message-body").inner_text()]
-    page.reload()
-    visit.button("Try again").wait_for()
-    again = page.get_by_alt_text("Image that was sent").get_attribute("src")
-    # The browser itself notes answers that are errors.
-    visit.wrong = [text for text in visit.wrong if "Failed to load resource" not in text]
-    width = page.evaluate(measure, url)
-    return {
-        "blind": blind,
-        "parts": [picture, text],
-        "url": url[:23],
-        "width": width,
-        "kept": kept,
-        "same": url == again,
     }
 
 

@@ -35,8 +35,11 @@ def looks(visit: Visit) -> Any:
     """Both themes and both widths of the views that a scripted engine fills."""
     visit.go()
     page = visit.page
-    visit.say("rich")
+    visit.say("written")
     visit.say("think")
+    page.get_by_label("Files", exact=True).set_input_files(
+        {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"x"}
+    )
     found: dict[str, Any] = {"unreadable": [], "wide": [], "grounds": {}}
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
@@ -50,6 +53,8 @@ def looks(visit: Visit) -> Any:
                 if visit.overflows():
                     found["wide"].append([theme, view, width])
     visit.go("#talk")
+    page.locator(".answer-body").first.wait_for()
+    found["share"] = page.evaluate("document.querySelector('#transcript').clientHeight / innerHeight")
     for name in ("Conversations", "Tree", "Settings"):
         visit.button(name).click()
         box = page.locator(f"#{name.lower()}")
@@ -62,6 +67,22 @@ def looks(visit: Visit) -> Any:
         found["unreadable"] += visit.unreadable()
         page.keyboard.press("Escape")
     return found
+
+
+def theme(visit: Visit) -> Any:
+    """The switch of the theme, over what the system has."""
+    visit.go()
+    page = visit.page
+    page.emulate_media(color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    grounds = [page.evaluate(ground)]
+    for name in ("system", "light"):
+        visit.button(f"Theme: {name}").click()
+        grounds.append(page.evaluate(ground))
+    page.emulate_media(color_scheme="light")
+    page.reload()
+    visit.button("Theme: dark").wait_for()
+    return {"grounds": [*grounds, page.evaluate(ground)]}
 
 
 def fleet(visit: Visit) -> Any:
@@ -79,7 +100,9 @@ def fleet(visit: Visit) -> Any:
         page.emulate_media(color_scheme=theme)
         found["unreadable"] += visit.unreadable()
     page.set_viewport_size(PHONE)
+    found["unreadable"] += visit.unreadable()
     found["wide"] = visit.overflows()
+    found["names"] = shards.locator("td:first-child div:first-child").all_inner_texts()
     page.set_viewport_size(DESK)
     page.get_by_role("button", name="Flush").first.click()
     found["question"] = page.locator("dialog h2").inner_text()
@@ -135,6 +158,7 @@ def recording(visit: Visit) -> Any:
         page.emulate_media(color_scheme=theme)
         found["unreadable"] += visit.unreadable()
     page.set_viewport_size(PHONE)
+    found["unreadable"] += visit.unreadable()
     found["wide"] = visit.overflows()
     found["plays"] = lanes.evaluate(
         """lanes => {

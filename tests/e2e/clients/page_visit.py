@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request
 
-PHONE = {"width": 375, "height": 720}
+PHONE = {"width": 375, "height": 667}
 DESK = {"width": 1280, "height": 800}
 # Counts what the policy of the page forbids.
 WATCH_POLICY = """

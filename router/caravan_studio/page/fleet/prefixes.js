@@ -14,12 +14,13 @@ const COLUMNS = [
   ["Cells", "number"],
   ["Saved", "number"],
   ["Unused for", "number"],
-  [""],
+  ["Actions", "actions"],
 ];
 const MOST_ROWS = 50;
 
 export function prefixTables({ shards }, done) {
-  return shards.map((shard) => {
+  const byName = (one, other) => one.shard.localeCompare(other.shard, "en", { numeric: true });
+  return shards.toSorted(byName).map((shard) => {
     const shown = shard.prefixes.slice(-MOST_ROWS).reverse();
     const flush = asking({
       label: "Flush",

@@ -6,7 +6,7 @@ import { count, seconds } from "../base/format.js";
 import { shardName } from "../base/shards.js";
 import { asking, card, state } from "./tables.js";
 
-const COLUMNS = [["Shard"], ["Model"], ["State"], ["Sequences", "number"], ["Cells"], [""]];
+const COLUMNS = [["Shard"], ["Model"], ["State"], ["Sequences", "number"], ["Cells"], ["Actions", "actions"]];
 
 export function shardTable(shards, done) {
   const rows = shards.map((shard) => [

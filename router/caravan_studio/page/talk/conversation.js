@@ -12,7 +12,8 @@ import { read, write } from "../base/stored.js";
 import * as archive from "./archive.js";
 import * as calls from "./calls.js";
 import { continued } from "./continuing.js";
-import { childrenOf, openCalls, sentItems, textOf } from "./entries.js";
+import { childrenOf, openCalls, sentItems } from "./entries.js";
+import { fileTexts } from "./files.js";
 import { follow } from "./following.js";
 import { LiveAnswer } from "./live_answer.js";
 
@@ -113,7 +114,7 @@ export class Conversation extends EventTarget {
   /** Sends a message and has it answered: by an answer for each of `columns`, which are settings of their own. */
   async say(content, columns = [{}]) {
     const parts = typeof content === "string" ? [{ type: "input_text", text: content }] : content;
-    await this.#begin(textOf({ content: parts }));
+    await this.#begin(titleOf(parts));
     const message = this.#add(this.record.tip, "message", [{ type: "message", role: "user", content: parts }]);
     await this.#answer(message, columns, [message]);
   }
@@ -246,10 +247,10 @@ export class Conversation extends EventTarget {
     return from < 0 ? { input } : { input, previous_response_id: path[from].response };
   }
 
-  async #begin(text) {
+  async #begin(title) {
     if (this.#stored) return;
     this.#stored = true;
-    this.record.title = beginning(text, 48) || "Conversation";
+    this.record.title = title;
     this.record.used = Date.now();
     await stored(() => archive.saveConversation(this.record));
     this.dispatchEvent(new Event("begun"));
@@ -373,6 +374,12 @@ async function stored(action) {
   } catch (error) {
     notice(`This browser does not keep the conversation: ${error.message}`, "error");
   }
+}
+
+/** Returns a title for a conversation that begins with these parts: from what was typed, else the name of a file. */
+function titleOf(parts) {
+  const [piece] = fileTexts(parts.findLast((part) => part.text)?.text ?? "");
+  return beginning(piece?.name ?? piece?.text ?? "", 48) || "Conversation";
 }
 
 const itemsOf = (path) => path.flatMap((node) => node.items);

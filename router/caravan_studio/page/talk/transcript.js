@@ -1,12 +1,14 @@
 /** The transcript: the nodes of the branch that is shown, and answers side by side of which one is to be chosen. */
 
+import { copyButton } from "../base/copy.js";
 import { button, byId, element } from "../base/dom.js";
+import { iconButton } from "../base/icons.js";
 import { announce } from "../base/notices.js";
 import { AnswerView, costOf } from "./answer_view.js";
 import { isRunning } from "./archive.js";
 import { editor } from "./editor.js";
 import { openCalls, textOfEntry } from "./entries.js";
-import { partOf } from "./parts.js";
+import { messagePart, partOf } from "./parts.js";
 import { showProbabilities } from "./probabilities.js";
 import { toolForm } from "./tool_form.js";
 
@@ -94,29 +96,31 @@ export class Transcript {
   #tools(conversation, node, view, isLast) {
     if (conversation.busy) return [];
     const { actions } = this;
-    const act = (label, action, style = "") => button(label, () => action(node), { class: `small ${style || "plain"}` });
+    const act = (name, label, action) => iconButton(name, label, () => action(node));
     const edit = () => view.body.replaceWith(editor(node, view.body, actions));
     const text = textOfEntry(node);
     const shown = [];
-    if (text) shown.push(act("Copy", () => navigator.clipboard?.writeText(text)));
-    if (node.kind === "message" || text) shown.push(act("Edit", edit));
+    if (text) shown.push(copyButton(() => text));
+    if (node.kind === "message" || text) shown.push(act("edit", "Edit", edit));
     if (node.kind === "answer") {
       const error = errorOf(node);
       const isCut = error || node.status === "cut";
-      if (isLast && isCut && node.items.at(-1)?.type === "message") shown.push(act("Continue", actions.goOn));
-      if (error) shown.push(...this.#mending(node, act));
-      else shown.push(act("Another answer", actions.again));
-      if (text) shown.push(act("Probabilities", () => showProbabilities(conversation, node, view.body)));
-    } else if (isLast && !openCalls(conversation.items).length) shown.push(act("Answer", actions.answer));
-    if (!isLast) shown.push(act("Fork", actions.fork), act("Rewind to here", actions.rewind));
+      if (isLast && isCut && node.items.at(-1)?.type === "message") shown.push(act("go", "Continue", actions.goOn));
+      if (error) shown.push(...this.#mending(node));
+      else shown.push(act("again", "Another answer", actions.again));
+      const show = () => showProbabilities(conversation, node, view.body);
+      if (text) shown.push(act("chart", "Probabilities", show));
+    } else if (isLast && !openCalls(conversation.items).length) shown.push(act("talk", "Answer", actions.answer));
+    if (!isLast) shown.push(act("fork", "Fork", actions.fork), act("rewind", "Rewind to here", actions.rewind));
     return [...actions.siblings(node), ...shown];
   }
 
   /** Returns the buttons that may help where an answer has failed. */
-  #mending(node, act) {
-    const again = act("Try again", this.actions.retry, "primary");
+  #mending(node) {
+    const act = (label, action) => button(label, () => action(node), { class: "small primary" });
+    const again = act("Try again", this.actions.retry);
     if (node.code !== "context_length_exceeded") return [again];
-    return [act("Drop the oldest turns and try again", this.actions.dropOldest, "primary"), again];
+    return [act("Drop the oldest turns and try again", this.actions.dropOldest), again];
   }
 
   #sideBySide(conversation, candidates) {
@@ -142,7 +146,7 @@ function made(node) {
   const state = element("p", { class: "quiet cost" });
   const tools = element("div", { class: "row tools" });
   const who = { message: "You", answer: "Answer", output: "Tool" }[node.kind];
-  const article = element("article", { class: `entry ${node.kind}`, "aria-label": who }, body, state, tools);
+  const article = element("article", { class: `entry ${node.kind}`, "aria-label": who }, body, tools, state);
   return { article, body, answer, state, tools, version: node.version, items: null, running: false, live: null };
 }
 
@@ -154,11 +158,7 @@ const costLine = (node) => [node.usage && node.model, costOf(node.usage)].filter
 
 function messageBody(entry) {
   const body = element("div", { class: "message-body", dir: "auto" });
-  for (const part of entry.items[0].content) {
-    if (part.image_url?.startsWith?.("data:image/")) {
-      body.append(element("img", { src: part.image_url, alt: "Image that was sent" }));
-    } else body.append(element("span", {}, (part.text ?? `(${part.type})`).slice(0, 100_000)));
-  }
+  for (const part of entry.items[0].content) body.append(...messagePart(part));
   return body;
 }
 

@@ -21,7 +21,7 @@ const MOST_SHOWN = 30;
 export class Queue {
   constructor() {
     this.heading = element("h2", {}, "Queue");
-    this.list = element("ol", { class: "queue" });
+    this.list = element("ol", { class: "queue", tabIndex: 0, "aria-label": "Waiting requests" });
     this.node = element("section", { class: "card", "aria-label": "Queue" }, this.heading, this.list);
   }
 
