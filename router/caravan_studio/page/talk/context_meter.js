@@ -15,11 +15,13 @@ export class ContextMeter {
 
   constructor() {
     this.bar = element("meter", { min: 0, "aria-label": "Context" });
-    this.told = element("span");
+    this.told = element("span", { title: "Tokens of the conversation, of those that the model can read" });
     this.drop = element("input", { type: "checkbox", onchange: () => dropOldest(this.drop.checked) });
-    this.choice = element("label", {}, this.drop, " Drop the oldest turns when it is full");
-    this.box = element("div", { class: "context quiet", hidden: true }, this.bar, this.told, this.choice);
-    byId("composer").before(this.box);
+    const label = " Drop the oldest turns when the context is full";
+    this.choice = element("label", { class: "drops-oldest quiet", hidden: true }, this.drop, label);
+    this.box = element("span", { class: "context quiet", hidden: true }, this.bar, this.told);
+    document.querySelector(".composer-more").append(this.box);
+    byId("composer").before(this.choice);
     onModels(() => this.#conversation && this.show(this.#conversation));
   }
 
@@ -28,11 +30,11 @@ export class ContextMeter {
     const usage = conversation.path.findLast((node) => node.usage)?.usage;
     const size = this.#sizes.get(chosenModel());
     if (size === undefined && usage) this.#read(chosenModel());
-    this.box.hidden = !usage || !size;
+    this.box.hidden = this.choice.hidden = !usage || !size;
     if (this.box.hidden) return;
     const used = usage.input + usage.output;
     Object.assign(this.bar, { max: size, high: 0.9 * size, value: used });
-    this.told.textContent = `${count(used)} of ${count(size)} tokens of the context`;
+    this.told.textContent = `${count(used)} of ${count(size)} tokens`;
     this.drop.checked = dropsOldest();
     this.choice.hidden = used < NOTED * size && !dropsOldest();
   }

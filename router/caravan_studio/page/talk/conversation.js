@@ -261,6 +261,7 @@ export class Conversation extends EventTarget {
     const answers = columns.map((column) =>
       this.#add(parent?.id ?? null, "answer", [], { status: "sending", tab: TAB, column }),
     );
+    for (const node of answers) this.#lives.set(node.id, new LiveAnswer(node));
     const several = answers.length > 1;
     const nodes = [...fresh, ...answers];
     await this.#keep(nodes, several ? parent.id : answers[0].id, several ? answers.map((one) => one.id) : null);
@@ -275,7 +276,7 @@ export class Conversation extends EventTarget {
 
   /** Follows an answer to its end. `request`: see above; null if it was sent before. */
   #run(node, request) {
-    return this.#following(new LiveAnswer(node), async (live) => {
+    return this.#following(this.#lives.get(node.id) ?? new LiveAnswer(node), async (live) => {
       try {
         await follow(live, request?.(false));
       } catch (error) {
