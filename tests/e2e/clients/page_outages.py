@@ -6,6 +6,7 @@ standard output, and goes on at the next line on standard input. The last line h
 
 import json
 import random
+import re
 import shutil
 import sys
 from typing import Any
@@ -17,9 +18,11 @@ from playwright.sync_api import Page, sync_playwright
 OWN = ("reload", "switch", "close")
 KINDS = (*OWN, "network", "shard", "router", "server")
 ANSWERS = 20
-MOST_CHARACTERS = 120
-TOKENS = 120
-SETTINGS = json.dumps({"most": TOKENS, "sampling": {"temperature": 0}})
+# Answers are letters between quotation marks, so that Markdown leaves them as they are.
+LETTERS = 100
+SCHEMA = {"type": "string", "pattern": f"^[a-z]{{{LETTERS}}}$"}
+TEXT = {"format": {"type": "json_schema", "name": "letters", "schema": SCHEMA}}
+SETTINGS = json.dumps({"sampling": {"temperature": 0, "text": TEXT}})
 RECORDS = """
 () => new Promise((resolve) => {
   const opening = indexedDB.open("caravan");
@@ -61,7 +64,7 @@ def _answer(visit: Visit, number: int, kind: str, draw: random.Random) -> dict[s
     visit.message().fill(asked)
     visit.button("Send").click()
     # One in three while nothing of the answer is there.
-    seen = _read(visit.page, draw.randrange(MOST_CHARACTERS) if number % 3 else 0)
+    seen = _read(visit.page, draw.randrange(LETTERS - 10) if number % 3 else 0)
     _fail(visit, kind)
     tries = _end(visit)
     return {
@@ -76,16 +79,14 @@ def _answer(visit: Visit, number: int, kind: str, draw: random.Random) -> dict[s
 def _read(page: Page, characters: int) -> str:
     """Wait until this much of an answer is shown, and return what is."""
     if characters:
-        page.wait_for_function(
-            "least => (document.querySelector('.answer-body')?.textContent.length ?? 0) >= least", arg=characters
-        )
+        page.locator(".entry.answer .answer-body", has_text=re.compile(f"[a-z]{{{characters}}}")).wait_for()
     return _letters(page)
 
 
 def _letters(page: Page) -> str:
-    """Return what is shown of an answer; signs may become Markdown."""
+    """Return the letters that are shown of an answer."""
     shown = page.locator(".entry.answer .answer-body").all_text_contents()
-    return "".join(letter for letter in "".join(shown) if letter.isalnum())
+    return "".join(filter(str.isalpha, "".join(shown)))
 
 
 def _fail(visit: Visit, kind: str) -> None:
@@ -126,9 +127,6 @@ def _forgotten(visit: Visit) -> dict[str, Any]:
     visit.button("Continue").wait_for()
     kept = _letters(visit.page)
     visit.button("Continue").click()
-    visit.page.wait_for_function(
-        "least => document.querySelector('.answer-body').textContent.length > least", arg=len(kept) + 20
-    )
     visit.ended()
     went_on = _letters(visit.page)
     visit.say("And now?")

@@ -1,11 +1,9 @@
-/**
- * The browser's database, which all tabs share: records with an `id`, some with the `conversation` that they belong to.
- * Where the browser forbids it, records last as long as the page.
- */
+/** The browser's database, which all tabs share. Where the browser forbids it, records last as long as the page. */
 
 const NAME = "caravan";
 const VERSION = 1;
-const STORES = ["conversations", "nodes"];
+// The stores, each with the fields by which records are found.
+const STORES = { conversations: [], nodes: ["conversation", "status"] };
 
 let opened = null;
 
@@ -21,8 +19,10 @@ function database() {
     try {
       const request = indexedDB.open(NAME, VERSION);
       request.onupgradeneeded = () => {
-        for (const store of STORES)
-          request.result.createObjectStore(store, { keyPath: "id" }).createIndex("conversation", "conversation");
+        for (const [name, fields] of Object.entries(STORES)) {
+          const store = request.result.createObjectStore(name, { keyPath: "id" });
+          for (const field of fields) store.createIndex(field, field);
+        }
       };
       const found = await settled(request);
       // A later version of the page, in another tab, may change it.
@@ -35,7 +35,7 @@ function database() {
   return opened;
 }
 
-const inMemory = Object.fromEntries(STORES.map((name) => [name, new Map()]));
+const inMemory = Object.fromEntries(Object.keys(STORES).map((name) => [name, new Map()]));
 
 /** Runs an action on a store in one transaction. Returns what it returned, once that is stored. */
 async function transact(name, mode, action, withoutDatabase) {
@@ -54,13 +54,13 @@ async function transact(name, mode, action, withoutDatabase) {
   return result;
 }
 
-/** Returns the records of a store, of one conversation if its id is given. */
-export const list = (name, conversation = null) =>
+/** Returns the records of a store; with a `field`, those that have this value in it. */
+export const list = (name, field = null, value = null) =>
   transact(
     name,
     "readonly",
-    (store) => settled(conversation === null ? store.getAll() : store.index("conversation").getAll(conversation)),
-    (map) => [...map.values()].filter((one) => conversation === null || one.conversation === conversation),
+    (store) => settled(field === null ? store.getAll() : store.index(field).getAll(value)),
+    (map) => [...map.values()].filter((one) => field === null || one[field] === value),
   );
 
 /** Returns a record, or undefined. */

@@ -48,13 +48,18 @@ export const newConversation = () => ({
   choosing: null,
 });
 
+let last = 0;
+
+/** Returns a time that is later than any before, so that it tells the order. */
+const now = () => (last = Math.max(Date.now(), last + 1));
+
 export const newNode = (conversation, parent, kind, items, more = {}) => ({
   id: database.newId(),
   conversation,
   parent,
   kind,
   items,
-  made: Date.now(),
+  made: now(),
   status: "done",
   version: 0,
   sequence: -1,
@@ -72,11 +77,15 @@ export async function changeConversation(id, fields) {
   tellOthers(id);
 }
 
-/** Returns the nodes of a conversation, the oldest first. */
-export async function nodesOf(id) {
-  const found = await database.list("nodes", id);
-  return (await Promise.all(found.map(unpacked))).sort((one, other) => one.made - other.made);
+/** Returns the nodes of a conversation, the oldest first: those of `known`, by id, where they are in the same state. */
+export async function nodesOf(id, known = new Map()) {
+  const found = await database.list("nodes", "conversation", id);
+  const nodes = found.map((node) => (isSame(node, known.get(node.id)) ? known.get(node.id) : unpacked(node)));
+  return (await Promise.all(nodes)).sort((one, other) => one.made - other.made);
 }
+
+const isSame = (node, known) =>
+  known !== undefined && ["version", "sequence", "status"].every((name) => node[name] === known[name]);
 
 /** Stores a node, unless another tab has stored a later state of it. `quiet`: other tabs are not told. */
 export async function saveNode(node, { quiet = false } = {}) {
@@ -114,7 +123,7 @@ export async function purge() {
   const before = Date.now() - UNDO_MS;
   for (const { id, deleted } of await database.list("conversations")) {
     if (!deleted || deleted > before) continue;
-    const nodes = await database.list("nodes", id);
+    const nodes = await database.list("nodes", "conversation", id);
     await database.remove(
       "nodes",
       nodes.map((node) => node.id),
@@ -125,8 +134,8 @@ export async function purge() {
 
 /** Returns the ids of conversations with answers that had not ended when they were stored. */
 export async function unfinished() {
-  const nodes = await database.list("nodes");
-  return new Set(nodes.filter((node) => node.status === "running").map((node) => node.conversation));
+  const nodes = await database.list("nodes", "status", "running");
+  return new Set(nodes.map((node) => node.conversation));
 }
 
 /** Returns the ids of conversations with all these words in a text. */

@@ -12,7 +12,6 @@ const HINT = `Attach up to ${MOST} files: text up to ${bytes(MOST_TEXT_BYTES)} e
 
 export class Attachments {
   #files = [];
-  #taken = [];
 
   constructor(field) {
     this.input = element("input", { type: "file", multiple: true, hidden: true, "aria-label": "Files" });
@@ -34,14 +33,9 @@ export class Attachments {
 
   /** Returns the parts of a message for the files that were added, and forgets them. */
   take() {
-    this.#taken = this.#files;
+    const parts = this.#files.map(({ part }) => part);
     this.#show([]);
-    return this.#taken.map(({ part }) => part);
-  }
-
-  /** Shows the files again that were taken last. */
-  restore() {
-    if (!this.any) this.#show(this.#taken);
+    return parts;
   }
 
   get any() {

@@ -56,12 +56,6 @@ export class Composer {
     send(text, Number(this.answers.value), this.attachments.take());
   }
 
-  /** Gives back what could not be sent: a text, and the files that were taken last. */
-  restore(text) {
-    if (!this.text.value) this.text.value = text;
-    this.attachments.restore();
-  }
-
   show({ busy, choosing }) {
     this.stop.hidden = !busy;
     this.send.hidden = busy;

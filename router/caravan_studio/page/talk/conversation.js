@@ -5,7 +5,10 @@
  */
 
 import { ApiError } from "../base/api.js";
+import { newId } from "../base/database.js";
 import { beginning } from "../base/format.js";
+import { notice } from "../base/notices.js";
+import { read, write } from "../base/stored.js";
 import * as archive from "./archive.js";
 import * as calls from "./calls.js";
 import { continued } from "./continuing.js";
@@ -14,11 +17,11 @@ import { follow } from "./following.js";
 import { LiveAnswer } from "./live_answer.js";
 
 const SAVE_MS = 200;
-// The same in a tab after it is loaded anew.
-const TAB = (sessionStorage.tab ??= archive.newConversation().id);
+const TAB = thisTab();
 
 export class Conversation extends EventTarget {
   #underWay = 0;
+  #loading = Promise.resolve();
   #nodes = new Map();
   #lives = new Map();
   #stored;
@@ -81,10 +84,16 @@ export class Conversation extends EventTarget {
   }
 
   /** Reads what is stored, also what other tabs added, and follows answers that have not ended. */
-  async load() {
+  load() {
+    // One after the other, so that what was read first is not taken for news.
+    this.#loading = this.#loading.catch(() => {}).then(() => this.#load());
+    return this.#loading;
+  }
+
+  async #load() {
     if (!this.#stored) return;
-    const [record, nodes] = await Promise.all([archive.conversation(this.id), archive.nodesOf(this.id)]);
-    this.#nodes = new Map(nodes.map((node) => [node.id, this.#latest(node)]));
+    const [record, nodes] = await Promise.all([archive.conversation(this.id), archive.nodesOf(this.id, this.#nodes)]);
+    this.#nodes = new Map(nodes.map((node) => [node.id, node]));
     for (const { node } of this.#lives.values()) this.#nodes.set(node.id, node);
     if (record) {
       const { tip } = this.record;
@@ -97,7 +106,6 @@ export class Conversation extends EventTarget {
       if (node.response) this.#run(node, null);
       else if (node.status === "continuing") node.status = "cut";
       else if (node.tab === TAB) this.#run(node, this.#request(node));
-      else Object.assign(node, { status: "failed", error: "No server has answered yet." });
     }
     this.#changed();
   }
@@ -107,8 +115,7 @@ export class Conversation extends EventTarget {
     const parts = typeof content === "string" ? [{ type: "input_text", text: content }] : content;
     await this.#begin(textOf({ content: parts }));
     const message = this.#add(this.record.tip, "message", [{ type: "message", role: "user", content: parts }]);
-    await this.#keep([message], message.id);
-    await this.#answer(message, columns);
+    await this.#answer(message, columns, [message]);
   }
 
   /** Has the message before an answer answered once more, in a branch of its own. */
@@ -131,7 +138,7 @@ export class Conversation extends EventTarget {
       { type: `${call.type}_output`, call_id: call.call_id, output },
     ]);
     await this.#keep([given], given.id);
-    if (!openCalls(this.items).length) await this.#answer(given, [{}]);
+    if (!openCalls(this.items).length) await this.#answer(given);
   }
 
   /** Ends all answers with what they have. */
@@ -141,7 +148,7 @@ export class Conversation extends EventTarget {
 
   /** Has a node answered that is the last one. */
   async answer(node) {
-    await this.#answer(node, [{}]);
+    await this.#answer(node);
   }
 
   /** Lets an answer go on where it was cut. */
@@ -179,8 +186,7 @@ export class Conversation extends EventTarget {
   /** Asks anew with another text in place of a message, in a fork. */
   async askAnew(node, text) {
     const message = this.#add(node.parent, "message", withText(node.items, text));
-    await this.#keep([message], message.id);
-    await this.#answer(message, [{}]);
+    await this.#answer(message, [{}], [message]);
   }
 
   /** Goes back to a node: what is said next begins a branch there. */
@@ -245,16 +251,19 @@ export class Conversation extends EventTarget {
     this.#stored = true;
     this.record.title = beginning(text, 48) || "Conversation";
     this.record.used = Date.now();
-    await archive.saveConversation(this.record);
+    await stored(() => archive.saveConversation(this.record));
     this.dispatchEvent(new Event("begun"));
   }
 
-  async #answer(parent, columns) {
+  /** Has a node answered. `fresh`: nodes that are not stored yet; with the answers they are stored, or not at all. */
+  async #answer(parent, columns = [{}], fresh = []) {
     const answers = columns.map((column) =>
       this.#add(parent?.id ?? null, "answer", [], { status: "sending", tab: TAB, column }),
     );
     const several = answers.length > 1;
-    await this.#keep(answers, several ? parent.id : answers[0].id, several ? answers.map((one) => one.id) : null);
+    const nodes = [...fresh, ...answers];
+    await this.#keep(nodes, several ? parent.id : answers[0].id, several ? answers.map((one) => one.id) : null);
+    this.dispatchEvent(new Event("kept"));
     await Promise.all(answers.map((node) => this.#run(node, this.#request(node))));
   }
 
@@ -286,10 +295,10 @@ export class Conversation extends EventTarget {
     let saving = null;
     const save = () => {
       saving = null;
-      return archive.saveNode(node, { quiet: true }).catch((error) => live.say(error.message));
+      return stored(() => archive.saveNode(node, { quiet: true }));
     };
     live.addEventListener("change", () => (saving ??= setTimeout(save, SAVE_MS)));
-    live.addEventListener("begun", () => archive.saveNode(node));
+    live.addEventListener("begun", () => stored(() => archive.saveNode(node)));
     this.#lives.set(node.id, live);
     this.#changed();
     try {
@@ -300,7 +309,7 @@ export class Conversation extends EventTarget {
     } finally {
       clearTimeout(saving);
       this.#lives.delete(node.id);
-      await archive.saveNode(node);
+      await stored(() => archive.saveNode(node));
       this.#changed();
     }
   }
@@ -324,15 +333,11 @@ export class Conversation extends EventTarget {
   async #keep(nodes, tip, choosing = null) {
     Object.assign(this.record, { tip, choosing, used: Date.now() });
     this.#changed();
-    await archive.saveNodes(nodes);
-    await archive.changeConversation(this.id, { tip, choosing, used: this.record.used });
-  }
-
-  /** Returns the node that is known, if a stored one is no other state of it: what is shown of it stays. */
-  #latest(node) {
-    const known = this.#nodes.get(node.id);
-    const isSame = known && ["version", "sequence", "status"].every((name) => known[name] === node[name]);
-    return isSame ? known : node;
+    await stored(async () => {
+      await archive.saveNodes(nodes);
+      // What was deleted in another tab meanwhile is in use.
+      await archive.changeConversation(this.id, { tip, choosing, used: this.record.used, deleted: 0 });
+    });
   }
 
   #pathTo(id) {
@@ -351,6 +356,22 @@ export class Conversation extends EventTarget {
 
   #changed() {
     this.dispatchEvent(new Event("change"));
+  }
+}
+
+/** Returns a name of the tab, which it still has when it is loaded anew. */
+function thisTab() {
+  const name = read("tab", newId(), { lasting: false });
+  write("tab", name, { lasting: false });
+  return name;
+}
+
+/** Stores something. Where that fails, such as on a full disk, the page goes on with what it shows, and says so. */
+async function stored(action) {
+  try {
+    await action();
+  } catch (error) {
+    notice(`This browser does not keep the conversation: ${error.message}`, "error");
   }
 }
 

@@ -60,7 +60,7 @@ function readConversation({ title, used, tip, nodes }) {
   const ids = new Map();
   const made = nodes.map((node) => {
     const { kind, items, status } = node;
-    if (!KINDS.includes(kind) || !Array.isArray(items)) throw new Error(`“${record.title}” is not a whole conversation.`);
+    if (!KINDS.includes(kind) || !items?.every?.(isItem)) throw new Error(`“${record.title}” is not a whole conversation.`);
     const { model, column, usage, error } = node;
     const isWhole = ["done", "cut", "failed", "interrupted"].includes(status);
     const fresh = newNode(record.id, node.parent, kind, items, { model, column, usage, error });
@@ -69,6 +69,11 @@ function readConversation({ title, used, tip, nodes }) {
   });
   for (const node of made) node.parent = ids.get(node.parent) ?? null;
   return { record: { ...record, tip: ids.get(tip) ?? made.at(-1)?.id ?? null }, nodes: made };
+}
+
+function isItem(item) {
+  if (typeof item?.type !== "string") return false;
+  return item.type !== "message" || Boolean(item.content?.every?.((part) => typeof part?.type === "string"));
 }
 
 /** Has the browser save a text as a file. */

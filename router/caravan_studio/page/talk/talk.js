@@ -94,14 +94,21 @@ async function openedFrom(record) {
   return made;
 }
 
-/** Follows answers that had not ended when the page was closed. */
+/** Follows answers that had not ended when the page was closed; browsers have few connections to a server. */
 async function goOnWithAnswers() {
   await archive.purge();
   for (const id of await archive.unfinished()) {
     const record = opened.has(id) ? null : await archive.conversation(id);
-    if (record) await openedFrom(record);
+    if (record) await ended(await openedFrom(record));
   }
 }
+
+const ended = (used) =>
+  new Promise((resolve) => {
+    const look = () => used.busy || resolve();
+    used.addEventListener("change", look);
+    look();
+  });
 
 async function changedElsewhere(id) {
   await opened.get(id)?.load();
@@ -128,16 +135,14 @@ function show() {
 
 async function send(text, answers, parts) {
   const asked = conversation;
-  forget(draftOf(asked));
-  let isKept = false;
+  const draft = draftOf(asked);
+  asked.addEventListener("kept", () => forget(draft), { once: true });
   const content = [...parts, ...(text.trim() ? [{ type: "input_text", text }] : [])];
   await attempt(async () => {
     const saying = asked.during(() => asked.say(content, columns.of(answers)));
     transcript.scrollToEnd();
     await saying;
-    isKept = true;
   });
-  if (!isKept && asked === conversation) composer.restore(text);
 }
 
 function actions() {

@@ -5,6 +5,7 @@ import { button, byId, element } from "../base/dom.js";
 import { iconButton } from "../base/icons.js";
 import { announce } from "../base/notices.js";
 import { AnswerView, costOf } from "./answer_view.js";
+import { isRunning } from "./archive.js";
 import { editor } from "./editor.js";
 import { openCalls, textOfEntry } from "./entries.js";
 import { messagePart, partOf } from "./parts.js";
@@ -81,10 +82,14 @@ export class Transcript {
     const running = Boolean(live?.running);
     const atEnd = this.#isAtEnd();
     if (running) view.answer?.grow(node.items, () => atEnd && this.scrollToEnd());
-    else if (view.items !== node.items || view.running) view.answer?.show(node.items);
+    else if (view.items !== node.items || view.running) {
+      view.answer?.show(node.items);
+      if (atEnd) this.scrollToEnd();
+    }
     Object.assign(view, { items: node.items, running });
-    view.state.textContent = running ? live.state : (node.error ?? costLine(node));
-    view.state.classList.toggle("error", Boolean(node.error) && !running);
+    const error = running ? null : errorOf(node);
+    view.state.textContent = running ? live.state : (error ?? costLine(node));
+    view.state.classList.toggle("error", error !== null);
     view.article.setAttribute("aria-busy", String(running));
     if (!live || running || this.#announced.has(live)) return;
     this.#announced.add(live);
@@ -101,9 +106,10 @@ export class Transcript {
     if (text) shown.push(copyButton(() => text));
     if (node.kind === "message" || text) shown.push(act("edit", "Edit", edit));
     if (node.kind === "answer") {
-      const isCut = node.error || node.status === "cut";
+      const error = errorOf(node);
+      const isCut = error || node.status === "cut";
       if (isLast && isCut && node.items.at(-1)?.type === "message") shown.push(act("go", "Continue", actions.goOn));
-      if (node.error) shown.push(...this.#mending(node));
+      if (error) shown.push(...this.#mending(node));
       else shown.push(act("again", "Another answer", actions.again));
       const show = () => showProbabilities(conversation, node, view.body);
       if (text) shown.push(act("chart", "Probabilities", show));
@@ -146,6 +152,9 @@ function made(node) {
   const article = element("article", { class: `entry ${node.kind}`, "aria-label": who }, body, tools, state);
   return { article, body, answer, state, tools, version: node.version, items: null, running: false, live: null };
 }
+
+/** Returns why an answer that is not being generated here is not whole, or null. */
+const errorOf = (node) => (isRunning(node) ? "No server has answered yet." : (node.error ?? null));
 
 /** Returns which model wrote an answer, and what it cost. */
 const costLine = (node) => [node.usage && node.model, costOf(node.usage)].filter(Boolean).join(" · ");
