@@ -93,7 +93,7 @@ def test_answers_stream_stop_go_on_and_are_kept(words: dict[str, Any]) -> None:
     }
     assert got["folded"]
     assert THOUGHT in got["thought"]
-    assert re.search(r"\d+ tokens .*prompt of \d+: \d+ found in the cache", got["cost"])
+    assert re.search(r"\d+ tokens .*\d+ of \d+ prompt tokens cached", got["cost"])
     assert (got["kept"], got["title"]) == (3, "wait")
 
 

@@ -82,7 +82,10 @@ export class Transcript {
     const running = Boolean(live?.running);
     const atEnd = this.#isAtEnd();
     if (running) view.answer?.grow(node.items, () => atEnd && this.scrollToEnd());
-    else if (view.items !== node.items || view.running) view.answer?.show(node.items);
+    else if (view.items !== node.items || view.running) {
+      view.answer?.show(node.items);
+      if (atEnd) this.scrollToEnd();
+    }
     Object.assign(view, { items: node.items, running });
     const error = running ? null : errorOf(node);
     view.state.textContent = running ? live.state : (error ?? costLine(node));
