@@ -1,6 +1,5 @@
 """What a visitor expects to be kept: each function is a part of a session and returns what it saw."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -189,16 +188,20 @@ def failing(visit: Visit) -> Any:
 
 def _forgetful(route: Route) -> None:
     """Answers as a server that was started anew."""
-    body = route.request.post_data_json
-    if "previous_response_id" not in body:
-        return route.continue_()
-    error = {"message": "There is no response with this id.", "code": "not_found", "type": "invalid_request_error"}
-    return route.fulfill(status=404, json={"error": error})
+    if "previous_response_id" in (route.request.post_data_json or {}):
+        _refuse(route, 404, "not_found")
+    else:
+        route.continue_()
 
 
 def _full(route: Route) -> None:
     """Answers as a model of which the context is full."""
-    if route.request.post_data_json.get("truncation") == "auto":
-        return route.continue_()
-    error = {"message": "The context is full.", "code": "context_length_exceeded", "type": "invalid_request_error"}
-    return route.fulfill(status=400, content_type="application/json", body=json.dumps({"error": error}))
+    if (route.request.post_data_json or {}).get("truncation") == "auto":
+        route.continue_()
+    else:
+        _refuse(route, 400, "context_length_exceeded")
+
+
+def _refuse(route: Route, status: int, code: str) -> None:
+    error = {"message": "It cannot be answered.", "code": code, "type": "invalid_request_error"}
+    route.fulfill(status=status, json={"error": error})
