@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from e2e.clients.page_visit import DESK, PHONE, Visit
+from e2e.clients.page_visit import DESK, PHONE, THEMES, Visit
 from playwright.sync_api import Page
 
 
@@ -41,8 +41,8 @@ def looks(visit: Visit) -> Any:
         {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"x"}
     )
     found: dict[str, Any] = {"unreadable": [], "wide": [], "grounds": {}}
-    for theme in ("light", "dark"):
-        page.emulate_media(color_scheme=theme)
+    for theme in THEMES:
+        visit.system_theme(theme)
         found["grounds"][theme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
         for width in (DESK, PHONE):
             page.set_viewport_size(width)
@@ -73,7 +73,7 @@ def theme(visit: Visit) -> Any:
     """The switch of the theme, over what the system has."""
     visit.go()
     page = visit.page
-    page.emulate_media(color_scheme="dark")
+    visit.system_theme("dark")
     ground = "getComputedStyle(document.body).backgroundColor"
     grounds = [page.evaluate(ground)]
     for name in ("system", "light"):
@@ -96,8 +96,8 @@ def fleet(visit: Visit) -> Any:
     shards = page.locator("section[aria-label=Shards] tbody tr")
     shards.nth(1).wait_for()
     found: dict[str, Any] = {"rows": shards.count(), "unreadable": []}
-    for theme in ("light", "dark"):
-        page.emulate_media(color_scheme=theme)
+    for theme in THEMES:
+        visit.system_theme(theme)
         found["unreadable"] += visit.unreadable()
     page.set_viewport_size(PHONE)
     found["unreadable"] += visit.unreadable()
@@ -154,8 +154,8 @@ def recording(visit: Visit) -> Any:
         "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data).size"
     )
     found["drawn"] = colours > 8
-    for theme in ("light", "dark"):
-        page.emulate_media(color_scheme=theme)
+    for theme in THEMES:
+        visit.system_theme(theme)
         found["unreadable"] += visit.unreadable()
     page.set_viewport_size(PHONE)
     found["unreadable"] += visit.unreadable()
