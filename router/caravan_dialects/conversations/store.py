@@ -106,11 +106,11 @@ class Store:
 
     async def add_job(self, job: Job, step: Step) -> None:
         """Add a job with its first step."""
-        await self._call(lambda database: database.add_job(job, step, time.time()))
+        await self._call(lambda database: database.jobs.add(job, step, time.time()))
 
     async def append(self, job_id: str, step: Step) -> None:
         """Add the next step of a job. Nothing is lost from then on if the process is killed."""
-        await self._call(lambda database: database.append(job_id, step))
+        await self._call(lambda database: database.jobs.append(job_id, step))
 
     async def job(self, owner: str, job_id: str) -> Job | None:
         """Return a job; None if the owner has none of this id."""

@@ -34,9 +34,9 @@ def end(first: int, name: str = "r", response: bytes = b"") -> Transaction:
 
 def begun(*steps: Step, bounds: Bounds = LARGE) -> Database:
     database = Database(None, bounds)
-    database.add_job(job(), step(0, 2), NOW)
+    database.jobs.add(job(), step(0, 2), NOW)
     for each in steps:
-        database.append("r", each)
+        database.jobs.append("r", each)
     return database
 
 
@@ -67,9 +67,9 @@ def test_tokens_come_back_with_the_feedback_of_the_last() -> None:
 def test_a_step_that_does_not_follow_is_not_added() -> None:
     database = begun(step(2))
     for first in (2, 4):
-        database.append("r", step(first))
+        database.jobs.append("r", step(first))
     assert numbers(database.jobs.events("r", 0)) == [0, 1, 2]
-    database.append("deleted", step(0))
+    database.jobs.append("deleted", step(0))
     assert database.jobs.events("deleted", 0) == []
 
 
@@ -116,7 +116,7 @@ def test_ended_jobs_make_room_and_others_stay() -> None:
     database = Database(None, bounds)
     for number in range(60):
         name = f"r{number}"
-        database.add_job(job(name), step(0), NOW + number)
+        database.jobs.add(job(name), step(0), NOW + number)
         if number:
             database.commit("k", end(1, name, b"x" * 400), NOW + number)
     assert database.used_bytes()["k"] <= bounds.max_bytes

@@ -192,6 +192,15 @@ class BackgroundAnswer(ResponseAnswer):
         return step
 
 
+@dataclass(slots=True)
+class _Basis:
+    """How long a response may take, what is needed to continue it once its request is valid, and its first part."""
+
+    life_s: float
+    record: JobRecord | None
+    saved: Saved = Saved()
+
+
 class AskedBackground(AskedResponse):
     """One turn that is answered in the background. It can be seen from the start on, also if it waits for a shard."""
 
@@ -210,17 +219,19 @@ class AskedBackground(AskedResponse):
         Raises ValidationError.
         """
         super().__init__(body, turn, remembered, head or new_response(body, turn))
-        self._life_s = life_s
-        # None until the request is valid.
-        self._record = record
-        self.saved = Saved()
+        self._basis = _Basis(life_s, record)
         self.running.begin(self)
 
     @property
     def record(self) -> JobRecord:
         """What is needed to continue the response, whose request is valid."""
-        assert self._record is not None, "the request is not valid yet"
-        return self._record
+        assert self._basis.record is not None, "the request is not valid yet"
+        return self._basis.record
+
+    @property
+    def saved(self) -> Saved:
+        """What there was of the response when it began, or began anew."""
+        return self._basis.saved
 
     def response(self) -> ResponseObject:
         return self._partial.response()
@@ -232,21 +243,21 @@ class AskedBackground(AskedResponse):
     def again(self, saved: Saved) -> None:
         """Begin anew, after what is ``saved``."""
         head = msgspec.structs.replace(self._partial.head, status="queued")
-        self._partial = PartialResponse(head, self._offered, streamed=True)
-        self.saved = saved
+        self._partial = PartialResponse(head, self._partial.offered, streamed=True)
+        self._basis.saved = saved
 
     async def validate(self, context: Context) -> BackgroundAnswer:
         chat, wanted = await self._validated(context)
         saved, now = self.saved, time.time()
         if saved.tokens and not _are_same(self.record, context.model):
             raise ModelReplacedError(context.model.name)
-        timeout_s = chat.request.specs[0].timeout_s
-        deadline = (
-            deadline_of(self._body, self._life_s, timeout_s, now) if self._record is None else self._record.deadline
-        )
+        if (before := self._basis.record) is None:
+            deadline = deadline_of(self._body, self._basis.life_s, chat.request.specs[0].timeout_s, now)
+        else:
+            deadline = before.deadline
         chat = _continued(chat, saved, deadline - now)
         answer = BackgroundAnswer(self._turn, self._partial, self.running, chat, wanted)
-        self._record = JobRecord(
+        self._basis.record = JobRecord(
             body=answer.decided(self._body),
             items=[*self._turn.items],
             deadline=deadline,
