@@ -30,8 +30,8 @@ RECORDS = """
     const reading = opening.result.transaction("nodes").objectStore("nodes").getAll();
     reading.onsuccess = () => {
       opening.result.close();
-      resolve(reading.result.map(({ kind, items, response, status, made }) => ({
-        kind, response, status, made,
+      resolve(reading.result.map(({ kind, items, response, status, error, made }) => ({
+        kind, response, status, error, made,
         text: items.flatMap((item) => item.content ?? []).map((part) => part.text ?? "").join(""),
       })).sort((one, other) => one.made - other.made));
     };

@@ -48,7 +48,7 @@ async function* eventsOf(sent) {
 }
 
 async function failure(response) {
-  const text = await response.text();
+  const text = await response.text().catch(() => "");
   if (response.status === 401) dispatchEvent(new CustomEvent("caravan:key-needed"));
   try {
     const { error, error_type: type } = JSON.parse(text);

@@ -32,15 +32,23 @@ async function take(live, body) {
   const { signal } = live.abort;
   const { response, sequence } = live.node;
   try {
-    for await (const event of response ? resume(response, sequence, signal) : begin(body, signal)) live.take(event);
+    for await (const event of response ? again(response, sequence, signal) : begin(body, signal)) live.take(event);
   } catch (error) {
-    if (!(error instanceof ApiError) || !live.node.response) throw error;
-    // It has ended, so long ago that its events are gone.
-    if (error.status === 400) live.take({ data: { response: await whole(response) } });
-    else if (!PASSING.includes(error.status)) throw error;
+    const passes = error instanceof ApiError && PASSING.includes(error.status);
+    if (!passes || !live.node.response) throw error;
   }
   if (!live.node.response) throw new ApiError(0, "The server did not begin an answer.");
   return live.node.sequence > sequence;
+}
+
+/** Yields the events behind one of a response; those of one that ended long ago are gone, and its end is all. */
+async function* again(response, sequence, signal) {
+  try {
+    yield* resume(response, sequence, signal);
+  } catch (error) {
+    if (!(error instanceof ApiError) || error.status !== 400) throw error;
+    yield { data: { response: await whole(response) } };
+  }
 }
 
 /** Ends an answer that a person has stopped with what the server has of it by then. */
