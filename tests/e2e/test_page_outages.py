@@ -154,12 +154,14 @@ async def test_no_word_is_lost_at_twenty_points_of_answers(tmp_path: Path) -> No
         assert len(answer["shown"]) == LETTERS, answer
     # Whole, as the server has it where it still does, and in the browser's copy.
     answers = [record for record in found["records"] if record["kind"] == "answer"]
-    ended = answers[: 1 + len(found["answers"])]
-    assert [record for record in ended if record["status"] != "done"] == []
+    ended = answers[:-2]
+    # One that the server ended as failed was asked for again; its text stays beside the new one.
+    assert [record for record in ended if record["status"] not in ("done", "failed")] == []
+    assert found["wrong"] == []
     for record in answers:
         assert texts.get(record["response"], record["text"]) == record["text"]
     shown = [record["text"].strip('"') for record in answers]
-    assert [answer["shown"] for answer in found["answers"]] == shown[1 : 1 + len(found["answers"])]
+    assert {answer["shown"] for answer in found["answers"]} <= set(shown)
     forgotten = found["forgotten"]
     assert forgotten["kept"].startswith(forgotten["seen"])
     assert forgotten["went_on"].startswith(forgotten["kept"])

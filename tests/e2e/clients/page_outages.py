@@ -52,7 +52,10 @@ def main() -> None:
         kinds = [KINDS[number % len(KINDS)] for number in range(ANSWERS)]
         found = [_answer(visit, number, kind, draw) for number, kind in enumerate(kinds)]
         forgotten = _forgotten(visit)
-        print(json.dumps({"answers": found, "forgotten": forgotten, "records": visit.page.evaluate(RECORDS)}))
+        records = visit.page.evaluate(RECORDS)
+        # The browser itself tells of requests that failed.
+        wrong = [text for text in visit.wrong if "Failed to load resource" not in text]
+        print(json.dumps({"answers": found, "forgotten": forgotten, "records": records, "wrong": wrong}))
         browser.close()
 
 
