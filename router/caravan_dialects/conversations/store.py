@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import sqlite3
 import time
 from collections import Counter
@@ -36,7 +35,7 @@ class StoreSettings:
     file: Path | None = None
     max_bytes: int = 256 << 20
     life_s: float = 3600.0
-    job_life_s: float = math.inf
+    job_life_s: float = 28_800.0
 
 
 class Store:

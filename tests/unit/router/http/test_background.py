@@ -288,7 +288,7 @@ async def test_streams_that_cannot_be_read_again_are_refused_by_name() -> None:
         plain = (await service.reply(PATH, {"input": "Hi"}))["id"]
         background = (await begun(service))["id"]
         for path, field in (
-            (f"{plain}?stream=true", "stream"),
+            (f"{plain}?stream=true", None),
             (f"{background}?stream=true&starting_after=x", "starting_after"),
             (f"{background}?stream=true&starting_after=-2", "starting_after"),
         ):

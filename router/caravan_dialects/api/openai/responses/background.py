@@ -242,8 +242,7 @@ class AskedBackground(AskedResponse):
 
     def again(self, saved: Saved) -> None:
         """Begin anew, after what is ``saved``."""
-        head = msgspec.structs.replace(self._partial.head, status="queued")
-        self._partial = PartialResponse(head, self._partial.offered, streamed=True)
+        self._begin_anew("queued")
         self._basis.saved = saved
 
     async def validate(self, context: Context) -> BackgroundAnswer:

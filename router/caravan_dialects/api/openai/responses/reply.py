@@ -155,6 +155,11 @@ class AskedResponse(Asked):
         conversation = "" if turn.head is None else turn.head.id
         self.running = RunningResponse(id=self._partial.head.id, owner=turn.owner, conversation=conversation)
 
+    def _begin_anew(self, status: str) -> None:
+        """Forget the output and its events."""
+        head = msgspec.structs.replace(self._partial.head, status=status)
+        self._partial = PartialResponse(head, self._partial.offered, streamed=True)
+
     @property
     def skipped_tools(self) -> frozenset[str]:
         """Types of tools that the model is not offered."""
