@@ -165,7 +165,7 @@ def _wave() -> bytes:
 def _pdf(visit: Visit) -> bytes:
     page = visit.context.new_page()
     page.set_content("<h1>Invoice</h1><p>The total is <b>1,234.50 €</b>.</p>")
-    content = page.pdf()
+    content: bytes = page.pdf()
     page.close()
     return content
 
