@@ -26,10 +26,11 @@ def values_of_rows(rows: Any) -> tuple[int, int, bytes]:
         view = memoryview(given)
     except (TypeError, ValueError, BufferError):
         raise RequestError(f"embeddings must be an array of floats [tokens, size]. Given: {rows!r:.80}") from None
-    shape = view.shape[1:] if view.ndim == 3 and view.shape[0] == 1 else view.shape
+    given_shape = view.shape or ()
+    shape = given_shape[1:] if len(given_shape) == 3 and given_shape[0] == 1 else given_shape
     if view.format not in {*_WIDE, _HALF} or len(shape) != 2 or 0 in shape:
         kind = getattr(given, "dtype", view.format)
-        raise RequestError(f"embeddings must be floats [tokens, size]. Given: {kind} {list(view.shape)}")
+        raise RequestError(f"embeddings must be floats [tokens, size]. Given: {kind} {list(given_shape)}")
     count, size = shape
     data = view.tobytes()
     if view.format == "f":

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan import LLM, ModelError, SamplingParams
+from caravan import LLM, EmbedsPrompt, ModelError, SamplingParams, TokensPrompt
 from caravan_testing.media_kinds import KINDS
 from caravan_testing.projectors import embeddings_of
 from caravan_testing.shard_tiny_llama import write_tiny_llama
@@ -31,8 +31,8 @@ def test_outputs_are_those_of_the_tokens(tiny: Path, options: dict[str, Any]) ->
     rows = embeddings_of(tiny).astype(np.float32)
     params = SamplingParams(temperature=0, n=2, max_tokens=40, ignore_eos=True)
     with LLM(str(tiny), enable_prompt_embeds=True, **options) as llm:
-        expected = llm.generate([{"prompt_token_ids": prompt} for prompt in _PROMPTS], params)
-        found = llm.generate([{"prompt_embeds": rows[prompt]} for prompt in _PROMPTS], params)
+        expected = llm.generate([TokensPrompt(prompt_token_ids=prompt) for prompt in _PROMPTS], params)
+        found = llm.generate([EmbedsPrompt(prompt_embeds=rows[prompt]) for prompt in _PROMPTS], params)
         assert [one.outputs for one in found] == [one.outputs for one in expected]
 
 

@@ -40,7 +40,7 @@ def _file(data: bytes) -> str:
 
 
 def test_a_prompt_of_embeddings_counts_as_its_tokens(llm: LLM) -> None:
-    prompts = [list(_TEXT), {"prompt_embeds": _rows(_TEXT)}, Embeddings.of(_rows(_TEXT)), "text"]
+    prompts: list[Any] = [list(_TEXT), {"prompt_embeds": _rows(_TEXT)}, Embeddings.of(_rows(_TEXT)), "text"]
     prompts += [{"prompt_embeds": _rows(_TEXT).astype(kind)[None]} for kind in ("f2", "f8")]
     expected, given, embeddings, text, *others = llm.generate(prompts, _GREEDY)
     assert given.outputs == embeddings.outputs == expected.outputs != text.outputs
@@ -90,7 +90,7 @@ def _post(url: str, **fields: Any) -> tuple[int, Any]:
 
 
 def test_files_come_before_texts(llm: LLM, url: str) -> None:
-    prompts = [list(b"one"), list(b"two"), "three"]
+    prompts: list[Any] = [list(b"one"), list(b"two"), "three"]
     expected = [
         one.outputs[0].text
         for one in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))

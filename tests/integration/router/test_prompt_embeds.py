@@ -29,10 +29,10 @@ def _atomic() -> EmbeddingsEncoder:
     return EmbeddingsEncoder(TOY_INPUT_SIZE, ToyEncoder(atomic=True))
 
 
-async def _spec(running: Cluster, tokens: bytes, new_tokens: int = 12, **fields: int) -> GenerationSpec:
+async def _spec(running: Cluster, tokens: bytes, new_tokens: int = 12, *, priority: int = 0) -> GenerationSpec:
     rows = Embeddings.of_bytes(len(tokens), 1, struct.pack(f"<{len(tokens)}f", *tokens))
     found = await running.engine.queries.tokenize_parts((rows,), add_special=False)
-    return replace(spec(found.tokens.token_ids, new_tokens, **fields), media=found.media)
+    return replace(spec(found.tokens.token_ids, new_tokens, priority=priority), media=found.media)
 
 
 @pytest.mark.parametrize("make_encoder", [_encoder, _atomic])
@@ -67,8 +67,8 @@ async def test_sequences_of_embeddings_are_preempted() -> None:
         assert await running.metric('caravan_preemptions{how="swap"}') > 0
 
 
-async def _run(running: Cluster, tokens: bytes, new_tokens: int, **fields: int) -> list[int]:
-    return await run(running.engine, await _spec(running, tokens, new_tokens, **fields))
+async def _run(running: Cluster, tokens: bytes, new_tokens: int, *, priority: int = 0) -> list[int]:
+    return await run(running.engine, await _spec(running, tokens, new_tokens, priority=priority))
 
 
 async def test_embeddings_of_a_lost_shard_are_sent_to_another() -> None:

@@ -45,7 +45,8 @@ def _pickled(value: Any) -> bytes:
             return pickle.BINUNICODE + struct.pack("<I", len(value)) + value.encode()
         case tuple():
             return pickle.MARK + b"".join(map(_pickled, value)) + pickle.TUPLE
-    raise AssertionError(value)
+        case _:
+            raise AssertionError(value)
 
 
 def _called(function: _Named, *arguments: bytes) -> bytes:
@@ -80,8 +81,9 @@ def _torch(
     return file.getvalue()
 
 
-def _brain(values: Any) -> bytes:
-    return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+def _bfloat16(values: Any) -> bytes:
+    halves: bytes = (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    return halves
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_embeddings_are_those_of_the_file(file: bytes) -> None:
 
 def test_bfloat16_becomes_float32() -> None:
     values = np.array([[1.5, -2.0, 0.25]], np.float32)
-    assert read_embeddings(_torch(_brain(values), (1, 3), storage="BFloat16Storage"), 3) == values.tobytes()
+    assert read_embeddings(_torch(_bfloat16(values), (1, 3), storage="BFloat16Storage"), 3) == values.tobytes()
 
 
 def test_many_rows_of_16_bits_are_read_in_parts() -> None:

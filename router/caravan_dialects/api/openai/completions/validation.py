@@ -166,9 +166,10 @@ def _check_fields(body: CompletionRequest, plan: CompletionPlan, context: Contex
             if asked:
                 raise needs_field_error(field, "`suffix` is empty", getattr(body, field))
     if any(isinstance(prompt, EmbeddingsPrompt) for prompt in plan.prompts):
-        for field, asked in (("suffix", body.suffix), ("echo", body.echo), ("prompt_logprobs", body.prompt_logprobs)):
-            if asked or (asked == 0 and asked is not False):
-                raise needs_field_error(field, "`prompt_embeds` is empty", asked)
+        for field in ("suffix", "echo", "prompt_logprobs"):
+            given = getattr(body, field)
+            if given or (field == "prompt_logprobs" and given is not None):
+                raise needs_field_error(field, "`prompt_embeds` is empty", given)
     if body.stream_options is not None and not body.stream:
         raise stream_options_error()
     check_sampling(body)
