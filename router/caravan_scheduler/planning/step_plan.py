@@ -26,6 +26,7 @@ from caravan_proto.messages.commands import (
 from caravan_scheduler.beams import BeamGroup
 from caravan_scheduler.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_scheduler.fault import on_behalf
+from caravan_scheduler.jobs.policy import Held
 from caravan_scheduler.output_lengths import OutputLengths
 from caravan_scheduler.planning.chunking import Riders, StepBudget, join_reason, step_after, step_seconds, to_border
 from caravan_scheduler.planning.forecast import GROWTH_CELLS, CellForecast
@@ -35,7 +36,7 @@ from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.command import UNSEEN_STEPS
 from caravan_scheduler.shard.ledger import ShardLedger
-from caravan_scheduler.shard.prefix_reuse import has_cells_for_load, has_id_for, worth_copying
+from caravan_scheduler.shard.prefix_reuse import has_cells_for_load, has_id_beside, has_id_for, worth_copying
 from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.shard.saved_runs import SavedPrefix
 from caravan_scheduler.waiting.queue import effective_priority
@@ -215,7 +216,23 @@ class StepPlan:
             return False
         if self._forecast is None:
             self._forecast = CellForecast(self.shard, self._given.lengths, self._given.config.watermark)
-        return self._forecast.has_room(sequence, match.live_length)
+        held = self.shard.held_against(sequence)
+        if not held.ids:
+            return self._forecast.has_room(sequence, match.live_length)
+        if not has_id_beside(self.shard, held.ids):
+            return False
+        if self.shard.capacity.is_bounded_by_sequence:
+            return True
+        return self._forecast.has_room(sequence, self._held_anyway(sequence, match, held), held.cells)
+
+    def _held_anyway(self, sequence: Sequence, match: Match, held: Held) -> int:
+        """Return how many first tokens of ``sequence`` take no cells beside those that others hold."""
+        if held.ids.intersection(match.sources):
+            return match.length
+        source = sequence.kept
+        if source is None or source.sequence_id not in match.sources:
+            return match.live_length
+        return max(match.live_length, source.computed - self.shard.cells.tree.own_cells((source.sequence_id,)))
 
     def admit(self, sequence: Sequence, match: Match) -> Resident:
         """Start ``sequence``, for which `can_admit` is true, with a chunk of its prompt."""

@@ -11,7 +11,7 @@ from caravan_scheduler.prefix_tree import Match
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.command import InFlight
-from caravan_scheduler.shard.prefix_reuse import to_take_over, worth_copying
+from caravan_scheduler.shard.prefix_reuse import from_spared, to_take_over, worth_copying
 from caravan_scheduler.shard.remembered import prefixes_of
 from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.shard.saved_runs import SavedPrefix
@@ -75,7 +75,8 @@ class ShardLedger(ShardAccount):
 
     def place(self, sequence: Sequence, match: Match, priority: int) -> Resident:
         """Start ``sequence`` from the prefix that ``match`` found. It needs a command that carries its first chunk."""
-        match = worth_copying(self, match)
+        self.header.spared = self.held_against(sequence).ids
+        match = from_spared(self, worth_copying(self, match))
         self._take_hashes(sequence, match)
         source_id = to_take_over(self, match, sequence.known_tokens)
         if source_id is not None:
@@ -97,6 +98,7 @@ class ShardLedger(ShardAccount):
 
         ``match``: what it begins with in the cells of another sequence, as `shared_by_load` returns it.
         """
+        self.header.spared = self.held_against(sequence).ids
         self._take_hashes(sequence, match)
         sequence_id = self._open(sequence, match)
         # The tree learns of what is loaded once others can start from it, with the first chunk.
@@ -335,4 +337,5 @@ class ShardLedger(ShardAccount):
         self.cells.tree.park(resident.sequence_id)
         self.stays.move(resident, Status.PARKED)
         self.stays.note_use(resident.sequence_id, self._clock.now_s)
+        resident.rent_paid_s = self._clock.now_s
         resident.is_pinned = self.saves.lacks_pinned(resident)
