@@ -142,6 +142,11 @@ class Sequence:
         return self.continues if self.continues is not None and self.continues.is_parked else None
 
     @property
+    def goes_on(self) -> bool:
+        """Whether its job had an answer before."""
+        return self.job is not None and self.job.length > 0
+
+    @property
     def lost_a_shard(self) -> bool:
         """Whether a shard was lost while it computed this sequence, which has got no token since."""
         return self.losses > 0 and self.fatal_losses > 0

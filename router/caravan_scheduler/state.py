@@ -334,6 +334,8 @@ class SchedulerState:
             shard, resident = self._end_stay(sequence)
             shard.cancel(resident, keeps=keeps)
             self._note_end(sequence, shard, resident)
+            if sequence.output:  # a stop string ends an answer so, too
+                self.jobs.answer(sequence)
         else:
             self.waiting.remove(sequence)
             self.waiting.mark_due()  # others may have been behind it

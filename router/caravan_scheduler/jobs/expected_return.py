@@ -1,19 +1,21 @@
 """The policy of the product: cells are kept while a return is worth more than what waits for them.
 
-A parked sequence is worth what its job's next request saves by it: the time to compute it again, for all that run on the
-shard, as likely and as soon as that request is expected. Keeping it costs a request that could use its cells a second
-per second. So it is *held* against that request while all of this is so:
+A parked sequence is worth what its job's next request saves by it: the time to compute it again, for all that run on
+the shard, times the rate at which that request is expected (`Gaps.return_rate`). A request that waits loses a second
+per second, and may take the cells that are worth least, up to a price. All others are *held* against it, with room for
+the next turns of their jobs and of those that run, unless
 
-1. Its worth is at least that second per second.
-2. It has been held, since its answer ended, for no longer than computing it again would cost. So a job that does not
+1. the request is ahead of the job: by priority, between keys, or by service. A job is ahead of others of its key by
+   `CREDIT` times the tokens that it has in cells. So it is served before others by at most that much more than fair
+   share gives it, and nothing starves;
+2. the job has held cells, since its answer ended, for as long as computing them again costs. So a job that does not
    come back costs others at most what LRU costs them when it does: the ski rental problem, for which that is the best
    bound (Karlin et al., "Competitive snoopy caching", Algorithmica 3, 1988).
-3. The request is not ahead of the job: by priority, between keys, or by service. A job is ahead of others of its key
-   by `CREDIT` times the tokens that it has in cells. So it is served before others by at most that much more than fair
-   share gives it, and nothing starves.
 
-The time for which it is held is charged to its session and its key, as if it had got a token in each step.
+The time for which cells are held is charged to their session and key, as if they had got a token in each step.
 """
+
+from typing import TYPE_CHECKING, NamedTuple
 
 from caravan_scheduler.jobs.policy import NOTHING_HELD, Held, PolicyInput
 from caravan_scheduler.sequence import Sequence
@@ -22,12 +24,35 @@ from caravan_scheduler.shard.prefix_reuse import LOAD_S, copy_s
 from caravan_scheduler.shard.resident import Resident
 from caravan_scheduler.waiting.fair_share import OUTPUT_TOKEN
 
+if TYPE_CHECKING:
+    from caravan_scheduler.shard.stays import Stays
+
 # A token in cells counts like so many tokens of service.
 CREDIT = 4.0
+# Steps are short while a job is expected back at such a rate, in 1/s.
+_SOON_RATE = 0.1
+# What a second of waiting is worth. A request that goes on from cells also keeps these from others.
+_START_PRICE = 1.0
+_RETURN_PRICE = 10.0
+# Computing again delays all that run on the shard, but no more than so many are counted.
+_MOST_DELAYED = 8
+# A job starts if those that are there have room for so many more turns.
+_TURNS_AHEAD = 10
 # A rate of return is looked up again after this share of the time for which the job has been away.
 _STALE_SHARE = 0.1
 # What is held is looked at several times a second. If not, nobody waited for it.
 _LONGEST_RENT_S = 1.0
+
+
+class _Value(NamedTuple):
+    """A parked sequence: what keeping a cell of it is worth, in seconds per second, and how many are its ``own``.
+
+    ``is_kept``: whether it is worth being held against others.
+    """
+
+    cell_worth: float
+    own: int
+    is_kept: bool
 
 
 class ExpectedReturn:
@@ -36,31 +61,48 @@ class ExpectedReturn:
     def __init__(self, given: PolicyInput) -> None:
         self._clock = given.clock
         self._shares = given.shares
-        self._waiting = given.waiting
         self._has_refused = False
+        # By shard, with the time and what they depend on.
+        self._known: dict[str, tuple[tuple[float, int, int], Stays, dict[Resident, _Value]]] = {}
 
     def in_order_of_eviction(self, shard: ShardAccount, parked: list[Resident]) -> list[Resident]:
-        """Return ``parked`` by what they are worth for each of their cells."""
+        """Return ``parked`` by last use, but those worth being held come last, by what each of their cells is worth."""
         if len(parked) < 2:
             return parked
-        worth = {one: self._worth(shard, one) / max(1, self._own_cells(shard, one)) for one in parked}
-        return sorted(parked, key=worth.__getitem__)
+        values = self._values(shard)
+        return sorted(parked, key=lambda one: values[one].cell_worth if values[one].is_kept else 0.0)
 
     def held(self, shard: ShardAccount, sequence: Sequence) -> Held:
         """Return what ``sequence`` may not take of ``shard``."""
-        parked = shard.stays.parked.values()
-        held = [one for one in parked if self._is_held(shard, one, sequence)]
+        values = self._values(shard)
+        protected = [one for one, value in values.items() if value.is_kept and not self._may_take(sequence, one)]
+        if not protected:
+            return NOTHING_HELD
+        left, taken, held = (_START_PRICE if sequence.kept is None else _RETURN_PRICE), 0, []
+        for one in sorted(protected, key=lambda one: values[one].cell_worth):
+            value = values[one]
+            if value.cell_worth * value.own <= left:
+                left -= value.cell_worth * value.own
+                continue
+            held.append(one)
+            taken += int(left / value.cell_worth)
+            left = 0.0
         if not held:
             return NOTHING_HELD
         self._has_refused = True
         for one in held:
             self._pay(shard, one)
         ids = frozenset(one.sequence_id for one in held)
-        others = [one.sequence_id for one in parked if one.sequence_id not in ids]
-        cells = shard.cells.held - shard.cells.live - shard.cells.tree.own_cells(others)
-        if sequence.kept is None:  # one that goes on gives its own cells back soonest if it need not wait
-            cells += sum(round(one.sequence.job.growth) for one in held if one.sequence.job is not None)
-        return Held(cells, ids)
+        others = [one.sequence_id for one in shard.stays.parked.values() if one.sequence_id not in ids]
+        cells = shard.cells.held - shard.cells.live - shard.cells.tree.own_cells(others) - taken
+        if sequence.kept is None:
+            growing = (one.sequence.job for one in (*held, *shard.stays.residents.values()))
+            cells += round(_TURNS_AHEAD * sum(job.expected_growth for job in growing if job is not None))
+        return Held(max(0, cells), ids)
+
+    def expects_return(self, shard: ShardAccount) -> bool:
+        """Whether a request that continues something on ``shard`` is likely to come during a step."""
+        return any(self._rate(one) >= _SOON_RATE for one in shard.stays.parked.values())
 
     def charged(self, sequence: Sequence) -> float:
         """Return what the session of ``sequence`` was charged, less the credit for what it has in cells."""
@@ -72,14 +114,28 @@ class ExpectedReturn:
         refused, self._has_refused = self._has_refused, False
         return refused
 
-    def _is_held(self, shard: ShardAccount, resident: Resident, sequence: Sequence) -> bool:
-        if resident.is_continued or sequence.started or sequence.continues is resident:
-            return False
-        if self._is_ahead(sequence, resident):
-            return False
-        if resident.is_awaited:
-            return True
-        return self._worth(shard, resident) >= 1.0 and resident.held_s <= self._saved_s(shard, resident)
+    def _values(self, shard: ShardAccount) -> dict[Resident, _Value]:
+        """Return what the parked sequences of ``shard`` are worth. Many requests ask for that at one time."""
+        version = self._clock.now_s, shard.stays.version, shard.cells.tree.version
+        known = self._known.get(shard.name)
+        if known is None or known[0] != version or known[1] is not shard.stays:
+            values = {one: self._value(shard, one) for one in shard.stays.parked.values()}
+            known = self._known[shard.name] = version, shard.stays, values
+        return known[2]
+
+    def _value(self, shard: ShardAccount, resident: Resident) -> _Value:
+        own = resident.computed
+        if shard.layout.shares_cells:
+            own = shard.cells.tree.own_cells((resident.sequence_id,))
+        rate = self._rate(resident)
+        if not rate:
+            return _Value(0.0, own, is_kept=False)
+        saved_s = self._saved_s(shard, resident, own)
+        is_kept = resident.is_awaited or (rate * saved_s >= _START_PRICE and resident.held_s <= saved_s)
+        return _Value(rate * saved_s / max(1, own), own, is_kept=is_kept)
+
+    def _may_take(self, sequence: Sequence, resident: Resident) -> bool:
+        return sequence.started or sequence.continues is resident or self._is_ahead(sequence, resident)
 
     def _is_ahead(self, sequence: Sequence, resident: Resident) -> bool:
         """Whether ``sequence`` goes before the next request of the job of ``resident``."""
@@ -90,43 +146,38 @@ class ExpectedReturn:
             return self._shares.tenants.counter(spec.tenant) < self._shares.tenants.counter(other.tenant)
         credit = CREDIT * resident.computed
         if spec.session != other.session:
-            return self.charged(sequence) < self._shares.charged(other.tenant.name, other.session) - credit
+            # Of two requests that wait, the order of the queue decides.
+            own_charge = self.charged(sequence) if resident.is_awaited else sequence.account.counter
+            return own_charge < self._shares.charged(other.tenant.name, other.session) - credit
         own, theirs = sequence.job, resident.sequence.job
         return own is not None and theirs is not None and own.service < theirs.service - credit
 
-    def _worth(self, shard: ShardAccount, resident: Resident) -> float:
-        """Return how many seconds are saved by each second for which ``resident`` is kept."""
+    def _rate(self, resident: Resident) -> float:
+        """Return how soon the job of ``resident`` is expected back, in 1/s."""
         job, now_s = resident.sequence.job, self._clock.now_s
         if job is None or resident.is_continued:
             return 0.0
+        if resident.is_awaited:
+            return 1.0
         looked_s, rate = resident.return_rate
         away_s = now_s - resident.last_used_s
         if now_s - looked_s > _STALE_SHARE * min(away_s, 1.0) or looked_s < resident.last_used_s:
             rate = job.return_rate(away_s)
             resident.return_rate = now_s, rate
-        return rate * self._saved_s(shard, resident)
+        return rate
 
-    def _saved_s(self, shard: ShardAccount, resident: Resident) -> float:
-        """Return what computing or loading ``resident`` again costs all that run on ``shard``, in seconds."""
-        cells, costs = resident.computed, shard.costs
-        own = self._own_cells(shard, resident)
-        seconds = costs.recompute_s(cells - own, cells)
+    def _saved_s(self, shard: ShardAccount, resident: Resident, own: int) -> float:
+        """Return what it costs all requests of ``shard`` to compute or load ``own`` cells again, in seconds."""
+        seconds = shard.costs.recompute_s(resident.computed - own, resident.computed)
         if shard.saves.are_possible:
             copies = 1 if resident.is_expendable else 2
             seconds = min(seconds, LOAD_S + copies * copy_s(shard, own))
-        # While nothing runs, those that wait are delayed by holding no less than by computing.
-        return seconds * (1 + len(shard.stays.residents) + self._waiting()) if shard.stays.residents else seconds
-
-    def _own_cells(self, shard: ShardAccount, resident: Resident) -> int:
-        """Return the cells that would be lost with ``resident``."""
-        if not shard.layout.shares_cells:
-            return resident.computed
-        return shard.cells.tree.own_cells((resident.sequence_id,))
+        return seconds * min(_MOST_DELAYED, 1 + len(shard.stays.residents))
 
     def _pay(self, shard: ShardAccount, resident: Resident) -> None:
         """Charge for the time since ``resident`` was looked at, for which it was held."""
         now_s, spec = self._clock.now_s, resident.sequence.spec
-        seconds = now_s - resident.rent_paid_s
+        seconds = now_s - max(resident.rent_paid_s, resident.last_used_s)
         resident.rent_paid_s = now_s
         if 0 < seconds <= _LONGEST_RENT_S:
             resident.held_s += seconds

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 # Where bins of gaps end, in seconds. A job that was away for longer than that does not come back.
 EDGES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 _FIRST_EDGE_S = 0.25
-# Before anything is known of a key: the chance to come back within a bin, of a session and of a request without one.
+# Before anything is known of a key: the chance to come back within a bin, of a session and of a request without one,
+# for which nothing is kept until others of its key have come back.
 SESSION_GUESS = (0.1,) * 8 + (0.0,) * 3
-REQUEST_GUESS = (0.01,) * 8 + (0.0,) * 3
+REQUEST_GUESS = (0.0,) * 11
 # What is known of all jobs of a key counts like so many gaps of a job, and the first guess like so many of a key.
 _STRENGTH = 4.0
 # A bin knows so many gaps at most: the newest count most.
@@ -22,7 +23,7 @@ class Gaps:
     """The times between an answer and the next request, of one job or of all jobs of a key.
 
     A bin has the chance that a job which has been away until it begins comes back before it ends, so that those that
-    are still away count, too. ``guess``: these chances before any gap is known, or what is known of a larger population.
+    are still away count, too. ``guess``: these chances before any gap is known, or those of a larger population.
     """
 
     def __init__(self, guess: "Gaps | Sequence[float]") -> None:

@@ -27,15 +27,17 @@ _NEWEST_GROWTH = 0.5
 class Job:
     """Requests that continue each other: a session, or what requests without one begin with.
 
-    ``gaps``: how soon the next request came, ``gaps_of_tools``: the same after answers that called tools. ``requests``: how many wait or run. ``ended_s``: when the last answer ended, in seconds on the scheduler's clock.
-    ``length``: tokens of the sequence that ended last. ``growth``: by how many tokens a request and its answer are
-    longer than those before, on average; 0 before that is known. ``service``: tokens that were computed for it.
-    ``calls_tools``: whether the answer that ended last did.
+    ``gaps``: how soon the next request came, ``gaps_of_tools``: the same after answers that called tools. ``requests``:
+    how many wait or run. ``ended_s``: when the last answer ended, in seconds on the scheduler's clock. ``length``:
+    tokens of the sequence that ended last. ``growth``: by how many tokens a request and its answer are longer than
+    those before, on average; 0 before that is known. ``service``: tokens that were computed for it. ``calls_tools``:
+    whether the answer that ended last did.
     """
 
     gaps: Gaps
     gaps_of_tools: Gaps
     session: str
+    key: "_Key"
     requests: int = 0
     ended_s: float = 0.0
     length: int = 0
@@ -56,18 +58,27 @@ class Job:
         # Nobody has said yet whether the answer calls tools.
         return max(rate, self.gaps_of_tools.return_rate(away_s))
 
+    @property
+    def expected_growth(self) -> float:
+        """By how many tokens its next request and answer are going to be longer: as those of its key, at first."""
+        return self.growth or self.key.growth
+
     def end(self, length: int, now_s: float) -> None:
         """Note that an answer has ended."""
         if self.length and length > self.length:
-            grown = length - self.length
-            self.growth += (_NEWEST_GROWTH if self.growth else 1.0) * (grown - self.growth)
+            self.growth = _followed(self.growth, length - self.length)
+            self.key.growth = _followed(self.key.growth, length - self.length)
         self.length, self.ended_s, self.calls_tools = length, now_s, False
+
+
+def _followed(mean: float, newest: float) -> float:
+    return mean + _NEWEST_GROWTH * (newest - mean) if mean else newest
 
 
 # By whether they have a session, and whether they called tools.
 _GUESSES = {
     (False, False): REQUEST_GUESS,
-    (False, True): SESSION_GUESS,
+    (False, True): REQUEST_GUESS,
     (True, False): SESSION_GUESS,
     (True, True): SESSION_GUESS,
 }
@@ -79,6 +90,8 @@ class _Key:
     def __init__(self) -> None:
         self.gaps = {kind: Gaps(guess) for kind, guess in _GUESSES.items()}
         self.sessions: dict[str, Job] = {}
+        # By how many tokens a request and its answer are longer than those before, on average; 0 before any is known.
+        self.growth = 0.0
         # When each job that is away reaches which bin; a number keeps the order; and when its answer ended.
         self._due: list[tuple[float, int, int, Job, float]] = []
         self._numbers = itertools.count()
@@ -122,10 +135,10 @@ class Jobs:
         key = self._key(sequence)
         key.pass_time(now_s)
         source = sequence.continues = _continued(sequence, parked)
-        job = key.sessions.get(session) if session else source and source.sequence.job
+        job = key.sessions.get(session) if session else None if source is None else source.sequence.job
         if job is None:
             gaps, gaps_of_tools = (Gaps(key.gaps[bool(session), called]) for called in (False, True))
-            job = Job(gaps, gaps_of_tools, session)
+            job = Job(gaps, gaps_of_tools, session, key)
             if session:
                 key.sessions[session] = job
         elif job.length and not job.requests:
@@ -138,7 +151,7 @@ class Jobs:
             source.is_awaited = True
 
     def start(self, sequence: "Sequence", tokens: float) -> None:
-        """Note that ``sequence`` has a place, where so many ``tokens`` of its prompt are computed for the first time."""
+        """Note that ``sequence`` has a place, where ``tokens`` of its prompt are computed for the first time."""
         if sequence.job is not None:
             sequence.job.service += PROMPT_TOKEN * tokens
         if sequence.continues is not None:

@@ -43,6 +43,10 @@ class JobPolicy(Protocol):
         """Return what ``sequence`` may not take of ``shard``."""
         ...
 
+    def expects_return(self, shard: "ShardAccount") -> bool:
+        """Whether a request that continues something on ``shard`` is likely to come during a step."""
+        ...
+
     def charged(self, sequence: "Sequence") -> float:
         """Return what the sessions of a key are ordered by, in tokens: those with less go first."""
         ...

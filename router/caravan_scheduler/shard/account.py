@@ -224,6 +224,11 @@ class ShardAccount:
         return NOTHING_HELD if self.policy is None or not self.stays.parked else self.policy.held(self, sequence)
 
     @property
+    def expects_return(self) -> bool:
+        """Whether a request is expected that continues a parked sequence, and should not wait for a long step."""
+        return self.policy is not None and bool(self.stays.parked) and self.policy.expects_return(self)
+
+    @property
     def layout(self) -> LayoutLimits:
         """What the cache holds in its current layout."""
         return self.capacity.limits.layout

@@ -259,8 +259,13 @@ class NextHeader:
 
     @property
     def evictable(self) -> list[Resident]:
-        """The parked sequences that the next command does not copy, the first to make way first."""
-        found = self._in_order([one for key, one in self._stays.parked.items() if key not in self.sources])
+        """The parked sequences that the next command does not copy, least recently used first."""
+        return [one for key, one in self._stays.parked.items() if key not in self.sources]
+
+    @property
+    def in_order_of_eviction(self) -> list[Resident]:
+        """The same, the first to make way first."""
+        found = self._in_order(self.evictable)
         return sorted(found, key=lambda one: one.sequence_id in self.spared) if self.spared else found
 
     @property

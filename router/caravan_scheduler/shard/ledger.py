@@ -16,6 +16,9 @@ from caravan_scheduler.shard.remembered import prefixes_of
 from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.shard.saved_runs import SavedPrefix
 
+# Cells come back in no smaller pieces, so that not every step cuts a sequence back.
+_LEAST_CUT = 64
+
 
 def to_evict(shard: ShardAccount) -> Resident | None:
     """Return the parked sequence whose id the next one gets; None if it gets the lowest free one.
@@ -27,7 +30,7 @@ def to_evict(shard: ShardAccount) -> Resident | None:
     keeps_order = shard.layout.shares_cells or not shard.stays.residents
     if free is not None and keeps_order:
         return None
-    evictable = shard.header.evictable
+    evictable = shard.header.in_order_of_eviction
     saved = [one for one in evictable if one.is_expendable]
     if not saved:
         return evictable[0] if free is None else None
@@ -41,13 +44,27 @@ class ShardLedger(ShardAccount):
     # Eviction
 
     def make_free(self, cells: int) -> None:
-        """Evict parked sequences, least recently used first, until ``cells`` are free or none is left to evict."""
+        """Evict parked sequences, or cut the last of them back, until ``cells`` are free or none is left."""
         if self.cells.free >= cells:
             return
-        for resident in self.header.evictable:
-            self._evict(resident)
+        for resident in self.header.in_order_of_eviction:
+            if not self._cut_back(resident, cells - self.cells.free):
+                self._evict(resident)
             if self.cells.free >= cells:
                 return
+
+    def _cut_back(self, resident: Resident, cells: int) -> bool:
+        """Give up the last ``cells`` of a parked sequence, if it has more than that. Return whether it had."""
+        if not self.layout.shares_cells or self.layout.whole_only:
+            return False
+        length = resident.sequence.border(resident.computed - max(cells, _LEAST_CUT))
+        if resident.computed - length >= self.cells.tree.own_cells((resident.sequence_id,)):
+            return False
+        self.cells.tree.truncate(resident.sequence_id, length)
+        resident.computed = length
+        self.stays.cut_back(resident, length)
+        self.header.parked[resident.sequence_id] = length
+        return True
 
     def evict_all(self) -> None:
         """Give up what all parked sequences hold."""
@@ -337,5 +354,4 @@ class ShardLedger(ShardAccount):
         self.cells.tree.park(resident.sequence_id)
         self.stays.move(resident, Status.PARKED)
         self.stays.note_use(resident.sequence_id, self._clock.now_s)
-        resident.rent_paid_s = self._clock.now_s
         resident.is_pinned = self.saves.lacks_pinned(resident)

@@ -88,7 +88,7 @@ class WaitingQueue:
         self._max_bypass = max_bypass
         self._aging_s = aging_s
         self._fair_share = FairShare() if fair_share is None else fair_share
-        # By priority, whether they started before, the names of tenant and session, and the request if it continues one.
+        # By priority, whether they started before, the names of tenant and session, and the request if it continues.
         self._buckets: dict[tuple[int, bool, str, str, int], list[Sequence]] = {}
         self._length = 0
         # Requests that wait for one shard and are not asked for, by id.

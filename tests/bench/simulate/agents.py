@@ -118,7 +118,7 @@ class _Clients:
             output = self._chat.randint(50, 150)
             return Submitted(request(request_id, prompt, output, ignore_eos=True, tenant=CHAT, arrived_s=at_s))
         turn = job.session.turns[job.asked]
-        self.asked[request_id] = _Asked(at_s, job, is_soon=0 < job.asked and turn.delay_s <= _SOON_S)
+        self.asked[request_id] = _Asked(at_s, job, is_soon=job.asked > 0 and turn.delay_s <= _SOON_S)
         job.asked += 1
         job.context += turn.words()
         return Submitted(

@@ -24,6 +24,10 @@ class LeastRecentlyUsed:
         """Hold nothing."""
         return NOTHING_HELD
 
+    def expects_return(self, _shard: ShardAccount) -> bool:
+        """Expect nothing."""
+        return False
+
     def charged(self, sequence: Sequence) -> float:
         """Return what the session of ``sequence`` was charged."""
         return sequence.account.counter
