@@ -1,6 +1,6 @@
 """Jobs that come back, late or never, beside requests that wait for their cells."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caravan_scheduler import invariants
@@ -22,6 +22,7 @@ _MOST_DELAYED = 8
 _TICK_S = 0.25
 
 
+@settings(max_examples=25)
 @given(jobs=JOBS, others=st.lists(st.integers(500, 3500), min_size=1, max_size=4), named=st.booleans())
 def test_nothing_starves_and_a_wrong_prediction_costs_a_recomputation_at_most(
     jobs: list[tuple[list[float], bool]], others: list[int], named: bool

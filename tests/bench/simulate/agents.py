@@ -33,8 +33,8 @@ class AgentReport:
     """What agents and chat saw. Times are in seconds.
 
     ``job_s``: the mean time from the first request of a session to its last answer, delays included. ``at_once``: of
-    the requests that came within 10 s of the answer before, the share that started within 0.2 s. ``computed``: the share
-    of the sessions' prompt tokens that was not cached. ``longest_wait_s``: that of a session's request until it started.
+    the requests that came within 10 s of the answer before, the share that started within 0.2 s. ``computed``: the
+    share of the sessions' prompt tokens that was not cached. ``longest_wait_s``: the longest of a session's request.
     """
 
     policy: str
