@@ -1,7 +1,10 @@
 """What a model returns. Names and fields are vLLM's where vLLM has them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import SupportsFloat
+
+from caravan.reprs import short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +45,17 @@ class CompletionOutput:
     reasoning: str = ""
     tool_calls: Sequence[ToolCall] = ()
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
     """The outputs of one prompt; in a stream, the next part of one output.
 
     ``prompt``: the text of the prompt, None if it was given as token ids or as messages. ``prompt_logprobs``: one entry
-    for each token, by token id, if asked for; None for the first. ``num_cached_tokens``: tokens of the prompt that were
-    in the cache.
+    for each token, by token id, if asked for; None for the first. ``num_cached_tokens``: how many of the
+    ``num_prompt_tokens`` were in the cache. Cells of images and audio count as tokens and have no id. ``left_out``:
+    places of the messages that ``truncation`` left out of the prompt.
     """
 
     request_id: str
@@ -57,8 +63,12 @@ class RequestOutput:
     prompt_token_ids: Sequence[int]
     outputs: Sequence[CompletionOutput]
     finished: bool
+    num_prompt_tokens: int
     num_cached_tokens: int
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
+    left_out: Sequence[int] = ()
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +76,8 @@ class ChatReply:
     """A reply of a chat session.
 
     ``text``, ``reasoning``, ``tool_calls``, ``finish_reason`` and ``token_ids`` are those of `CompletionOutput`.
-    ``cached_tokens``: tokens of the prompt, of which there are ``prompt_tokens``, that were in the cache.
+    ``cached_tokens``: tokens of the prompt, of which there are ``prompt_tokens``, that were in the cache. ``left_out``:
+    places of the messages that ``truncation`` left out of the prompt.
     """
 
     text: str = ""
@@ -76,6 +87,9 @@ class ChatReply:
     token_ids: Sequence[int] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    left_out: Sequence[int] = ()
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +103,16 @@ class ChatPart:
     reasoning: str = ""
     reply: ChatReply | None = None
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
     """A vector of length 1."""
 
     embedding: Sequence[float]
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +123,8 @@ class EmbeddingRequestOutput:
     prompt_token_ids: Sequence[int]
     outputs: EmbeddingOutput
     finished: bool = True
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +148,18 @@ class Token:
     """A token that was sampled.
 
     ``piece``: its raw bytes; a character may be split over several tokens. ``special``: it is no part of the text.
-    ``ends``: it ends an output. ``logprob``: natural logarithm of its probability under the model's own distribution.
-    ``text``: its bytes as text, with U+FFFD for bytes that form no character; "" if it is no part of the text. In
-    `Conversation.generate`, it is what the token adds to the text of the output.
+    ``ends``: it ends an output. ``text``: its bytes as text, with U+FFFD for bytes that form no character; "" if it is
+    no part of the text. In `Conversation.generate`, it is what the token adds to the text of the output.
     """
 
     id: int
     piece: bytes
     special: bool
     ends: bool
-    logprob: float
     text: str
+    _logprob: SupportsFloat = field(repr=False, compare=False)
+
+    @property
+    def logprob(self) -> float:
+        """Natural logarithm of its probability under the model's own distribution. It is computed when it is read."""
+        return float(self._logprob)

@@ -1,10 +1,15 @@
 """How a generation samples and stops: vLLM's ``SamplingParams``, with Caravan's additions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
+from caravan.errors import RequestError
+from caravan.options import naming_options
+from caravan.reprs import short_repr
 
+
+@naming_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
     """A constraint on the output, in vLLM's form; exactly one field is set.
@@ -19,6 +24,8 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+
+    __repr__ = short_repr
 
 
 # Takes the ids of the output so far and the logits, float32 [vocabulary], which it may change; returns logits.
@@ -55,14 +62,18 @@ class ChoiceParameters(TypedDict, total=False):
     samplers: Sequence[str]
 
 
+@naming_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen and when an output ends. Names, defaults and meaning are vLLM's.
+    """How tokens are chosen and when an output ends. Names and meaning are vLLM's.
 
-    ``max_tokens``: None for all that fit in the context. ``seed``: equal seeds sample equal tokens; None: a new one.
-    ``logprobs``, ``prompt_logprobs``: how many alternatives each token has beside its own log probability; None for no
-    log probabilities. ``n``: outputs for each prompt, which share the computation of the prompt. ``top_k``: 0 or -1 for
-    all tokens.
+    A sampling parameter that is None is what the model's options or its file say, else vLLM's default: 1 for
+    ``temperature``, and off for the others.
+
+    ``max_tokens``: None for all that fit in the context, or the number that the model's options say. ``seed``: equal
+    seeds sample equal tokens; None: a new one. ``logprobs``, ``prompt_logprobs``: how many alternatives each token has
+    beside its own log probability; None for no log probabilities. ``n``: outputs for each prompt, which share the
+    computation of the prompt. ``top_k``: 0 or -1 for all tokens.
 
     The fields from ``typical_p`` on are Caravan's, as in its HTTP API: llama-server's samplers, and in ``samplers`` the
     names of those that are used, in their order; ``use_beam_search`` with ``n`` as the width of the search,
@@ -78,16 +89,18 @@ class SamplingParams:
     They run on the model's thread, which waits for them, and must not use the model. An output may be computed in parts
     that are interrupted, and a function is not called again for tokens that are there: its result may depend on its
     arguments alone.
+
+    Raises RequestError if a value breaks a rule that needs no model, and TypeError for an unknown field.
     """
 
     n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -127,3 +140,16 @@ class SamplingParams:
     best_of: int | None = None
     choice_parameters: Sequence[ChoiceParameters] | None = None
     logits_processors: Sequence[LogitsProcessor] | None = None
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        """Raise RequestError if a value breaks a rule that needs no model."""
+        if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 1):
+            raise RequestError(f"`max_tokens` must be a whole number >= 1, or None. Given: {self.max_tokens!r}")
+        changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
+        if changed - {"max_tokens"}:
+            # Imported here: it needs the rules of the HTTP API, which importing the package does not.
+            from caravan.valid_params import check_params
+
+            check_params(self)

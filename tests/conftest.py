@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -14,6 +15,12 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+# On a busy host a request may take longer than aiohttp's five minutes. The limit of the test ends it.
+with contextlib.suppress(ModuleNotFoundError):  # The unit tests of pure packages run without it.
+    import aiohttp.client
+
+    setattr(aiohttp.client, "DEFAULT_TIMEOUT", aiohttp.ClientTimeout(sock_connect=30))  # noqa: B010 - mypy: Final
 
 # What is remembered of the files of models. Each process of the tests, and what it starts, has a folder of its own.
 _remembered = tempfile.mkdtemp(prefix="caravan-tests-")

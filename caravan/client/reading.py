@@ -12,7 +12,13 @@ from caravan.client.errors import BadReplyError, read_event_failure, response_fa
 from caravan.client.outputs import Response, ResponsePart, ResponseUsage
 from caravan.outputs import CompletionOutput, Logprob, RequestOutput, ToolCall
 from caravan.prompts import PlainPrompt
-from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatLogprobs, ToolCallDelta
+from caravan_dialects.api.openai.chat.schema import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatLogprobs,
+    LeftOut,
+    ToolCallDelta,
+)
 from caravan_dialects.api.openai.completions.schema import Completion, CompletionChoice, PromptLogprob
 from caravan_dialects.api.openai.responses.schema import ResponseEvent, ResponseObject
 from caravan_dialects.api.openai.schema import Usage
@@ -32,13 +38,15 @@ def read_completion(prompt: PlainPrompt, answer: Answer) -> RequestOutput:
         raise BadReplyError("the reply has no choices")
     # All choices have the same prompt.
     first = reply.choices[0]
+    prompt_tokens, cached_tokens = _prompt_counts(reply.usage)
     return RequestOutput(
         request_id=answer.request_id,
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_token_ids=_ids(first.prompt_token_ids),
         outputs=[_completion_output(choice) for choice in reply.choices],
         finished=True,
-        num_cached_tokens=_cached(reply.usage),
+        num_prompt_tokens=prompt_tokens,
+        num_cached_tokens=cached_tokens,
         prompt_logprobs=_prompt_logprobs(first.prompt_logprobs),
     )
 
@@ -61,13 +69,16 @@ def read_chat(answer: Answer) -> RequestOutput:
             ],
         )
         outputs.append(_with_logprobs(output, _chat_entries(choice.logprobs)))
+    prompt_tokens, cached_tokens = _prompt_counts(reply.usage)
     return RequestOutput(
         request_id=answer.request_id,
         prompt=None,
         prompt_token_ids=_ids(reply.prompt_token_ids),
         outputs=outputs,
         finished=True,
-        num_cached_tokens=_cached(reply.usage),
+        num_prompt_tokens=prompt_tokens,
+        num_cached_tokens=cached_tokens,
+        left_out=_left_out(reply.truncated),
     )
 
 
@@ -78,6 +89,7 @@ class Chunk:
     outputs: Sequence[CompletionOutput]
     prompt_token_ids: list[int] | None
     usage: Usage | None
+    left_out: Sequence[int] = ()
 
 
 def read_completion_chunk(event: str) -> Chunk:
@@ -111,7 +123,8 @@ class ChatChunks:
                 tool_calls=[ToolCall(call_id, name, "".join(arguments)) for call_id, name, arguments in calls],
             )
             outputs.append(_with_logprobs(output, _chat_entries(choice.logprobs)))
-        return Chunk(outputs, _given(chunk.prompt_token_ids, None), _given(chunk.usage, None))
+        ids, usage = _given(chunk.prompt_token_ids, None), _given(chunk.usage, None)
+        return Chunk(outputs, ids, usage, _left_out(chunk.truncated))
 
     def _take(self, choice: int, deltas: Sequence[ToolCallDelta]) -> None:
         calls = self._calls.setdefault(choice, [])
@@ -136,6 +149,7 @@ class OutputReader:
         self._prompt = prompt if isinstance(prompt, str) else None
         self._read = read
         self._prompt_token_ids: Sequence[int] = ()
+        self._left_out: Sequence[int] = ()
         self._unfinished = outputs
         self._last: RequestOutput | None = None
         self.ended = False
@@ -146,6 +160,7 @@ class OutputReader:
             return
         with _named_failure(event, self._request_id):
             chunk = self._read(event)
+        self._left_out = chunk.left_out or self._left_out
         if chunk.prompt_token_ids is not None:
             self._prompt_token_ids = chunk.prompt_token_ids
         for output in chunk.outputs:
@@ -157,7 +172,8 @@ class OutputReader:
                 self._last = part
         if self._last is not None and chunk.usage is not None:
             self.ended = True
-            yield replace(self._last, finished=True, num_cached_tokens=_cached(chunk.usage))
+            prompt, cached = _prompt_counts(chunk.usage)
+            yield replace(self._last, finished=True, num_prompt_tokens=prompt, num_cached_tokens=cached)
 
     def _part(self, output: CompletionOutput) -> RequestOutput:
         return RequestOutput(
@@ -166,8 +182,14 @@ class OutputReader:
             prompt_token_ids=self._prompt_token_ids,
             outputs=[output],
             finished=False,
+            num_prompt_tokens=0,
             num_cached_tokens=0,
+            left_out=self._left_out,
         )
+
+
+def _left_out(truncated: LeftOut | msgspec.UnsetType) -> Sequence[int]:
+    return () if truncated is msgspec.UNSET else truncated.messages
 
 
 def _completion_output(choice: CompletionChoice) -> CompletionOutput:
@@ -233,9 +255,10 @@ def _named_failure(event: str, request_id: str) -> Iterator[None]:
         raise failure from None
 
 
-def _cached(given: Usage | msgspec.UnsetType | None) -> int:
+def _prompt_counts(given: Usage | msgspec.UnsetType | None) -> tuple[int, int]:
+    """Return how many tokens a prompt has, and how many of them were in the cache."""
     usage = _given(given, None)
-    return 0 if usage is None else usage.prompt_tokens_details.cached_tokens
+    return (0, 0) if usage is None else (usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens)
 
 
 def read_response(reply: ResponseObject, request_id: str) -> Response:

@@ -70,9 +70,9 @@ When a request starts, `recomputed` says why the tokens of its prompt that are n
 `known_prompts` has hashes of the prompts that each tenant sent before, and what became of their cells. Nothing else
 depends on it.
 
-Requests that continue each other are a job (`jobs`). What a job has in cells is held for its next request against others
-that wait, as long as that is worth more than their waiting: see `jobs.expected_return`. What is left makes way by last
-use, from its end if that suffices.
+Requests that continue each other are a job (`jobs`). What a job has in cells is held for its next request against
+others that wait, as long as that is worth more than their waiting: see `jobs.expected_return`. The rest makes way by
+last use, from its end if that suffices.
 
 Operators pin prefixes (`pins`). The runs that hold them do not make way for others; cells do.
 
@@ -102,7 +102,7 @@ with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, 
     which shards could take a request, and hold its prefix      planning.shard_index.ShardIndex and its parts, updated
                                                                 by the planner
     what a request waits for; how long it waits for its prefix  planning.admission.Admission, by what placement returns
-    which requests are a job, and how soon it comes back        jobs.job.Jobs, called by the state and the scheduler
+    which requests are a job, and how soon it comes back        jobs.jobs.Jobs, called by the state and the scheduler
     for how long cells were held for a job                      jobs.expected_return.ExpectedReturn
     prompt logprobs of sequences, for others that begin alike   known_logprobs.KnownLogprobs
     which prompts were started, and what became of them         known_prompts.KnownPrompts, called by the state and

@@ -10,13 +10,12 @@ from caravan_proto.messages.media import MediaSpan
 from caravan_scheduler.core.generation import GenerationSpec
 from caravan_scheduler.core.prompt_media import without_cells
 from caravan_scheduler.core.tokens import PromptToken, block_hashes, common_length
+from caravan_scheduler.job import Job, ParkedSequence
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS, PrefixKeys
 from caravan_scheduler.prefix_tree import Match, PrefixTree
 
 if TYPE_CHECKING:
     from caravan_scheduler.beams import BeamGroup
-    from caravan_scheduler.jobs.job import Job
-    from caravan_scheduler.shard.resident import Resident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +99,16 @@ class Sequence:
     # The beam search that it belongs to.
     group: "BeamGroup[Sequence] | None" = None
     # What it belongs to, and the parked sequence of that which it continues, until it has started.
-    job: "Job | None" = None
-    continues: "Resident | None" = None
+    job: Job | None = None
+    continues: ParkedSequence | None = None
     _prefix_hashes: list[int] = field(default_factory=list)
     _block_hashes: list[int] = field(default_factory=list)
     _prompt_hashes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self.request_id, self.spec = self.request.request_id, self.request.spec
+        if (continued := self.spec.continued) is not None:
+            self.output, self.feedback = [*continued.token_ids], continued.feedback
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
 
     def rewrite(self, output: list[int]) -> None:
@@ -137,7 +138,7 @@ class Sequence:
         return len(self.spec.prompt) + len(self.output)
 
     @property
-    def kept(self) -> "Resident | None":
+    def kept(self) -> ParkedSequence | None:
         """The parked sequence that it continues, if that is still there."""
         return self.continues if self.continues is not None and self.continues.is_parked else None
 

@@ -12,8 +12,8 @@ from caravan_scheduler.core.prefixes import PinRefusal
 from caravan_scheduler.encodings import Encodings
 from caravan_scheduler.fault import on_behalf
 from caravan_scheduler.jobs.expected_return import ExpectedReturn
-from caravan_scheduler.jobs.job import Jobs
-from caravan_scheduler.jobs.policy import JobPolicy, NewPolicy, PolicyInput
+from caravan_scheduler.jobs.jobs import Jobs
+from caravan_scheduler.jobs.policy import NewPolicy, PolicyInput
 from caravan_scheduler.known_logprobs import KnownLogprobs
 from caravan_scheduler.known_prompts import KnownPrompts
 from caravan_scheduler.outbox import Outbox
@@ -29,6 +29,7 @@ from caravan_scheduler.waiting.queue import Deadlines, WaitingQueue
 
 if TYPE_CHECKING:
     from caravan_scheduler.config import SchedulerConfig
+    from caravan_scheduler.shard.policy import JobPolicy
 
 
 class SchedulerState:
@@ -50,7 +51,7 @@ class SchedulerState:
         self.shares = Shares()
         self.jobs = Jobs(self.clock)
         self.new_policy = new_policy
-        self.policy: JobPolicy = new_policy(PolicyInput(self.clock, self.shares, self._waiting_for_each))
+        self.policy: JobPolicy = new_policy(PolicyInput(self.clock, self.shares))
         self.lengths = OutputLengths()
         self.deadlines = Deadlines()
         self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.shares.tenants, self.policy.charged)
@@ -68,9 +69,6 @@ class SchedulerState:
         self._priorities: Counter[int] = Counter()
         # Shards that changed since the last plan, by name, and whether waiting requests may start there by that.
         self._changes: dict[str, bool] = {}
-
-    def _waiting_for_each(self) -> float:
-        return len(self.waiting) / max(1, len(self.shards))
 
     def after_fault(self, failed: Collection[int]) -> "SchedulerState":
         """Return a state with the requests of this one, which a bug may have broken, and no shard.
@@ -256,7 +254,9 @@ class SchedulerState:
             sequence.started = True
             recomputed = recomputed_by(Fleet(self.known_prompts, self.shards, self.sequences), shard, resident)
             self.known_prompts.start(sequence, shard.name)
-            prompt_tokens, cached = len(sequence.spec.prompt), resident.cached
+            prompt_tokens = len(sequence.spec.prompt)
+            # One that goes on after its router ended may find a part of its output, too.
+            cached = min(resident.cached, prompt_tokens)
             self.outbox.add(Start(sequence.request_id, shard.name, prompt_tokens, cached, recomputed))
 
     @on_behalf(1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _PROFILE = (
     "quick: one model, three rounds, short ageing; full: three models, five rounds; overhead: models whose steps take"
-    " less than a millisecond"
+    " less than a millisecond; agents: sessions with tools beside a chat"
 )
 
 

@@ -79,6 +79,19 @@ def against_llama_server(*, slots: int, cells: int) -> Lineup:
     return Lineup(ours, peers)
 
 
+def for_agents(*, slots: int, cells: int, host_memory: bool) -> Lineup:
+    """Return Caravan and llama-server, which both keep prefixes in host memory too if there is ``host_memory``.
+
+    llama-server has its unified layout: a session does not fit into a part of the cells for each slot.
+    """
+    flags = () if host_memory else ("--cache-ram", "0")
+    ours = Contender(name="Caravan", product=Product.CARAVAN, slots=slots, cells=cells, flags=flags)
+    peer = Contender(
+        name="llama-server", product=Product.LLAMA_SERVER, slots=slots, cells=cells, flags=("-kvu", *flags)
+    )
+    return Lineup(ours, (peer,))
+
+
 def that_embed(*, slots: int, cells: int) -> Lineup:
     """Return Caravan and llama-server, which both take the mean of a text's states for its vector."""
     ours = Contender(

@@ -59,6 +59,22 @@ def stall(label: str, key: str) -> Figure:
     return Figure(label=f"{label}, ms", read=read, better=Better.LOWER)
 
 
+def agents(label: str, key: str, statistic: str) -> Figure:
+    """Return the figure of a time of the workload ``agents``, in seconds."""
+
+    def read(report: Report) -> float | None:
+        result = report["agents"]
+        return None if result["failures"] or result[key] is None else float(result[key][statistic])
+
+    return Figure(label=f"{label}, s", read=read, better=Better.LOWER)
+
+
+def _computed_percent(report: Report) -> float | None:
+    result = report["agents"]
+    share = result["computed_share"]
+    return None if result["failures"] or share is None else float(100 * share)
+
+
 def _completed_percent(report: Report) -> float | None:
     summary = report["phases"][0]["summary"]
     return float(100 * summary["completed"] / summary["requests"])
@@ -69,6 +85,7 @@ def _cpu_per_token(report: Report) -> float | None:
     return None if value is None else float(value)
 
 
+COMPUTED = Figure(label="prompt tokens computed, %", read=_computed_percent, better=Better.LOWER)
 COMPLETED = Figure(label="completed, %", read=_completed_percent)
 # The report counts the processor time of the processes that `bench.fleet` names: see `Contender.counts_shards`.
 ROUTER_CPU = Figure(label="router CPU per token, µs", read=_cpu_per_token, better=Better.LOWER)
@@ -85,6 +102,8 @@ def failures(report: Report) -> list[str]:
     """Return one message for each kind of failure."""
     if report["stall"] is not None:
         return list(report["stall"]["failures"])
+    if report["agents"] is not None:
+        return list(report["agents"]["failures"])
     return [message for phase in report["phases"] for message in phase["summary"]["error_samples"].values()]
 
 

@@ -18,11 +18,11 @@ class BenchError(Exception):
 def pinned_version() -> str:
     """Return the version of llama-cpp-python that pyproject.toml pins."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for requirement in project["optional-dependencies"]["shard"]:
+    for requirement in project["dependencies"]:
         name, equals, version = str(requirement).partition("==")
         if name == _PACKAGE and equals:
             return version
-    message = f"pyproject.toml pins no {_PACKAGE}==VERSION in the extra 'shard'; the peers must be of the same version"
+    message = f"pyproject.toml pins no {_PACKAGE}==VERSION in its dependencies; the peers must be of the same version"
     raise BenchError(message)
 
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 
 from bench import bounds, figures
-from bench.contenders import Lineup, against_llama_server, ample_cells, spin_counts, that_embed
+from bench.contenders import Lineup, against_llama_server, ample_cells, for_agents, spin_counts, that_embed
 from bench.figures import Figure
 
 _CELLS = 24_576
@@ -206,6 +206,32 @@ def _embedding_row(clients: int, requests: int) -> Row:
 EMBEDDING_ROWS = (_embedding_row(1, 24), _embedding_row(8, 64), _embedding_row(32, 128))
 
 
+# Eight agents, with cells for three of their longest sessions.
+_AGENTS, _AGENTS_CELLS = 8, 8_192
+
+
+def _agents_row(name: str, title: str, *, host_memory: bool) -> Row:
+    return Row(
+        name=name,
+        title=title,
+        # One slot more than agents, for the chat.
+        lineup=for_agents(slots=_AGENTS + 1, cells=_AGENTS_CELLS, host_memory=host_memory),
+        arguments=("--workload", "agents", "--concurrency", str(_AGENTS)),
+        figures=(
+            figures.agents("mean session", "session_s", "mean"),
+            figures.agents("TTFT after a tool, mean", "return_ttft_s", "mean"),
+            figures.COMPUTED,
+            figures.agents("chat's TTFT p99", "chat_ttft_s", "p99"),
+        ),
+    )
+
+
+AGENT_ROWS = (
+    _agents_row("agents", "8 agents and a chat, prefixes in host memory too", host_memory=True),
+    _agents_row("agents-in-cells", "8 agents and a chat, prefixes in KV cells only", host_memory=False),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """``age_prompts`` prompts of ``age_words`` words age each server, which has ``threads`` compute threads.
@@ -242,6 +268,7 @@ PROFILES = {
         between=50,
         threads=1,
     ),
+    "agents": Profile(rows=AGENT_ROWS, models=("smollm2-q4_1",), rounds=3, age_prompts=16, age_words=300, between=50),
     "embeddings": Profile(
         rows=EMBEDDING_ROWS,
         models=("smollm2-q4_1", "bert-q8_0"),

@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = {
     "caravan",
@@ -47,15 +45,6 @@ greedy = Filters(temperature=0.0, top_k=0.0, typical_p=1.0, top_p=1.0, min_p=0.0
 row = Row(0, None, 0.5, float("inf"), greedy)
 print(*LlamaJointDraw(library, 1)(np.array([[0, 1, 3, 2]], np.float32), [row]))
 """
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True)
-    (built,) = folder.iterdir()
-    return built
 
 
 def test_the_wheel_has_the_packages_their_types_and_the_programs(wheel: Path) -> None:

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader, dequantize
 
-from caravan import LLM, Conversation, Executor, SamplingParams
+from caravan import LLM, Conversation, Executor, RequestError, SamplingParams
 from caravan_testing.shard_models import (
     DEMO_MODEL,
     HYBRID_MODEL,
@@ -86,6 +88,26 @@ def test_a_fork_writes_on_as_its_tokens_would(executor: Executor) -> None:
         tokens = root.tokens
         _check_same(executor, tokens, _written(root))
         assert len(set(map(tuple, texts.values()))) == 3
+
+
+_DRAWN = [
+    SamplingParams(temperature=1.0, seed=1),
+    SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.02, seed=2),
+    SamplingParams(temperature=1.3, repetition_penalty=1.2, dry_multiplier=0.8, logit_bias={300: 2.0}, seed=3),
+    SamplingParams(temperature=1.0, xtc_probability=0.5, xtc_threshold=0.00001, top_n_sigma=2.0, seed=4),
+    SamplingParams(temperature=1.0, samplers=["top_p", "temperature", "penalties"], top_p=0.7, seed=5),
+]
+
+
+def test_draws_are_those_of_the_server(executor: Executor) -> None:
+    """Both ways of drawing are in use: the call for common filters, and the reference for the others."""
+    params = [replace(one, max_tokens=24, ignore_eos=True) for one in _DRAWN]
+    with LLM(fetched(WORDS_MODEL), kv_layout="unified", **_OPTIONS) as llm:  # type: ignore[arg-type]
+        outputs = [llm.generate("The capital of France is", one)[0].outputs[0].token_ids for one in params]
+    for expected, one in zip(outputs, params, strict=True):
+        with executor.create() as conversation:
+            conversation.prompt("The capital of France is")
+            assert [token.id for token in conversation.generate(sampler=one)] == expected
 
 
 def test_turns_of_messages_have_the_tokens_of_a_chat_session(demo: Executor) -> None:
@@ -271,3 +293,17 @@ def test_a_recurrent_model_is_cut_back_to_the_ends_of_its_prompts(kind: str, tmp
         assert copy.held == len(tokens)
         params = SamplingParams(seed=1)
         assert [one.id for one in copy.generate(5, params)] == [one.id for one in conversation.generate(5, params)]
+
+
+def test_the_models_own_embeddings_are_its_tokens(executor: Executor) -> None:
+    tensors = {tensor.name: tensor for tensor in GGUFReader(fetched(WORDS_MODEL)).tensors}
+    table = dequantize(tensors["token_embd.weight"].data, tensors["token_embd.weight"].tensor_type)
+    tokens = executor.tokenize("The capital of France is Paris, and that of Italy is Rome")
+    with executor.create() as given, executor.create() as expected:
+        given.prompt([*tokens[:3], table[tokens[3:9]], *tokens[9:]])
+        expected.prompt(tokens)
+        executor.infer()
+        assert given.logits() == pytest.approx(expected.logits(), abs=1e-3)
+        _check_alike(executor, tokens, _written(given), _written(expected))
+    with executor.create() as refused, pytest.raises(RequestError, match="values for each token"):
+        refused.prompt(np.zeros((1, 3), np.float32))

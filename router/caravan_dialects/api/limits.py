@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caravan_proto.limits import MAX_CONSTRAINT_BYTES
+from caravan_proto.messages.sampling import MAX_TOKENS
 from caravan_scheduler.core.engine import ModelFacts
 
 # A text with more bytes per token is refused without tokenizing it. Only unusual texts have more, such as many spaces.
@@ -43,6 +44,10 @@ class Limits:
     """Pictures and sounds per request."""
     max_cache_salt_bytes: int = 256
     """Bytes of a ``cache_salt`` in UTF-8."""
+    max_background: int = 16
+    """Responses of an API key that are generated in the background at a time. Further ones are refused."""
+    background_life_s: float = 28_800.0
+    """Seconds that such a response may take, and that its events are kept after its end."""
     max_request_new_tokens: int | None = None
     """New tokens of all prompts and candidates of a request. None: ``max_best_of`` times the limit of one."""
     max_draft_tokens: int = 0
@@ -73,13 +78,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The smaller of the operator's and the model's limit, for each limit."""
+    """The smaller of the operator's and the model's limit, for each limit.
+
+    ``usual_new_tokens``: what requests get that name no number; None for the API's own default.
+    """
 
     max_total_tokens: int
     max_input_tokens: int
     max_top_n_tokens: int
     max_prompt_bytes: int
     max_request_new_tokens: int
+    usual_new_tokens: int | None = None
 
 
 def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
@@ -91,4 +100,5 @@ def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
         max_top_n_tokens=min(limits.max_top_n_tokens, model.max_top_n_tokens),
         max_prompt_bytes=min(limits.max_prompt_bytes or BYTES_PER_TOKEN * total, model.max_tokenize_bytes),
         max_request_new_tokens=limits.max_request_new_tokens or limits.max_best_of * total,
+        usual_new_tokens=dict[str, Any](model.request_defaults).get(MAX_TOKENS),
     )

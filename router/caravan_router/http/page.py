@@ -12,9 +12,10 @@ from aiohttp import web
 from caravan_dialects.api.errors import NotFoundError
 from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http.ops import health
-from caravan_router.http.server.route import Compressed, Parameter
+from caravan_router.http.server.route import Compressed, Parameter, Route
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 
 _CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
@@ -106,7 +107,7 @@ _SECURITY = {
 _FOR_EVER = "public, max-age=31536000, immutable"
 
 
-ROUTES = Routes(TGI, open=True)
+ROUTES = Routes(TGI, open=True, tag=Tag.STATE)
 
 
 @ROUTES.route(
@@ -148,3 +149,23 @@ async def page_file(request: web.Request) -> web.StreamResponse:
     if known is None or asked["version"] != found.version or not request.app[SHOWN]:
         raise NotFoundError(request.path)
     return known.reply(request, _SECURITY | {"Cache-Control": _FOR_EVER})
+
+
+def root_routes(root_path: str) -> tuple[Route, ...]:
+    """Return the route of ``root_path`` without a slash at its end, from which the page's own paths would not work."""
+    if not root_path:
+        return ()
+
+    async def to_page(_request: web.Request) -> web.StreamResponse:
+        raise web.HTTPPermanentRedirect(f"{root_path}/")
+
+    route = Route(
+        method="GET",
+        path=root_path,
+        handler=to_page,
+        dialect=TGI,
+        tag=Tag.STATE,
+        summary="Redirect to the page",
+        open=True,
+    )
+    return (route,)

@@ -17,9 +17,10 @@ The time for which cells are held is charged to their session and key, as if the
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from caravan_scheduler.jobs.policy import NOTHING_HELD, Held, PolicyInput
+from caravan_scheduler.jobs.policy import PolicyInput
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
+from caravan_scheduler.shard.policy import NOTHING_HELD, Held
 from caravan_scheduler.shard.prefix_reuse import LOAD_S, copy_s
 from caravan_scheduler.shard.resident import Resident
 from caravan_scheduler.waiting.fair_share import OUTPUT_TOKEN
@@ -131,7 +132,7 @@ class ExpectedReturn:
         if not rate:
             return _Value(0.0, own, is_kept=False)
         saved_s = self._saved_s(shard, resident, own)
-        is_kept = resident.is_awaited or (rate * saved_s >= _START_PRICE and resident.held_s <= saved_s)
+        is_kept = resident.is_awaited or (rate * saved_s >= _START_PRICE and resident.hold.held_s <= saved_s)
         return _Value(rate * saved_s / max(1, own), own, is_kept=is_kept)
 
     def _may_take(self, sequence: Sequence, resident: Resident) -> bool:
@@ -159,12 +160,10 @@ class ExpectedReturn:
             return 0.0
         if resident.is_awaited:
             return 1.0
-        looked_s, rate = resident.return_rate
-        away_s = now_s - resident.last_used_s
-        if now_s - looked_s > _STALE_SHARE * min(away_s, 1.0) or looked_s < resident.last_used_s:
-            rate = job.return_rate(away_s)
-            resident.return_rate = now_s, rate
-        return rate
+        hold, away_s = resident.hold, now_s - resident.last_used_s
+        if now_s - hold.looked_s > _STALE_SHARE * min(away_s, 1.0) or hold.looked_s < resident.last_used_s:
+            hold.return_rate, hold.looked_s = job.return_rate(away_s), now_s
+        return hold.return_rate
 
     def _saved_s(self, shard: ShardAccount, resident: Resident, own: int) -> float:
         """Return what it costs all requests of ``shard`` to compute or load ``own`` cells again, in seconds."""
@@ -177,9 +176,9 @@ class ExpectedReturn:
     def _pay(self, shard: ShardAccount, resident: Resident) -> None:
         """Charge for the time since ``resident`` was looked at, for which it was held."""
         now_s, spec = self._clock.now_s, resident.sequence.spec
-        seconds = now_s - max(resident.rent_paid_s, resident.last_used_s)
-        resident.rent_paid_s = now_s
+        seconds = now_s - max(resident.hold.rent_paid_s, resident.last_used_s)
+        resident.hold.rent_paid_s = now_s
         if 0 < seconds <= _LONGEST_RENT_S:
-            resident.held_s += seconds
+            resident.hold.held_s += seconds
             if shard.costs.mean_step_s:
                 self._shares.charge(spec.tenant, spec.session, OUTPUT_TOKEN * seconds / shard.costs.mean_step_s)

@@ -26,7 +26,6 @@ from caravan_proto.messages.commands import (
 from caravan_scheduler.beams import BeamGroup
 from caravan_scheduler.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_scheduler.fault import on_behalf
-from caravan_scheduler.jobs.policy import Held
 from caravan_scheduler.output_lengths import OutputLengths
 from caravan_scheduler.planning.chunking import (
     MIN_CHUNK_TOKENS,
@@ -44,6 +43,7 @@ from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.command import UNSEEN_STEPS
 from caravan_scheduler.shard.ledger import ShardLedger
+from caravan_scheduler.shard.policy import Held
 from caravan_scheduler.shard.prefix_reuse import has_cells_for_load, has_id_beside, has_id_for, worth_copying
 from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.shard.saved_runs import SavedPrefix
@@ -261,16 +261,7 @@ class StepPlan:
             return False
         if self.shard.capacity.is_bounded_by_sequence:
             return True
-        return self._forecast.has_room(sequence, self._held_anyway(sequence, match, held), held.cells)
-
-    def _held_anyway(self, sequence: Sequence, match: Match, held: Held) -> int:
-        """Return how many first tokens of ``sequence`` take no cells beside those that others hold."""
-        if held.ids.intersection(match.sources):
-            return match.length
-        source = sequence.kept
-        if source is None or source.sequence_id not in match.sources:
-            return match.live_length
-        return max(match.live_length, source.computed - self.shard.cells.tree.own_cells((source.sequence_id,)))
+        return self._forecast.has_room(sequence, _held_anyway(self.shard, sequence, match, held), held.cells)
 
     def admit(self, sequence: Sequence, match: Match) -> Resident:
         """Start ``sequence``, for which `can_admit` is true, with a chunk of its prompt."""
@@ -439,6 +430,16 @@ class StepPlan:
         )
         shard.send(command, [])
         return command
+
+
+def _held_anyway(shard: ShardAccount, sequence: Sequence, match: Match, held: Held) -> int:
+    """Return how many first tokens of ``sequence`` take no cells beside those that others hold."""
+    if held.ids.intersection(match.sources):
+        return match.length
+    source = sequence.kept
+    if source is None or source.sequence_id not in match.sources:
+        return match.live_length
+    return max(match.live_length, source.computed - shard.cells.tree.own_cells((source.sequence_id,)))
 
 
 def _left(resident: Resident) -> int:

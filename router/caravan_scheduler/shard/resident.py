@@ -47,6 +47,19 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 }
 
 
+@dataclass(slots=True)
+class Hold:
+    """For how long the cells of a parked sequence were held against others, and until when its job was charged for it.
+
+    ``return_rate``: the rate at which its job was expected back, in 1/s, and ``looked_s``: when that was looked up.
+    """
+
+    held_s: float = 0.0
+    rent_paid_s: float = 0.0
+    return_rate: float = 0.0
+    looked_s: float = -math.inf
+
+
 @dataclass(slots=True, eq=False)
 class Resident:
     """A sequence's stay on one shard, under one sequence id.
@@ -60,8 +73,7 @@ class Resident:
     stay began. ``priority``: effective priority when the stay began.
     ``last_used_s``: when it was parked, or last copied from while parked. ``is_expendable``: giving up its cells
     loses nothing, since they were saved or are not worth it. ``is_pinned``: it was parked with a pinned prefix that was
-    not saved. ``is_continued``: the next request of its job has started, ``is_awaited``: it waits. ``held_s``: for how
-    long its cells were kept from others, ``rent_paid_s``: until when its job was charged for that.
+    not saved. ``is_continued``: the next request of its job has started, ``is_awaited``: it waits.
     """
 
     sequence: Sequence
@@ -78,10 +90,7 @@ class Resident:
     is_pinned: bool = False
     is_continued: bool = False
     is_awaited: bool = False
-    held_s: float = 0.0
-    rent_paid_s: float = 0.0
-    # The rate at which its job was expected to come back, in 1/s, and when that was looked up.
-    return_rate: tuple[float, float] = (-math.inf, 0.0)
+    hold: Hold = field(default_factory=Hold)
     # Hashes of its prefixes, by which others find it while they can start from it.
     prefix_hashes: tuple[int, ...] = ()
     # The request's number; kept here because it is read for every resident when another is to start.

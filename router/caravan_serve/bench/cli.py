@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from caravan_proto.command_line import Parser
+from caravan_serve.bench.agents_run import AgentsResult
 from caravan_serve.bench.dialects import Api
 from caravan_serve.bench.request import Asked, DrawnTokens
 from caravan_serve.bench.runner import (
@@ -33,6 +34,8 @@ def print_report(console: Console, report: BenchReport) -> None:
         _print_phase(console, phase, report)
     if report.stall is not None:
         _print_stall(console, report.stall)
+    if report.agents is not None:
+        _print_agents(console, report.agents)
 
 
 def write_json(path: Path, report: BenchReport) -> None:
@@ -86,6 +89,27 @@ def _print_stall(console: Console, stall: StallResult) -> None:
         console.print("[red]failed:[/red]", escape(failure), highlight=False)
 
 
+def _print_agents(console: Console, result: AgentsResult) -> None:
+    table = Table(title=f"{result.agents} agents beside a chat", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    if result.session_s is not None:
+        table.add_row("mean session, tools included", f"{result.session_s.mean:.1f} s")
+    table.add_row("requests of agents", f"{result.completed} of {result.requests} in {result.duration_s:.1f} s")
+    table.add_row("prompt + output tokens", f"{result.prompt_tokens} + {result.output_tokens}")
+    if result.computed_share is not None:
+        table.add_row("share of prompt tokens computed", f"{result.computed_share:.2f}")
+    console.print(table)
+    latencies = (
+        ("TTFT, first", result.first_ttft_s),
+        ("TTFT, after a tool", result.return_ttft_s),
+        ("TTFT, chat", result.chat_ttft_s),
+    )
+    _print_latencies(console, latencies)
+    for failure in result.failures:
+        console.print("[red]failed:[/red]", escape(failure), highlight=False)
+
+
 def _print_latencies(console: Console, rows: tuple[tuple[str, Distribution | None], ...]) -> None:
     table = Table("ms", "mean", "p50", "p95", "p99", "max")
     for column in table.columns[1:]:
@@ -134,7 +158,7 @@ def bench_parser() -> Parser:
     add("--model", default="default", help="model name sent to /v1/completions")
     add("--api-key", help="sent as a bearer token")
     add("--workload", type=Workload, choices=tuple(Workload), default=Workload.PLAIN, help="which prompts to send")
-    add("--concurrency", type=_positive, default=8, help="closed loop: requests running at once (default 8)")
+    add("--concurrency", type=_positive, default=8, help="closed loop: requests running at once, or agents (default 8)")
     add("--rate", type=_above_0, help="open loop: mean arrivals per second (Poisson), instead of the closed loop")
     add("--requests", type=_positive, help="requests per phase (default: the workload's)")
     add("--words", type=_positive, help="words per prompt (default: the workload's)")
@@ -190,8 +214,10 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[
         args.whole or (args.min_p, args.logprobs, args.json_schema) != (None, None, None)
     ):
         parser.error("--whole, --min-p, --logprobs and --json-schema need --api completions")
-    if args.whole and args.workload is Workload.STALL:
-        parser.error("the workload stall measures streams, and so has no --whole")
+    if args.whole and args.workload in (Workload.STALL, Workload.AGENTS):
+        parser.error(f"the workload {args.workload} measures streams, and so has no --whole")
+    if args.workload is Workload.AGENTS and (args.api is not Api.COMPLETIONS or args.rate is not None):
+        parser.error("the workload agents needs --api completions, and has its own times: leave out --rate")
     if args.api is Api.GENERATE and args.workload is Workload.N:
         parser.error("the workload n needs --api completions: /generate_stream streams one choice alone")
     if args.pid and sys.platform != "linux":

@@ -107,6 +107,7 @@ class SseClient:
             ended=time.perf_counter(),
             token_times=tuple(tuple(times) for _, times in sorted(record.token_times.items())),
             prompt_tokens=record.prompt_tokens,
+            cached_tokens=record.cached_tokens,
             output_tokens=output_tokens,
             token_source=source,
             ended_early=ended_early and failure is None,

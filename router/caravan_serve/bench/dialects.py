@@ -79,9 +79,14 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
+    prompt_tokens_details: _PromptDetails | None = None
 
 
 class _CompletionEvent(msgspec.Struct):
@@ -133,10 +138,13 @@ class CompletionsDialect:
             # Some servers end a choice by an extra event without text: that is no token.
             if choice.text:
                 record.add_token(choice.index, when)
+                record.add_text(choice.index, choice.text)
         if event.usage is not None:
             record.ended = record.ended or not self.streams
             record.prompt_tokens = event.usage.prompt_tokens
             record.usage_tokens = event.usage.completion_tokens
+            if event.usage.prompt_tokens_details is not None:
+                record.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
 
 
 class _Token(msgspec.Struct):

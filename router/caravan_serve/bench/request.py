@@ -69,6 +69,8 @@ class Failure:
 class RequestResult:
     """Times are seconds on ``time.perf_counter``; ``token_times`` holds the arrival of each token, by choice.
 
+    ``cached_tokens``: those of the prompt that the server already had; None if it does not say.
+
     ``failure`` is None for a request that delivered every token it asked for. ``ended_early`` marks a successful
     request that delivered fewer because its API cannot demand an exact length.
     """
@@ -77,6 +79,7 @@ class RequestResult:
     ended: float
     token_times: tuple[tuple[float, ...], ...] = ()
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     output_tokens: int = 0
     token_source: TokenSource = TokenSource.EVENTS
     ended_early: bool = False
@@ -90,17 +93,31 @@ class RequestResult:
 
 @dataclass(slots=True)
 class StreamRecord:
-    """What a stream has delivered so far. The caller may read it while the stream runs."""
+    """What a stream has delivered so far. The caller may read it while the stream runs.
+
+    ``texts``: the parts of each choice's text, for callers that set it to a dictionary.
+    """
 
     token_times: dict[int, list[float]] = field(default_factory=dict)
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     usage_tokens: int | None = None
+    texts: dict[int, list[str]] | None = None
     error: str | None = None
     ended: bool = False
 
     def add_token(self, choice: int, when: float) -> None:
         """Note one token of ``choice``."""
         self.token_times.setdefault(choice, []).append(when)
+
+    def add_text(self, choice: int, text: str) -> None:
+        """Keep a part of the text of ``choice``, if the caller wants it."""
+        if self.texts is not None:
+            self.texts.setdefault(choice, []).append(text)
+
+    def text_of(self, choice: int) -> str:
+        """Return the text of ``choice`` so far."""
+        return "".join((self.texts or {}).get(choice, ()))
 
     @property
     def event_tokens(self) -> int:

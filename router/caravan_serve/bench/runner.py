@@ -19,6 +19,7 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from caravan_serve.bench.agents_run import AgentsResult, run_agents
 from caravan_serve.bench.client_sse import SseClient
 from caravan_serve.bench.dialects import Api, dialect_of
 from caravan_serve.bench.request import Asked, BenchRequest, RequestResult, StreamRecord
@@ -284,7 +285,7 @@ class PhaseReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """The result of a run: ``stall`` for the workload of that name, ``phases`` for all others."""
+    """The result of a run: ``stall`` and ``agents`` for the workloads of those names, ``phases`` for all others."""
 
     workload: str
     api: str
@@ -292,12 +293,15 @@ class BenchReport:
     rate: float | None
     phases: tuple[PhaseReport, ...] = ()
     stall: StallResult | None = None
+    agents: AgentsResult | None = None
 
     @property
     def completed(self) -> int:
         """The number of requests that completed."""
         if self.stall is not None:
             return 0 if self.stall.failures else 1
+        if self.agents is not None:
+            return self.agents.completed
         return sum(phase.summary.completed for phase in self.phases)
 
 
@@ -328,6 +332,10 @@ async def run_bench(config: BenchConfig, console: Console) -> BenchReport:
             console.print("stall: streams start, then the long prompt lands", highlight=False)
             stall = await run_stall(client, stall_plan(config.shape))
             return BenchReport(workload=config.workload, api=config.api, shape=config.shape, rate=None, stall=stall)
+        if config.workload is Workload.AGENTS:
+            console.print("agents: sessions start, beside a chat", highlight=False)
+            agents = await run_agents(client, config.shape)
+            return BenchReport(workload=config.workload, api=config.api, shape=config.shape, rate=None, agents=agents)
         reports = [await _run_phase(phase, client, config, console) for phase in phases(config.workload, config.shape)]
         return BenchReport(
             workload=config.workload, api=config.api, shape=config.shape, rate=config.rate, phases=tuple(reports)

@@ -56,6 +56,7 @@ class Workload(StrEnum):
     N = "n"
     STALL = "stall"
     OVERLOAD = "overload"
+    AGENTS = "agents"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ _STALL_STREAM_TOKENS = 512
 
 
 def phases(workload: Workload, shape: Shape) -> tuple[LoadPhase, ...]:
-    """Return the phases of any workload but ``stall``."""
+    """Return the phases of a workload that has some: all except ``stall`` and ``agents``."""
     size = _sized(workload, shape)
     requests = shape.concurrency if size.requests is None else size.requests
     rng = _rng(workload, shape)
@@ -143,8 +144,9 @@ def phases(workload: Workload, shape: Shape) -> tuple[LoadPhase, ...]:
             cold = LoadPhase("cold", _continued(rng, prefixes, size), 1)
             between = LoadPhase("between", _distinct(rng, _BETWEEN, shape.between))
             return (cold, between, LoadPhase("warm", _continued(rng, prefixes, size), 1))
-        case Workload.STALL:
-            raise AssertionError("the workload `stall` has no phases: call `stall_plan`")
+        case Workload.STALL | Workload.AGENTS:
+            message = f"the workload {workload} has no phases"
+            raise AssertionError(message)
         case _:
             assert_never(workload)
 

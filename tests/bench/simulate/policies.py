@@ -4,9 +4,10 @@ import math
 from enum import Enum
 
 from caravan_scheduler.jobs.expected_return import ExpectedReturn
-from caravan_scheduler.jobs.policy import NOTHING_HELD, Held, NewPolicy, PolicyInput
+from caravan_scheduler.jobs.policy import NewPolicy, PolicyInput
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
+from caravan_scheduler.shard.policy import NOTHING_HELD, Held
 from caravan_scheduler.shard.resident import Resident
 
 

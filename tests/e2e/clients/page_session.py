@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from e2e.clients import page_talk, page_views
+from e2e.clients import page_docs, page_talk, page_views
 from e2e.clients.page_visit import Visit
 from playwright.sync_api import Error, sync_playwright
 
@@ -33,6 +33,7 @@ PARTS: dict[str, Callable[[Visit], Any]] = {
         page_views.live,
         page_views.fleet,
         page_views.models,
+        page_docs.docs,
     )
 }
 

@@ -5,8 +5,8 @@ import pytest
 from caravan_scheduler.config import Clock
 from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.events import ToolsCalled
-from caravan_scheduler.jobs.gaps import REQUEST_GUESS, SESSION_GUESS, Gaps
-from caravan_scheduler.jobs.job import Jobs
+from caravan_scheduler.gaps import REQUEST_GUESS, SESSION_GUESS, Gaps
+from caravan_scheduler.jobs.jobs import Jobs
 from caravan_scheduler.sequence import Sequence
 from caravan_studio.replay.played_shard import OUTPUT_TOKEN_ID
 from caravan_testing.play import Play
@@ -159,3 +159,25 @@ def test_holding_is_charged_to_the_session() -> None:
     before = shares.charged("", "agent")
     play.pass_s(2.0)
     assert shares.charged("", "agent") > before
+
+
+def test_sessions_that_do_not_come_back_are_forgotten() -> None:
+    clock = Clock()
+    jobs = Jobs(clock)
+    sequences = [Sequence(request(number, prompt_of(20), session=f"s{number}")) for number in range(3000)]
+    for sequence in sequences:
+        jobs.enter(sequence, ())
+        sequence.output.append(1)
+        jobs.answer(sequence)
+        jobs.leave(sequence)
+    job = sequences[0].job
+    assert job is not None
+    key = job.key
+    assert len(key.sessions) <= 1024
+    clock.now_s = 1000.0
+    for number in range(2):  # the first looks at the time
+        jobs.enter(Sequence(request(4000 + number, prompt_of(20), session="new")), ())
+        clock.now_s += 1000.0
+    for _ in range(20):
+        key.pass_time(clock.now_s)
+    assert len(key.sessions) == 1

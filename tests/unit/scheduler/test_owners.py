@@ -11,9 +11,9 @@ ROOM = Path(caravan_scheduler.__file__).parent
 WRITERS = {
     "scheduler.py": {"fatal", "fatal_losses", "fatal_on", "feedback", "losses", "now_s", "prompt_logprobs_delivered"},
     "state.py": {"account", "charged", "fetches", "group", "reached", "saved_on", "started"},
-    "jobs/expected_return.py": {"held_s", "rent_paid_s", "return_rate"},
-    "jobs/job.py": {"continues", "ended_s", "growth", "is_awaited", "is_continued", "job", "requests", "service"}
-    | {"calls_tools"},
+    "jobs/expected_return.py": {"held_s", "looked_s", "rent_paid_s", "return_rate"},
+    "job.py": {"growth"},
+    "jobs/jobs.py": {"calls_tools", "continues", "ended_s", "is_awaited", "is_continued", "job", "requests", "service"},
     "planning/admission.py": {"prefix_awaited_until_s"},
     "planning/moving.py": {"has_ended", "has_moved_prefixes"},
     "shard/account.py": {"shared"},

@@ -1,5 +1,6 @@
 """The page at `/`: who gets it, what its files are, and what they may do."""
 
+import base64
 import gzip
 import hashlib
 import json
@@ -254,14 +255,37 @@ async def test_the_description_is_also_a_page(service: Service) -> None:
     response = await service.client.get("/docs")
     assert response.content_type == "text/html"
     page = await response.text()
-    for path, methods in json.loads(openapi_document())["paths"].items():
-        for method in methods:
-            assert f"<code>{method.upper()} {path}</code>" in page
-    # The page loads nothing and runs no script, and every link within it has a target.
-    assert response.headers["Content-Security-Policy"].startswith("default-src 'none'")
-    assert not re.findall(r"<script|https?://|src=|@import", page)
-    assert set(re.findall(r"href=#(\w+)", page)) <= set(re.findall(r"<h2 id=(\w+)", page))
+    document = json.loads(openapi_document())
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert f"</b> <code>{path}</code></h3>" in page
+            assert f"data-method={method.upper()} data-path='{path}'" in page
+            assert f"<li><a href='#{operation['operationId']}'>" in page
+    # It loads nothing from elsewhere, runs its own script alone, and every link within it has a target.
+    assert not re.findall(r"<script |src=|@import|url\(", page)
+    ids = re.findall(r" id='?([\w.-]+)", page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r"href='?#([\w.-]+)", page)) <= set(ids)
     assert "list of (string or integer or list of integer)" in page
+    policy = response.headers["Content-Security-Policy"].split("; ")
+    assert policy[0] == "default-src 'none'"
+    for kind in ("script", "style"):
+        (content,) = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+
+
+async def test_the_page_of_the_description_is_small(service: Service) -> None:
+    async with ClientSession(service.url, auto_decompress=False) as client, client.get("/docs") as response:
+        assert response.headers["Content-Encoding"] == "gzip"
+        assert len(await response.read()) < 80_000
+
+
+async def test_the_description_needs_no_key() -> None:
+    async with serving(ScriptedEngine(), access=keys("a-key")) as service:
+        for path in ("/docs", "/openapi.json", "/api-doc/openapi.json"):
+            response = await service.client.get(path)
+            assert (response.status, len(await response.read()) > 10_000) == (200, True)
 
 
 @pytest.fixture

@@ -56,7 +56,12 @@ class ToyServer:
             await asyncio.sleep(self.step_s)
             for index in range(choices):
                 await self._send(response, {"choices": [{"text": "x", "index": index, "finish_reason": None}]})
-        usage = {"prompt_tokens": 7, "completion_tokens": tokens * choices, "total_tokens": 0}
+        usage = {
+            "prompt_tokens": 7,
+            "completion_tokens": tokens * choices,
+            "total_tokens": 0,
+            "prompt_tokens_details": {"cached_tokens": 5},
+        }
         await self._send(response, {"choices": [], "usage": usage})
         await response.write(b"data: [DONE]\n\n")
 

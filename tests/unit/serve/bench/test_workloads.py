@@ -13,7 +13,7 @@ from caravan_serve.bench.request import Asked, BenchRequest, DrawnTokens, Stream
 from caravan_serve.bench.runner import poisson_arrivals
 from caravan_serve.bench.workloads import Shape, Workload, phases, stall_plan, warm_up
 
-PHASED = [workload for workload in Workload if workload is not Workload.STALL]
+PHASED = [workload for workload in Workload if workload not in (Workload.STALL, Workload.AGENTS)]
 STREAM = 'data: {"text":"caf\u00e9"}\n\n: keep-alive\n\nevent: x\ndata:{"b":2}\r\n\r\ndata: [DONE]\n\n'.encode()
 EVENTS = ['{"text":"caf\u00e9"}'.encode(), b'{"b":2}', b"[DONE]"]
 
