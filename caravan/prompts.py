@@ -31,7 +31,7 @@ class EmbedsPrompt(TypedDict):
     prompt_embeds: Any
 
 
-Prompt = Union[str, Sequence[int], TextPrompt, TokensPrompt, EmbedsPrompt, "Embeddings"]
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 Prompts = Prompt | Sequence[Prompt]
 
 # A prompt as its text, its token ids or its embeddings.
@@ -78,11 +78,7 @@ def _plain(prompt: Any) -> PlainPrompt:
         prompt = prompt.get("prompt_token_ids")
     if _is_token_ids(prompt):
         return tuple(map(int, prompt))
-    if hasattr(prompt, "size_bytes"):
-        return _embeddings(prompt)
-    raise RequestError(
-        f"a prompt is a text, a list of token ids, embeddings, or an object with one of them. Given: {prompt!r:.80}"
-    )
+    raise RequestError(f"a prompt is a text, a list of token ids, or an object with one of them. Given: {prompt!r:.80}")
 
 
 def _embeddings(rows: Any) -> "Embeddings":

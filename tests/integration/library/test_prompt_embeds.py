@@ -40,7 +40,12 @@ def _file(data: bytes) -> str:
 
 
 def test_a_prompt_of_embeddings_counts_as_its_tokens(llm: LLM) -> None:
-    prompts: list[Any] = [list(_TEXT), {"prompt_embeds": _rows(_TEXT)}, Embeddings.of(_rows(_TEXT)), "text"]
+    prompts: list[Any] = [
+        list(_TEXT),
+        {"prompt_embeds": _rows(_TEXT)},
+        {"prompt_embeds": Embeddings.of(_rows(_TEXT))},
+        "text",
+    ]
     prompts += [{"prompt_embeds": _rows(_TEXT).astype(kind)[None]} for kind in ("f2", "f8")]
     expected, given, embeddings, text, *others = llm.generate(prompts, _GREEDY)
     assert given.outputs == embeddings.outputs == expected.outputs != text.outputs

@@ -232,6 +232,6 @@ def test_what_is_typed_during_an_answer_is_kept_for_the_next_prompt(monkeypatch:
             yield "", "An answer"
 
         show(Console(file=io.StringIO()), parts())
-        tty.setraw(typed, termios.TCSANOW)  # as the next prompt does
+        tty.setraw(terminal, termios.TCSANOW)  # as the next prompt does
         os.set_blocking(terminal, False)
         assert typed.read(10) == b"a\rb\r"
