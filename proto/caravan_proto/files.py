@@ -1,8 +1,10 @@
-"""Files that are read again when they change."""
+"""Files that are read again when they change, and locks that end with their process."""
 
 import asyncio
+import fcntl
 import os
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 # Modification time, size and inode: a file that was moved into place may be older than the one it replaced.
 FileVersion = tuple[int, int, int]
@@ -51,3 +53,34 @@ class FileWatch:
 
     def _look(self) -> list[FileVersion | None]:
         return [*map(file_version, self._paths)]
+
+
+class FileLock:
+    """A lock that one process at a time has. The system releases it if the process is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has it."""
+        return self._descriptor is not None
+
+    def take(self) -> bool:
+        """Take it if no other process has it. Return whether this one has it now. Raises OSError."""
+        if self._descriptor is None:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return False
+            self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Let others take it. Without it, this does nothing."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

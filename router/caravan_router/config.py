@@ -236,6 +236,18 @@ class RouterConfig:
         "--state-file)",
         low=1,
     )
+    max_background: int = flag(
+        16,
+        "maximum number of responses per API key that are generated in the background, running or waiting; further "
+        "ones get 429",
+        low=0,
+    )
+    background_life_s: float = flag(
+        28_800.0,
+        "seconds after which a response in the background ends with what it has; its events are kept as long after its "
+        "end",
+        low=1,
+    )
     record: str | None = flag(
         None, "file to which every event and decision of the scheduler is recorded, for `caravan replay`"
     )
@@ -350,6 +362,7 @@ class RouterConfig:
             file=file,
             max_bytes=self.state_space << 20,
             life_s=life_s if self.state_life_s is None else self.state_life_s,
+            job_life_s=self.background_life_s,
         )
 
     def read_shard_tls(self) -> ShardTls | None:
@@ -408,6 +421,8 @@ class RouterConfig:
             payload_limit=self.payload_limit,
             max_bodies_bytes=self.max_bodies_mb << 20,
             max_media=self.max_media,
+            max_background=self.max_background,
+            background_life_s=self.background_life_s,
             chat_template_kwargs=_template_kwargs(self.chat_template_kwargs),
             reasoning_budget=None if self.reasoning_budget == _NO_BUDGET else self.reasoning_budget,
             reasoning_effort=self.reasoning_effort,

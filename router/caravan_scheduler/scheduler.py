@@ -103,7 +103,9 @@ class Scheduler:
 
     def standing_of(self, request_id: int) -> Standing:
         """Return where a request is that has not ended."""
-        return Standing(self._state.state_of(request_id), self._state.computed_of(request_id))
+        sequence = self._state.sequences.get(request_id)
+        feedback = None if sequence is None else sequence.feedback
+        return Standing(self._state.state_of(request_id), self._state.computed_of(request_id), feedback)
 
     @property
     def runs_under_way(self) -> list[SavedRun]:

@@ -103,6 +103,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.request_id, self.spec = self.request.request_id, self.request.spec
+        if (continued := self.spec.continued) is not None:
+            self.output, self.feedback = [*continued.token_ids], continued.feedback
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)
 
     def rewrite(self, output: list[int]) -> None:

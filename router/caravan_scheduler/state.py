@@ -244,7 +244,9 @@ class SchedulerState:
             sequence.started = True
             recomputed = recomputed_by(Fleet(self.known_prompts, self.shards, self.sequences), shard, resident)
             self.known_prompts.start(sequence, shard.name)
-            prompt_tokens, cached = len(sequence.spec.prompt), resident.cached
+            prompt_tokens = len(sequence.spec.prompt)
+            # One that goes on after its router ended may find a part of its output, too.
+            cached = min(resident.cached, prompt_tokens)
             self.outbox.add(Start(sequence.request_id, shard.name, prompt_tokens, cached, recomputed))
 
     @on_behalf(1)

@@ -131,10 +131,29 @@ def nothing_cached(_: GenerationSpec) -> int:
     return 0
 
 
+def _without(steps: Sequence[Step], tokens: int) -> list[Step]:
+    """Return ``steps`` after so many tokens."""
+    left: list[Step] = []
+    for step in steps:
+        if isinstance(step, list):
+            if rest := step[tokens:]:
+                left.append(rest)
+            tokens = max(0, tokens - len(step))
+        elif not isinstance(step, GeneratedToken):
+            left.append(step)
+        elif tokens:
+            tokens -= 1
+        else:
+            left.append(step)
+    return left
+
+
 class ScriptedStream:
     def __init__(self, engine: "ScriptedEngine", spec: GenerationSpec) -> None:
         self._engine = engine
         self._steps = engine.script(spec)
+        if spec.continued is not None:
+            self._steps = _without(self._steps, len(spec.continued.token_ids))
         self._submitted = time.monotonic()
         self._first_token: float | None = None
         self.spec = spec
@@ -180,6 +199,10 @@ class ScriptedStream:
     @property
     def drafts(self) -> Sequence[DraftCount]:
         return self._engine.drafts
+
+    @property
+    def feedback(self) -> float | None:
+        return float(self.sent) if self.spec.sampling.has_feedback else None
 
     async def __aiter__(self) -> AsyncIterator[Sequence[GeneratedToken]]:
         for step in self._steps:

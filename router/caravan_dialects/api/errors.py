@@ -276,6 +276,22 @@ class KeyConcurrencyError(RequestError):
         )
 
 
+class BackgroundLimitError(RequestError):
+    """The API key has too many responses in the background."""
+
+    kind = ErrorKind(429, "overloaded", _RATE, Failure.RATE_LIMITED, RETRY_AFTER_S)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"This API key may have {limit} responses in the background at a time, and has as many")
+
+
+class EndingError(RequestError):
+    """The server ends, and another one continues what it generates in the background."""
+
+    kind = ErrorKind(503, "unavailable", _SERVER, Failure.OVERLOADED, RETRY_AFTER_S)
+    sentence = "The server is ending. Try again"
+
+
 class OverloadedError(RequestError):
     """The model has too many generations running."""
 

@@ -43,6 +43,10 @@ class Limits:
     """Pictures and sounds per request."""
     max_cache_salt_bytes: int = 256
     """Bytes of a ``cache_salt`` in UTF-8."""
+    max_background: int = 16
+    """Responses of an API key that are generated in the background at a time. Further ones are refused."""
+    background_life_s: float = 28_800.0
+    """Seconds that such a response may take, and that its events are kept after its end."""
     max_request_new_tokens: int | None = None
     """New tokens of all prompts and candidates of a request. None: ``max_best_of`` times the limit of one."""
     max_draft_tokens: int = 0

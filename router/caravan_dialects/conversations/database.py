@@ -1,6 +1,7 @@
 """Keeps nodes and heads in SQLite. Calls block, and all of them come from one thread."""
 
 import logging
+import math
 import os
 import sqlite3
 import sys
@@ -13,7 +14,19 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
+from caravan_dialects.conversations.job_table import JobTable
+from caravan_dialects.conversations.nodes import (
+    START,
+    Chain,
+    ExactTokens,
+    Head,
+    Job,
+    Json,
+    Node,
+    Position,
+    Step,
+    Transaction,
+)
 from caravan_dialects.conversations.packing import packed, referenced, unpacked, with_files, without_files
 from caravan_dialects.conversations.tables import ADD_FILE, ADD_NODE, CHAIN, NAME_FILE, READ_FILE, VERSIONS
 from caravan_scheduler.core.tokens import common_length
@@ -92,10 +105,14 @@ class StateFileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """``max_bytes``: size of all entries together. ``life_s``: from the last use of an entry to its end."""
+    """``max_bytes``: size of all entries together. ``life_s``: from the last use of an entry to its end.
+
+    ``job_life_s``: how long the events of a job are kept after its end.
+    """
 
     max_bytes: int
     life_s: float
+    job_life_s: float = math.inf
 
 
 class Database:
@@ -118,6 +135,7 @@ class Database:
             self._connection = sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None)
             self._prepare()
             self._reserve = Reserve(file)
+            self.jobs = JobTable(self._connection)
         except (sqlite3.Error, OSError) as error:
             raise StateFileError(str(error)) from error
 
@@ -191,14 +209,32 @@ class Database:
             if not (self._add_node(owner, transaction.node, now) and self._write_head(owner, transaction, now)):
                 self._connection.rollback()
                 return False
+            if transaction.ended is not None:
+                self.jobs.end(transaction.ended, now)
             self._remove_abandoned()
         with _tolerating():
             self._make_room()
         return True
 
-    def delete_node(self, owner: str, node_id: str) -> bool:
-        """Forget a response; return False if there is none. Its items stay while others continue it."""
-        return self._forget("UPDATE nodes SET named = 0 WHERE id = ? AND owner = ? AND named", (node_id, owner))
+    def add_job(self, job: Job, step: Step, now: float) -> None:
+        """Add a job with its first step."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self.jobs.add(job, step, now)
+        with _tolerating():
+            self._make_room()
+
+    def append(self, job_id: str, step: Step) -> None:
+        """Add a step of a job."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self.jobs.append(job_id, step)
+
+    def delete_response(self, owner: str, response_id: str) -> bool:
+        """Forget a response and its job; return False if there is none. Its items stay while others continue it."""
+        forgotten = self._forget("DELETE FROM jobs WHERE id = ? AND owner = ?", (response_id, owner))
+        named = "UPDATE nodes SET named = 0 WHERE id = ? AND owner = ? AND named"
+        return self._forget(named, (response_id, owner)) or forgotten
 
     def delete_head(self, owner: str, head_id: str) -> bool:
         """Forget a conversation; return False if there is none. Its responses stay."""
@@ -334,6 +370,9 @@ class Database:
             self._reserve.fill()
             while expired := self._oldest("heads", heads, oldest) + self._oldest("nodes", nodes, oldest):
                 self._remove(expired)
+            oldest = now - min(self._bounds.life_s, self._bounds.job_life_s)
+            while expired := self._oldest("jobs", "ended AND used < ?", oldest):
+                self._remove(expired)
 
     def _make_room(self) -> None:
         """Remove entries until all together fit, from the owner of most bytes first."""
@@ -343,7 +382,11 @@ class Database:
             if total <= self._bounds.max_bytes:
                 return
             ((owner,),) = run("SELECT owner FROM usage ORDER BY bytes DESC LIMIT 1")
-            oldest = self._oldest("heads", "owner = ?", owner) + self._oldest("nodes", "refs = 0 AND owner = ?", owner)
+            oldest = [
+                *self._oldest("heads", "owner = ?", owner),
+                *self._oldest("nodes", "refs = 0 AND owner = ?", owner),
+                *self._oldest("jobs", "ended AND owner = ?", owner),
+            ]
             if not oldest:
                 # Only entries in use are left.
                 return
@@ -360,7 +403,7 @@ class Database:
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for _, table, entry in entries:
-                condition = "id = ?" if table == "heads" else "id = ? AND refs = 0"
+                condition = "id = ? AND refs = 0" if table == "nodes" else "id = ?"
                 self._connection.execute(f"DELETE FROM {table} WHERE {condition}", (entry,))  # noqa: S608
             self._remove_abandoned()
 

@@ -1,13 +1,16 @@
 """The data of conversations: nodes, positions in chains of them, and heads.
 
 A node adds items, such as messages and calls of tools, to those of its parent. A conversation is a head: a name for a
-position. Forking makes a second head and rewinding moves one, so that neither copies items.
+position. Forking makes a second head and rewinding moves one, so that neither copies items. A job is a response that is
+generated for nobody in particular, with what is needed to continue it after the end of the router.
 """
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from caravan_scheduler.core.tokens import GeneratedToken
 
 Json = dict[str, Any]
 
@@ -93,8 +96,30 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A part of a response that is generated in the background: events, and the tokens of which they tell.
+
+    ``first``: number of the first event. ``feedback``: see `caravan_scheduler.core.generation.Continued`.
+    """
+
+    first: int
+    events: tuple[bytes, ...]
+    tokens: tuple[GeneratedToken, ...] = ()
+    feedback: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """The end of the job of this ``id``. ``response``: JSON of the response if it is not stored as a node."""
+
+    id: str
+    step: Step
+    response: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """The changes that are written together: a new node, a head, or both.
+    """The changes that are written together: a new node, a head, and the end of a job.
 
     ``expected``: the head's present position, without which nothing is written; None for a new head.
     """
@@ -102,6 +127,23 @@ class Transaction:
     node: Node | None = None
     head: Head | None = None
     expected: Position | None = None
+    ended: JobEnd | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A response that is generated in the background, and has the ``id`` of the job.
+
+    ``request``: JSON of what is needed to continue it. ``response``: JSON of the response as it was at the start, or of
+    one that has ended without a node. ``next``: number of the next event.
+    """
+
+    id: str
+    owner: str
+    request: bytes
+    response: bytes
+    ended: bool = False
+    next: int = 0
 
 
 def new_id(prefix: str) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import sqlite3
 import time
 from collections import Counter
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from caravan_dialects.conversations.database import Bounds, Database
-from caravan_dialects.conversations.nodes import Chain, Head, Transaction
+from caravan_dialects.conversations.nodes import Chain, Head, Job, Step, Transaction
+from caravan_scheduler.core.tokens import GeneratedToken
 
 T = TypeVar("T")
 
@@ -26,11 +28,15 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """``file``: where conversations outlive the router; None keeps them in memory."""
+    """``file``: where conversations outlive the router; None keeps them in memory.
+
+    ``job_life_s``: how long the events of a response are kept that was generated in the background.
+    """
 
     file: Path | None = None
     max_bytes: int = 256 << 20
     life_s: float = 3600.0
+    job_life_s: float = math.inf
 
 
 class Store:
@@ -44,6 +50,11 @@ class Store:
         self._pins: Counter[str] = Counter()
         self._thread = ThreadPoolExecutor(1, "conversations")
         self._database: Database | None = None
+
+    @property
+    def file(self) -> Path | None:
+        """Where conversations outlive the router."""
+        return self._settings.file
 
     async def open(self) -> None:
         """Open the file. Otherwise the first call does it. Raises StateFileError."""
@@ -91,7 +102,31 @@ class Store:
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
         """Forget a response; return whether there was one. Responses that continue it stay."""
-        return await self._call(lambda database: database.delete_node(owner, response_id))
+        return await self._call(lambda database: database.delete_response(owner, response_id))
+
+    async def add_job(self, job: Job, step: Step) -> None:
+        """Add a job with its first step."""
+        await self._call(lambda database: database.add_job(job, step, time.time()))
+
+    async def append(self, job_id: str, step: Step) -> None:
+        """Add the next step of a job. Nothing is lost from then on if the process is killed."""
+        await self._call(lambda database: database.append(job_id, step))
+
+    async def job(self, owner: str, job_id: str) -> Job | None:
+        """Return a job; None if the owner has none of this id."""
+        return await self._call(lambda database: database.jobs.find(owner, job_id))
+
+    async def jobs_under_way(self) -> list[Job]:
+        """Return the jobs of all owners that have not ended."""
+        return await self._call(lambda database: database.jobs.under_way())
+
+    async def events(self, job_id: str, first: int) -> list[bytes]:
+        """Return some events of a job, from the number ``first`` on; none if there are none yet."""
+        return await self._call(lambda database: database.jobs.events(job_id, first))
+
+    async def tokens(self, job_id: str) -> tuple[list[GeneratedToken], float | None]:
+        """Return the tokens of a job so far, and the feedback of the last one."""
+        return await self._call(lambda database: database.jobs.tokens(job_id))
 
     async def delete_conversation(self, owner: str, conversation_id: str) -> bool:
         """Forget a conversation; return whether there was one. Its responses stay."""
@@ -106,6 +141,7 @@ class Store:
 
     def _opened(self) -> Database:
         if self._database is None:
-            bounds = Bounds(max_bytes=self._settings.max_bytes, life_s=self._settings.life_s)
+            settings = self._settings
+            bounds = Bounds(max_bytes=settings.max_bytes, life_s=settings.life_s, job_life_s=settings.job_life_s)
             self._database = Database(self._settings.file, bounds, self._pins)
         return self._database

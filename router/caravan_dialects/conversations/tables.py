@@ -4,6 +4,8 @@ Triggers count, in the transaction that changes them, the references to each nod
 point at it) and to each file of a picture or a sound, and the bytes that each owner holds.
 """
 
+from caravan_dialects.conversations.job_table import TABLES as JOBS
+
 _NODES = (
     """
     CREATE TABLE nodes (
@@ -123,7 +125,7 @@ _FILES = (
 )
 
 # What each version of the tables adds to the one before.
-VERSIONS = (_NODES, _FILES)
+VERSIONS = (_NODES, _FILES, JOBS)
 
 # The nodes of a chain, the first one first, with the number of items that count of each. Responses are large, and only
 # that of the last node is wanted.

@@ -34,6 +34,10 @@ class Keyring:
                 found = client
         return found
 
+    def client(self, name: str) -> Client | None:
+        """Return the client of the key of this name; None if there is none."""
+        return self._clients.get(name)
+
     def tenant(self, name: str) -> Tenant | None:
         """Return the tenant of the key of this name; None if there is none."""
         client = self._clients.get(name)

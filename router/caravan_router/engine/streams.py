@@ -61,6 +61,11 @@ class RequestStream:
         return 0 if self._started is None or self._ended or self._closed else self._request.standing().computed
 
     @property
+    def feedback(self) -> float | None:
+        """What mirostat or adaptive-p carries to the next token; None without them, and after the end."""
+        return None if self._ended or self._closed else self._request.standing().feedback
+
+    @property
     def times(self) -> StreamTimes:
         """When the request was submitted, first sent to a shard, and got its first token."""
         return StreamTimes(self._submitted, self._started, self._first_token)

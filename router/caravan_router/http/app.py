@@ -16,7 +16,7 @@ from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED
-from caravan_router.http.openai.responses import RUNNING
+from caravan_router.http.openai.background import BACKGROUND, BackgroundResponses
 from caravan_router.http.ops import read_documents
 from caravan_router.http.page import SHOWN, page
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES, UNSUPPORTED
@@ -34,7 +34,7 @@ from caravan_router.http.server.middleware import (
     expected,
     identify_and_log,
 )
-from caravan_router.http.server.state import ENDING, STATE, AppState, InfoExtras, Network
+from caravan_router.http.server.state import ENDING, RUNNING, STATE, AppState, InfoExtras, Network
 from caravan_router.metrics.recorder import Metrics
 from caravan_scheduler.core.catalogue import Catalogue
 from caravan_scheduler.core.engine import Fleet
@@ -107,6 +107,10 @@ def build_app(
     app[REMEMBERED] = RememberedRequests()
     app[IGNORED] = IgnoredNames()
     app[DIALECTS] = DIALECTS_OF_ROUTES
+    background = app[BACKGROUND] = BackgroundResponses(app)
+    app.on_startup.append(lambda _app: background.start())
+    # Before the handlers of requests end: some read what it generates.
+    app.on_shutdown.append(lambda _app: background.close())
     app[SHOWN] = access.page
     read_documents()
     page()

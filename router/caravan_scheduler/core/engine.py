@@ -98,6 +98,11 @@ class TokenStream(Protocol):
         """The draft tokens so far, of each source that had any."""
         ...
 
+    @property
+    def feedback(self) -> float | None:
+        """What mirostat or adaptive-p carries from the last token that was sampled to the next; None without them."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[Sequence[GeneratedToken]]: ...
 
     def end_thought(self) -> None:

@@ -74,6 +74,18 @@ class BeamSearch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """What an output had when the router that generated it ended.
+
+    ``token_ids``: its tokens, none of which ended it. ``feedback``: what mirostat or adaptive-p carries from the last
+    of them to the next one; None without them.
+    """
+
+    token_ids: tuple[int, ...]
+    feedback: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
     """One sequence to generate.
 
@@ -87,7 +99,8 @@ class GenerationSpec:
     request's span, for the log of its shards; empty if it is not traced. ``max_draft_tokens``: most draft tokens in one
     step. ``prediction``: tokens that the output may have, for drafts. ``beams``: see `BeamSearch`; nothing is sampled
     then, and all tokens come at the end. ``thought``: what the output begins with; the constraint applies behind it.
-    ``request_id``: that of its HTTP request, for operators.
+    ``request_id``: that of its HTTP request, for operators. ``continued``: what there is of the output, which is not
+    generated again.
     """
 
     prompt: tuple[int, ...]
@@ -108,6 +121,7 @@ class GenerationSpec:
     beams: BeamSearch | None = None
     thought: Thought | None = None
     request_id: str = ""
+    continued: Continued | None = None
 
     @property
     def max_length(self) -> int:
@@ -131,7 +145,11 @@ class GenerationState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a generation is, and how many of its first tokens are computed on its shard; 0 while it is on none."""
+    """Where a generation is, and how many of its first tokens are computed on its shard; 0 while it is on none.
+
+    ``feedback``: what mirostat or adaptive-p carries to the next token; None without them.
+    """
 
     state: GenerationState
     computed: int = 0
+    feedback: float | None = None

@@ -32,7 +32,8 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     """What decisions depend on of a `GenerationSpec`. ``namespace``: the number of that of its prefixes.
 
     ``constraint`` and ``thought``: 0 for none, else a number that stands for it. ``most_thought``: the most tokens of
-    the thought, null for no limit. ``ends_thought``: whether it can be ended by force.
+    the thought, null for no limit. ``ends_thought``: whether it can be ended by force. ``continued``: the tokens that
+    there were of its output.
     """
 
     prompt: list[int]
@@ -58,6 +59,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     ends_thought: bool = False
     beams: Beams | None = None
     media: Media | None = None
+    continued: list[int] = []
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):

@@ -11,7 +11,14 @@ from caravan_proto.messages.media import MediaSpan
 from caravan_proto.messages.results import DraftCount, LayoutSet, Loaded, Saved
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler import events as heard
-from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, GenerationSpec, StoppingParams, Tenant
+from caravan_scheduler.core.generation import (
+    BeamSearch,
+    Continued,
+    EarlyStopping,
+    GenerationSpec,
+    StoppingParams,
+    Tenant,
+)
 from caravan_scheduler.core.prompt_media import PromptMedia
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
 from caravan_scheduler.pins import Pin
@@ -208,6 +215,7 @@ def _spec(spec: form.Spec) -> GenerationSpec:
         timeout_s=_limit(spec.timeout_s),
         max_draft_tokens=spec.drafts,
         prediction=tuple(spec.prediction),
+        continued=Continued(token_ids=tuple(spec.continued)) if spec.continued else None,
         beams=None
         if beams is None
         else BeamSearch(

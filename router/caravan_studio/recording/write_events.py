@@ -135,6 +135,7 @@ class EventWriter:
             timeout_s=_finite(spec.timeout_s),
             drafts=spec.max_draft_tokens,
             prediction=names.tokens(spec.prediction),
+            continued=[] if spec.continued is None else names.tokens(spec.continued.token_ids),
             constraint=0 if spec.constraint is None else names.constraint(spec.constraint),
             thought=0 if spec.thought is None else names.constraint(spec.thought),
             most_thought=None if spec.thought is None else spec.thought.max_tokens,

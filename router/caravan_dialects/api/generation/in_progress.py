@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from caravan_dialects.api.errors import AbortedError
 from caravan_dialects.api.generation.context import ServedModel
-from caravan_dialects.api.generation.run import Run, ValidRequest, started
+from caravan_dialects.api.generation.run import Run, SavedRun, ValidRequest, started
 from caravan_scheduler.core.trace import NO_TRACE, RequestTrace
 
 
@@ -72,6 +72,18 @@ class RequestInProgress:
         with started(self.model, self.valid, self.arrived, self.trace) as self.runs:
             async with self.abortable():
                 yield self.runs
+
+    @asynccontextmanager
+    async def saving(self) -> AsyncIterator[SavedRun]:
+        """Submit the one generation and let an abort interrupt the block, with which it ends."""
+        assert self.model is not None
+        [request] = self.valid
+        [spec] = request.specs
+        trace = self.trace.generation(len(spec.prompt))
+        with SavedRun(self.model, spec, request.text, self.arrived, trace) as run:
+            self.runs = [run]
+            async with self.abortable():
+                yield run
 
 
 class RequestsInProgress:

@@ -194,10 +194,14 @@ class Run:
                 for pieces in ready:
                     take(pieces)
         except DeadlineError as error:
-            self.cut = error
-            self._end(FinishReason.LENGTH)
-            if held := self._assembler.flush():
+            if held := self.cut_off(error):
                 take(held)
+
+    def cut_off(self, error: DeadlineError) -> list[Piece]:
+        """End the run, whose deadline has passed, with FinishReason.LENGTH. Return the pieces that were held back."""
+        self.cut = error
+        self._end(FinishReason.LENGTH)
+        return self._assembler.flush()
 
     def end_thought(self) -> bool:
         """End the thought now, if it has not ended. Return whether a thought of this generation can be ended."""
@@ -234,6 +238,42 @@ class Run:
             queue_s=max(0.0, started - times.submitted),
             inference_s=max(0.0, self._last_token - started),
         )
+
+
+class SavedRun(Run):
+    """A run whose tokens are kept until they are taken, to be saved, and which may go on with saved ones."""
+
+    __slots__ = ("_unsaved",)
+
+    def __init__(
+        self,
+        model: ServedModel,
+        spec: GenerationSpec,
+        text: TextOptions,
+        arrived: float,
+        trace: GenerationTrace = NO_TRACE,
+    ) -> None:
+        super().__init__(model, spec, text, arrived, trace)
+        self._unsaved: list[GeneratedToken] = []
+
+    def _assemble(self, tokens: Sequence[GeneratedToken]) -> Iterator[list[Piece]]:
+        self._unsaved += tokens
+        return super()._assemble(tokens)
+
+    def take_unsaved(self) -> tuple[list[GeneratedToken], float | None]:
+        """Return the tokens since the last call, and the feedback (`Continued`) that the last of them left.
+
+        Both belong together until the next await.
+        """
+        taken, self._unsaved = self._unsaved, []
+        return taken, self._stream.feedback
+
+    def replay(self, tokens: Sequence[GeneratedToken]) -> Iterator[list[Piece]]:
+        """Yield the pieces of tokens that were generated before the first one of this run: its spec's `Continued`."""
+        for token in tokens:
+            self.tokens += 1
+            if pieces := self._assembler.push(token):
+                yield pieces
 
 
 @contextmanager

@@ -78,34 +78,44 @@ def in_progress(request: web.Request) -> Iterator[RequestInProgress]:
         yield entry
 
 
-async def answer(request: web.Request, asked: Asked) -> web.StreamResponse:
-    """Answer a generating request. Raises RequestError and EngineError before a response has started."""
+async def admitted(request: web.Request, asked: Asked, held: ExitStack) -> tuple[Answer, RequestInProgress]:
+    """Return the answer to a generating request, and its place among those in progress.
+
+    ``held`` gets what the request holds until its generations have ended. Raises RequestError and EngineError.
+    """
     forget_body(request)
     state, generations = request.app[STATE], asked.generations
     named = asked.asks_for(header_model(request), state.fleet)
     metrics = metrics_of(state, named)
+    with counting_request(request, metrics, generations), metrics.validating(generations):
+        name = model_name(state.fleet, named)
+        permits = generations if asked.permits is None else asked.permits
+        held.enter_context(holding_permits(request[CLIENT], state.permits.of(name), permits))
+        progress = held.enter_context(in_progress(request))
+        async with progress.abortable():
+            context = await context_of(request, named)
+            context.check_generates()
+            reply = await asked.validate(context)
+            progress.begin(context.served, reply.requests, reply.reply_id)
+            progress.trace.serves(
+                ServedRequest(
+                    asked=named,
+                    model=context.model.name,
+                    operation=asked.operation,
+                    streamed=asked.streamed,
+                    session=shown_session(reply.requests[0].specs[0].session),
+                    gateway=context.sender.gateway.notes,
+                )
+            )
+    return reply, progress
+
+
+async def answer(request: web.Request, asked: Asked) -> web.StreamResponse:
+    """Answer a generating request. Raises RequestError and EngineError before a response has started."""
+    state = request.app[STATE]
     with ExitStack() as held:
         try:
-            with counting_request(request, metrics, generations), metrics.validating(generations):
-                name = model_name(state.fleet, named)
-                permits = generations if asked.permits is None else asked.permits
-                held.enter_context(holding_permits(request[CLIENT], state.permits.of(name), permits))
-                progress = held.enter_context(in_progress(request))
-                async with progress.abortable():
-                    context = await context_of(request, named)
-                    context.check_generates()
-                    reply = await asked.validate(context)
-                    progress.begin(context.served, reply.requests, reply.reply_id)
-                    progress.trace.serves(
-                        ServedRequest(
-                            asked=named,
-                            model=context.model.name,
-                            operation=asked.operation,
-                            streamed=asked.streamed,
-                            session=shown_session(reply.requests[0].specs[0].session),
-                            gateway=context.sender.gateway.notes,
-                        )
-                    )
+            reply, progress = await admitted(request, asked, held)
         except asked.errors_as_events as error:
             if not asked.streamed:
                 raise

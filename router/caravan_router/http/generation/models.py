@@ -14,7 +14,7 @@ from caravan_dialects.api.generation.serving import NO_GATEWAY, Gateway, Sender,
 from caravan_dialects.api.limits import bounds_of
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import Handler
-from caravan_router.http.server.state import CLIENT, NAMED_MODEL, STATE, TRACE, AppState, owner_of
+from caravan_router.http.server.state import CLIENT, NAMED_MODEL, STATE, TRACE, AppState
 from caravan_router.metrics.recorder import ModelMetrics
 from caravan_scheduler.core.catalogue import Catalogue, CatalogueModel
 from caravan_scheduler.core.engine import ModelFacts
@@ -83,24 +83,30 @@ def catalogue_models(state: AppState) -> dict[str, CatalogueModel]:
 
 
 async def context_of(request: web.Request, asked: str) -> Context:
+    """Return what `sender_context` returns for the client of a request."""
+    state = request.app[STATE]
+    sender = Sender(
+        key=request[CLIENT].key,
+        headers=request.headers,
+        gateway=_gateway(request, state),
+        traceparent=request[TRACE].traceparent,
+        request_id=request[REQUEST_ID],
+    )
+    return await sender_context(state, sender, asked)
+
+
+async def sender_context(state: AppState, sender: Sender, asked: str) -> Context:
     """Return the context for the model that ``asked`` means; wait for its first shard if none has joined yet.
 
     Raises UnknownModelError, NoShardError.
     """
-    state = request.app[STATE]
     served = await awaited_model(state, asked)
     facts = served.engine.model
     return Context(
-        sender=Sender(
-            key=request[CLIENT].key,
-            headers=request.headers,
-            gateway=_gateway(request, state),
-            traceparent=request[TRACE].traceparent,
-            request_id=request[REQUEST_ID],
-        ),
+        sender=sender,
         limits=state.limits,
         templates=state.templates,
-        decoding=CountedDecoding(state.decoder, served.metrics, owner_of(request)),
+        decoding=CountedDecoding(state.decoder, served.metrics, sender.key.tenant.name),
         served=served,
         model=facts,
         adapter=asked if asked in facts.adapters else "",

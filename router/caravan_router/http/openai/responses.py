@@ -1,5 +1,6 @@
 """The parameters of routes that list items."""
 
+import re
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
@@ -10,9 +11,12 @@ from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_toke
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.errors import OPENAI
+from caravan_dialects.api.openai.responses.background import check_background
+from caravan_dialects.api.openai.responses.event_log import EventLog
 from caravan_dialects.api.openai.responses.items import DEFAULT_LIMIT, MAX_LIMIT, page_of
 from caravan_dialects.api.openai.responses.reply import AskedResponse
-from caravan_dialects.api.openai.responses.running import RunningResponses
+from caravan_dialects.api.openai.responses.rules import no_events_error, starting_after_error
+from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.schema import (
     DeletedResponse,
     InputFields,
@@ -27,8 +31,8 @@ from caravan_dialects.api.openai.responses.turn import Turn, begun_turn
 from caravan_dialects.api.openai.responses.validation import check_request, validate_turn
 from caravan_router.http.generation.answer import REMEMBERED, answer
 from caravan_router.http.generation.models import asked_model, context_of, counting_refusals, reading_texts
+from caravan_router.http.openai.background import BACKGROUND, followed, note_skipped
 from caravan_router.http.server.body import Tolerance
-from caravan_router.http.server.ignored import IGNORED
 from caravan_router.http.server.route import (
     BODY_ERRORS,
     GENERATION_ERRORS,
@@ -37,10 +41,12 @@ from caravan_router.http.server.route import (
     json_reply,
 )
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import STATE, owner_of
+from caravan_router.http.server.state import RUNNING, STATE, owner_of
 
 _PATH = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
+# Of an event.
+_NUMBER = re.compile(r"-1|[0-9]{1,15}")
 
 
 PAGE_PARAMETERS = (
@@ -52,9 +58,6 @@ PAGE_PARAMETERS = (
     ),
     Parameter(name="order", place="query", description="`desc`, the newest first (default), or `asc`"),
 )
-
-
-RUNNING = web.AppKey("running", RunningResponses)
 
 
 _ID = Parameter(name="response_id", place="path", description="Id of a response")
@@ -82,12 +85,13 @@ UNSUPPORTED = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
 )
 async def create_response(request: web.Request, body: ResponseRequest) -> web.StreamResponse:
     check_request(body)
+    check_background(body)
+    if body.background:
+        queued, log = await request.app[BACKGROUND].begin(request, body)
+        return await followed(request, log, 0) if body.stream else json_reply(queued)
     async with _begun_turn(request, body, extends=True) as turn:
         reply = AskedResponse(body, turn, request.app[REMEMBERED])
-        for kind in reply.skipped_tools:
-            request.app[IGNORED].note(f"tools of {_PATH}", kind)
-        for kind in reply.skipped_items:
-            request.app[IGNORED].note(f"items of {_PATH}", kind)
+        note_skipped(request.app, reply)
         with request.app[RUNNING].listing(reply.running):
             return await answer(request, reply)
 
@@ -146,21 +150,58 @@ async def _valid_chat(request: web.Request, body: InputFields) -> ValidChat:
     "GET",
     _ONE,
     "Return a response",
-    parameters=(_ID, Parameter(name="stream", place="query", description="Must not be `true`")),
+    parameters=(
+        _ID,
+        Parameter(
+            name="stream", place="query", description="`true`: return the events of a response with `background`"
+        ),
+        Parameter(
+            name="starting_after", place="query", description="`sequence_number` of the event before the first one"
+        ),
+    ),
     reply=ResponseObject,
+    events=ResponseEvent,
     errors=(400, *STORE_ERRORS),
 )
-async def get_response(request: web.Request) -> web.Response:
+async def get_response(request: web.Request) -> web.StreamResponse:
     response_id, owner = request.match_info["response_id"], owner_of(request)
     if request.query.get("stream") == "true":
-        raise unsupported_field_error("stream", "read the response whole", True)
-    stored = await request.app[STATE].store.response(owner, response_id)
+        return await _stream_again(request, owner, response_id)
+    stored = await _find_stored(request, owner, response_id)
     if stored is not None:
         return web.Response(body=stored, content_type="application/json")
     running = request.app[RUNNING].find(owner, response_id)
     if running is None:
         raise UnknownEntryError("response", response_id)
     return json_reply(running.progress.response())
+
+
+async def _find_stored(request: web.Request, owner: str, response_id: str) -> bytes | None:
+    """Return a response as it is stored; None if there is none of this id, or it is under way here."""
+    store = request.app[STATE].store
+    stored = await store.response(owner, response_id)
+    if stored is None and request.app[RUNNING].find(owner, response_id) is None:
+        job = await store.job(owner, response_id)
+        # It may have ended since the first look.
+        stored = None if job is None else job.response or await store.response(owner, response_id)
+    return stored
+
+
+async def _stream_again(request: web.Request, owner: str, response_id: str) -> web.StreamResponse:
+    given = request.query.get("starting_after", "-1")
+    if not _NUMBER.fullmatch(given):
+        raise starting_after_error(given)
+    store = request.app[STATE].store
+    log = request.app[BACKGROUND].log_of(owner, response_id)
+    if log is None:
+        job = await store.job(owner, response_id)
+        if job is None:
+            if await store.response(owner, response_id) is None:
+                raise UnknownEntryError("response", response_id)
+            raise no_events_error()
+        log = EventLog(store, job.id, job.next)
+        log.close()
+    return await followed(request, log, int(given) + 1)
 
 
 @ROUTES.route(
@@ -173,6 +214,8 @@ async def get_response(request: web.Request) -> web.Response:
 )
 async def delete_response(request: web.Request) -> web.Response:
     response_id, owner = request.match_info["response_id"], owner_of(request)
+    if request.app[BACKGROUND].log_of(owner, response_id) is not None:
+        await _cancelled(request, owner, response_id)
     if not await request.app[STATE].store.delete_response(owner, response_id):
         raise UnknownEntryError("response", response_id)
     return json_reply(DeletedResponse(response_id))
@@ -189,17 +232,24 @@ async def delete_response(request: web.Request) -> web.Response:
 async def cancel_response(request: web.Request) -> web.StreamResponse:
     """Cancelling twice is cancelling once. Raises ResponseEndedError if the response has ended otherwise."""
     response_id, owner = request.match_info["response_id"], owner_of(request)
-    running = request.app[RUNNING].find(owner, response_id)
+    running = await _cancelled(request, owner, response_id)
     if running is None:
-        stored = await request.app[STATE].store.response(owner, response_id)
+        stored = await _find_stored(request, owner, response_id)
         if stored is None:
             raise UnknownEntryError("response", response_id)
         if (status := msgspec.json.decode(stored, type=_Ended).status) != "cancelled":
             raise ResponseEndedError(status)
         return web.Response(body=stored, content_type="application/json")
-    running.cancel()
-    await running.ended.wait()
     return json_reply(running.progress.response())
+
+
+async def _cancelled(request: web.Request, owner: str, response_id: str) -> RunningResponse | None:
+    """Cancel a response under way, and return it when it has ended; None if there is none of this id."""
+    running = request.app[RUNNING].find(owner, response_id)
+    if running is not None:
+        running.cancel()
+        await running.ended.wait()
+    return running
 
 
 @ROUTES.route(

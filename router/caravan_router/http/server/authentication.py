@@ -17,7 +17,8 @@ from caravan_scheduler.core.engine import ANY_SENDER, TEXT_SENDER, TextSender
 
 # Of Anthropic's clients and of Google's.
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
-_NOBODY = Client(NO_KEY, now=0.0)
+# The client of every request on a server without keys.
+NOBODY = Client(NO_KEY, now=0.0)
 # Proxies add them.
 _SENT_FOR_OTHERS = (
     "Forwarded",
@@ -51,7 +52,7 @@ class Authentication:
         if self._keyring is None:
             if route is not None and route.operator and not _is_local(request):
                 raise NotLocalError
-            request[CLIENT] = _NOBODY
+            request[CLIENT] = NOBODY
         elif route is None or not route.open:
             request[CLIENT] = _find(self._keyring, _secret_of(request, route))
         if route is not None and route.operator and not request[CLIENT].key.operator:

@@ -9,6 +9,7 @@ from ipaddress import IPv4Network, IPv6Network
 from aiohttp import web
 
 from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai.responses.running import RunningResponses
 from caravan_dialects.auth.client import Client, PermitPools
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store
@@ -58,6 +59,9 @@ class AppState:
 
 
 STATE = web.AppKey("state", AppState)
+
+# The responses that are generated, for others to read, cancel and fork.
+RUNNING = web.AppKey("running", RunningResponses)
 
 # Set when the server ends: replies then end their connections.
 ENDING = web.AppKey("ending", asyncio.Event)

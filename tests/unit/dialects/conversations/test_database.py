@@ -96,7 +96,7 @@ def test_an_owner_sees_and_changes_only_its_own() -> None:
     assert not database.commit("b", Transaction(node=turn("r2", at("r1"))), NOW)
     assert not database.commit("b", Transaction(head=head("c2", at("r1"))), NOW)
     assert not database.commit("b", Transaction(head=head("c1"), expected=at("r1")), NOW)
-    assert not database.delete_node("b", "r1")
+    assert not database.delete_response("b", "r1")
     assert not database.delete_head("b", "c1")
     assert ids(database, "a", "r1") == ["r1-in", "r1-out"]
     assert list(database.used_bytes()) == ["a"]
@@ -120,11 +120,11 @@ def test_a_deleted_response_stays_while_others_continue_it() -> None:
     database = memory()
     database.commit("a", Transaction(node=turn("r1")), NOW)
     database.commit("a", Transaction(node=turn("r2", at("r1"))), NOW)
-    assert database.delete_node("a", "r1")
-    assert not database.delete_node("a", "r1")
+    assert database.delete_response("a", "r1")
+    assert not database.delete_response("a", "r1")
     assert ids(database, "a", "r1") is None
     assert ids(database, "a", "r2") == ["r1-in", "r1-out", "r2-in", "r2-out"]
-    assert database.delete_node("a", "r2")
+    assert database.delete_response("a", "r2")
     assert database.used_bytes() == {}
 
 
@@ -250,12 +250,12 @@ def test_entries_are_forgotten_on_a_full_disk(tmp_path: Path) -> None:
         run(f"CREATE TEMP TRIGGER full_{table}_{change} BEFORE {change} ON {table} {full}")
     with pytest.raises(sqlite3.Error, match="the disk is full"):
         database.commit("a", Transaction(node=turn("r3")), NOW)
-    assert not database.delete_node("b", "r2")
+    assert not database.delete_response("b", "r2")
     assert not database.delete_head("a", "unknown")
-    assert database.delete_node("a", "r2")
+    assert database.delete_response("a", "r2")
     assert database.delete_head("a", "c")
     assert database.node("a", "r1", NOW) is not None
-    assert database.delete_node("a", "r1")
+    assert database.delete_response("a", "r1")
     assert run("SELECT count(*) FROM nodes").fetchall() == [(0,)]
     assert reserve.stat().st_size == RESERVED_BYTES
     assert reserve.stat().st_mode & 0o777 == 0o600
@@ -360,12 +360,12 @@ def test_a_picture_goes_with_the_last_node_that_has_it() -> None:
     database = memory()
     add(database, "k", node("r1", [message("a", PICTURE)]), node("r2", [message("b", PICTURE)]))
     add(database, "k", node("r3", [message("c", OTHER)]))
-    assert database.delete_node("k", "r1")
+    assert database.delete_response("k", "r1")
     assert chain_of(database, "k", "r2").items == [message("b", PICTURE)]
-    assert database.delete_node("k", "r2")
+    assert database.delete_response("k", "r2")
     assert chain_of(database, "k", "r3").items == [message("c", OTHER)]
     assert database.used_bytes()["k"] < len(OTHER) + 2000
-    assert database.delete_node("k", "r3")
+    assert database.delete_response("k", "r3")
     assert database.used_bytes() == {}
 
 

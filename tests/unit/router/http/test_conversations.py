@@ -13,8 +13,7 @@ import pytest
 from caravan_dialects.conversations.database import Database
 from caravan_dialects.conversations.nodes import Chain, Head
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
-from caravan_router.http.openai.responses import RUNNING
-from caravan_router.http.server.state import STATE
+from caravan_router.http.server.state import RUNNING, STATE
 from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, keys, named_events, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, WORD_MODEL, Pause, Step, WordEngine, count_up, prompt_text, word

@@ -197,7 +197,8 @@ async def test_thoughts_are_items_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"background_options": {"completion_window": "2h"}}, "background_options.completion_window"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),

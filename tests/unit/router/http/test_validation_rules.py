@@ -499,13 +499,13 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "/v1/completions": ({"prompt": "a", "n": 0}, {"prompt": "a", "temperature": -1}),
     "/v1/chat/completions": (_CHAT | {"n": 0}, _CHAT | {"temperature": -1}),
     "/v1/responses": (
-        {"input": "a", "background": True},
+        {"input": "a", "background": True, "store": False},
         {"input": "a", "previous_response_id": "resp_none"},
         {"input": "a", "tools": [{"type": "function", "name": ""}]},
         {"input": "a", "temperature": -1},
     ),
     "/chat/completions": (_CHAT | {"n": 0}, _CHAT | {"temperature": -1}),
-    "/responses": ({"input": "a", "background": True}, {"input": "a", "temperature": -1}),
+    "/responses": ({"input": "a", "background": True, "store": False}, {"input": "a", "temperature": -1}),
     "/v1/messages": (_CHAT | {"max_tokens": 1, "temperature": -1}, _CHAT | {"max_tokens": 0}),
     **{
         f"/{version}/models/{{model}}:{method}": _GEMINI_REFUSED

@@ -1,13 +1,14 @@
 """Turns the parts of an output into items: messages, thoughts and calls, with the events of their growth."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, assert_never
 
 import msgspec
 
 from caravan_dialects.api.openai.chat.output import Part, token_logprob
-from caravan_dialects.api.openai.events import new_call_id
 from caravan_dialects.api.openai.responses.items import (
     custom_call_item,
     function_call_item,
@@ -19,7 +20,7 @@ from caravan_dialects.api.openai.responses.items import (
 from caravan_dialects.api.openai.responses.tools import OfferedTools, ToolName, custom_input, search_arguments
 from caravan_dialects.chat.thought_reader import ThoughtPart
 from caravan_dialects.chat.tool_parser import CallPart, TextPart
-from caravan_dialects.conversations.nodes import Json, new_id
+from caravan_dialects.conversations.nodes import Json
 from caravan_dialects.text.assembler import Piece
 
 
@@ -29,16 +30,31 @@ class Emit(Protocol):
     def __call__(self, kind: str, /, **fields: Any) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """The response whose items grow: its ``id``, and ``emit`` for the event of each growth."""
+
+    id: str
+    emit: Emit
+
+
 class OpenItem(ABC):
-    """``index``: its place in the output. Its id stays the same from the first event to the last."""
+    """``index``: its place in the output.
+
+    Its id follows from that of the response and its place. So it stays the same from the first event to the last, also
+    if another router continues the response.
+    """
 
     prefix: str
 
-    def __init__(self, emit: Emit, index: int) -> None:
-        self._emit = emit
+    def __init__(self, response: Growing, index: int) -> None:
+        self._emit = response.emit
         self._texts: list[str] = []
         self.index = index
-        self.id = new_id(self.prefix)
+        name = hashlib.blake2b(f"{response.id} {index}".encode(), digest_size=28).hexdigest()
+        self.id = f"{self.prefix}_{name[:32]}"
+        # Of a call.
+        self._call_id = f"call_{name[32:]}"
 
     @property
     def text(self) -> str:
@@ -69,8 +85,8 @@ class OpenItem(ABC):
 class OpenMessage(OpenItem):
     prefix = "msg"
 
-    def __init__(self, emit: Emit, index: int) -> None:
-        super().__init__(emit, index)
+    def __init__(self, response: Growing, index: int) -> None:
+        super().__init__(response, index)
         self._logprobs: list[Json] = []
 
     def item(self, status: str) -> Json:
@@ -114,10 +130,9 @@ class OpenThought(OpenItem):
 class OpenCall(OpenItem):
     prefix = "fc"
 
-    def __init__(self, emit: Emit, index: int, tool: ToolName) -> None:
-        super().__init__(emit, index)
+    def __init__(self, response: Growing, index: int, tool: ToolName) -> None:
+        super().__init__(response, index)
         self._tool = tool
-        self._call_id = new_call_id()
 
     def item(self, status: str) -> Json:
         return function_call_item(self.id, self._call_id, self._tool, self.text, status)
@@ -136,10 +151,6 @@ class OpenSearch(OpenItem):
 
     prefix = "tsc"
 
-    def __init__(self, emit: Emit, index: int) -> None:
-        super().__init__(emit, index)
-        self._call_id = new_call_id()
-
     def item(self, status: str) -> Json:
         given = {} if status == "in_progress" else search_arguments(self.text)
         return tool_search_item(self.id, self._call_id, given, status)
@@ -150,10 +161,9 @@ class OpenCustomCall(OpenItem):
 
     prefix = "ctc"
 
-    def __init__(self, emit: Emit, index: int, tool: ToolName) -> None:
-        super().__init__(emit, index)
+    def __init__(self, response: Growing, index: int, tool: ToolName) -> None:
+        super().__init__(response, index)
         self._tool = tool
-        self._call_id = new_call_id()
 
     def item(self, status: str) -> Json:
         given = "" if status == "in_progress" else custom_input(self.text)
@@ -170,10 +180,10 @@ TextItem = TypeVar("TextItem", OpenMessage, OpenThought)
 
 
 class OutputItems:
-    """The items of one output. Each call of ``emit`` is one event, in the order that OpenAI's clients expect."""
+    """The items of one output. Their growth is told in the order that OpenAI's clients expect."""
 
-    def __init__(self, emit: Emit, offered: OfferedTools) -> None:
-        self._emit = emit
+    def __init__(self, response: Growing, offered: OfferedTools) -> None:
+        self._response = response
         self._offered = offered
         self._ended: list[Json] = []
         self._open: OpenItem | None = None
@@ -206,7 +216,7 @@ class OutputItems:
     def _text_item(self, kind: type[TextItem]) -> TextItem:
         if not isinstance(self._open, kind):
             self._end_item("completed")
-            self._open = kind(self._emit, len(self._ended))
+            self._open = kind(self._response, len(self._ended))
             self._open.begin()
         return self._open
 
@@ -221,9 +231,9 @@ class OutputItems:
 
     def _new_call(self, name: str, index: int) -> OpenItem:
         if self._offered.is_search(name):
-            return OpenSearch(self._emit, index)
+            return OpenSearch(self._response, index)
         kind = OpenCustomCall if name in self._offered.custom else OpenCall
-        return kind(self._emit, index, self._offered.client_name(name))
+        return kind(self._response, index, self._offered.client_name(name))
 
     def _end_item(self, status: str) -> None:
         if self._open is not None:

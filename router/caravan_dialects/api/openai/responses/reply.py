@@ -19,7 +19,7 @@ from caravan_dialects.api.openai.errors import OPENAI, openai_code, openai_messa
 from caravan_dialects.api.openai.events import token_ids_of
 from caravan_dialects.api.openai.responses.diagnostics import diagnosed, fingerprint
 from caravan_dialects.api.openai.responses.other_items import plain_items
-from caravan_dialects.api.openai.responses.output import MessageTokens, OutputItems
+from caravan_dialects.api.openai.responses.output import Growing, MessageTokens, OutputItems
 from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.schema import (
     ConversationName,
@@ -47,15 +47,18 @@ _log = logging.getLogger(__name__)
 
 
 class PartialResponse:
-    """``head``: the response but for its items. ``items``: those of its output, each growth of which is an event."""
+    """``head``: the response but for its items. ``items``: those of its output, each growth of which is an event.
 
-    def __init__(self, body: ResponseRequest, turn: Turn, offered: OfferedTools) -> None:
-        self.head = _response_of(body, turn)
-        self.items = OutputItems(self.emit, offered)
-        self._streamed = bool(body.stream)
-        # Messages that are not sent yet, and the number of all messages so far.
+    ``next``: the number of the next event.
+    """
+
+    def __init__(self, head: ResponseObject, offered: OfferedTools, *, streamed: bool) -> None:
+        """``streamed``: whether there are events."""
+        self.head = head
+        self.items = OutputItems(Growing(head.id, self.emit), offered)
+        self.next = 0
+        self._streamed = streamed
         self._unsent: list[bytes] = []
-        self._sequence_number = 0
 
     def response(self) -> ResponseObject:
         """Return the response as clients see it."""
@@ -66,9 +69,14 @@ class PartialResponse:
         self.emit("response.created", response=self.head)
         self.emit("response.in_progress", response=self.head)
 
+    def announce_end(self) -> None:
+        """Announce the whole response, which is not a failed one."""
+        kind = "response.completed" if self.head.status == "completed" else "response.incomplete"
+        self.emit(kind, response=self.head)
+
     def fail(self, error: Exception) -> None:
         """Announce that the response ends with ``error``, and begin it before if it has not begun."""
-        if not self._sequence_number:
+        if not self.next:
             self.begin()
         self.head.status = "failed"
         self.head.error = ResponseFailure(openai_code(kind_of(error)), openai_message(error))
@@ -77,8 +85,8 @@ class PartialResponse:
     def emit(self, kind: str, /, **fields: Any) -> None:
         """Add an event, if the reply is streamed."""
         if self._streamed:
-            event = ResponseEvent(type=kind, sequence_number=self._sequence_number, **fields)
-            self._sequence_number += 1
+            event = ResponseEvent(type=kind, sequence_number=self.next, **fields)
+            self.next += 1
             self._unsent.append(named(kind, _ENCODER.encode(event)))
 
     def take_unsent(self) -> list[bytes]:
@@ -87,7 +95,7 @@ class PartialResponse:
         return taken
 
 
-def _response_of(body: ResponseRequest, turn: Turn) -> ResponseObject:
+def new_response(body: ResponseRequest, turn: Turn) -> ResponseObject:
     """Return the response before its first token."""
     asked = None if body.text is None else body.text.format
     return ResponseObject(
@@ -115,6 +123,7 @@ def _response_of(body: ResponseRequest, turn: Turn) -> ResponseObject:
         max_tool_calls=body.max_tool_calls,
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
+        background=bool(body.background),
     )
 
 
@@ -127,13 +136,19 @@ class AskedResponse(Asked):
     # Agents look for this error in a stream.
     errors_as_events = (ContextLengthError, TextTooLongError)
 
-    def __init__(self, body: ResponseRequest, turn: Turn, remembered: RememberedRequests) -> None:
-        """``remembered``: requests that this one may be compared with. Raises ValidationError."""
+    def __init__(
+        self, body: ResponseRequest, turn: Turn, remembered: RememberedRequests, head: ResponseObject | None = None
+    ) -> None:
+        """``remembered``: requests that this one may be compared with. ``head``: the response, if it is not a new one.
+
+        Raises ValidationError.
+        """
         self._remembered = remembered
         self._body = body
         self._turn = turn
         self._offered = offered_tools(body.tools or (), turn.all_items)
-        self._partial = PartialResponse(body, turn, self._offered)
+        streamed = bool(body.stream or body.background)
+        self._partial = PartialResponse(head or new_response(body, turn), self._offered, streamed=streamed)
         self.model = body.model
         self.streamed = bool(body.stream)
         conversation = "" if turn.head is None else turn.head.id
@@ -151,6 +166,14 @@ class AskedResponse(Asked):
         return frozenset(kinds) - ITEMS_WITH_TOOLS
 
     async def validate(self, context: Context) -> "ResponseAnswer":
+        answer = self._answer(*await self._validated(context))
+        self.running.begin(answer)
+        return answer
+
+    def _answer(self, chat: ValidChat, wanted: "Wanted") -> "ResponseAnswer":
+        return ResponseAnswer(self._turn, self._partial, self.running, chat, wanted)
+
+    async def _validated(self, context: Context) -> tuple[ValidChat, "Wanted"]:
         valid = await validate_turn(context, self._body, self._turn, self._offered)
         self._partial.head.model = context.adapter or context.model.name
         self._partial.head.truncated = valid.truncated
@@ -162,9 +185,7 @@ class AskedResponse(Asked):
             logprobs=wants_logprobs(self._body),
             fingerprint=context.model.fingerprint,
         )
-        answer = ResponseAnswer(self._turn, self._partial, self.running, valid.chat, wanted)
-        self.running.begin(answer)
-        return answer
+        return valid.chat, wanted
 
     def error_messages(self, error: Exception) -> Sequence[bytes]:
         self._partial.fail(error)
@@ -226,8 +247,7 @@ class ResponseAnswer(Answer):
         await events.send(*partial.take_unsent())
         await self._running.unless_cancelled(self._read(output, events))
         await self._finish(output)
-        kind = "response.completed" if partial.head.status == "completed" else "response.incomplete"
-        partial.emit(kind, response=partial.head)
+        partial.announce_end()
         await events.send(*partial.take_unsent())
 
     async def _read(self, output: ChatOutput, events: Events) -> None:
@@ -245,6 +265,13 @@ class ResponseAnswer(Answer):
 
     async def _finish(self, output: ChatOutput) -> None:
         """Complete the response and store it, before its client hears of its end and continues it."""
+        self._complete(output)
+        if self._partial.head.store:
+            await self._store(self._partial.head)
+        self._running.ended.set()
+
+    def _complete(self, output: ChatOutput) -> None:
+        """End the output, and note what is known then."""
         response, items = self._partial.head, self._partial.items
         self._take((), output.end())
         response.status = "completed"
@@ -259,9 +286,6 @@ class ResponseAnswer(Answer):
         response.output = items.items
         response.completed_at = int(time.time())
         response.usage = self._usage(output)
-        if response.store:
-            await self._store(response)
-        self._running.ended.set()
 
     async def _store(self, response: ResponseObject) -> None:
         """Raises HeadMovedError, and NotStoredError in a conversation, which must not lose a turn silently."""

@@ -39,6 +39,26 @@ def two_contexts_error() -> ValidationError:
     return ValidationError("previous_response_id", "`previous_response_id` and `conversation` cannot be used together")
 
 
+def needs_background_error(window: object) -> ValidationError:
+    field = "background_options.completion_window"
+    return ValidationError(field, f'`{field}` must be "soonest" without `background`. Given: {shown(window)}')
+
+
+def background_needs_store_error() -> ValidationError:
+    return ValidationError("background", "`background` needs `store`, which must not be false")
+
+
+def starting_after_error(given: str) -> ValidationError:
+    field = "starting_after"
+    return ValidationError(field, f"`{field}` must be the sequence_number of an event. Given: {shown(given)}")
+
+
+def no_events_error() -> ValidationError:
+    """OpenAI's rule. Events are kept for some time only."""
+    message = "`stream` must be false: events are kept of responses with `background`, for some time after their end"
+    return ValidationError("stream", message)
+
+
 def metadata_error() -> ValidationError:
     """OpenAI's rule."""
     message = "`metadata` must have at most 16 keys. A key may have 64 characters, its text 512"

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from caravan_dialects.api.generation.schema import (
-    NEUTRAL,
     CacheSalt,
     FirstDifference,
     JsonObjectFormat,
@@ -98,8 +97,19 @@ class PromptCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     comparison_response_id: str | None = None
 
 
+class BackgroundOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """``completion_window``: by when the response must have ended; with "2h" or "8h" it goes after all others.
+
+    ``continuation_id``: the job that it belongs to, which names its session if nothing else does.
+    """
+
+    completion_window: Literal["soonest", "2h", "8h"] | None = None
+    continuation_id: str | None = None
+
+
 class ResponseRequest(InputFields, frozen=True, kw_only=True):
-    """``store``: keep the response, so that it can be continued; by default true. ``background`` must be false.
+    """``store``: keep the response, so that it can be continued; by default true. ``background``: generate it also
+    when nobody waits for it; the answer is a response with the status "queued", or with ``stream`` its events.
 
     ``max_output_tokens`` above what is left of the context counts as all that is left. ``generate``: false computes the
     prompt, so that it is in the cache, and generates nothing. ``include`` with "message.output_text.logprobs" or
@@ -111,7 +121,8 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     stream: bool | None = None
     store: bool | None = None
-    background: Annotated[bool | None, msgspec.Meta(extra={NEUTRAL: (False,)})] = None
+    background: bool | None = None
+    background_options: BackgroundOptions | None = None
     metadata: Metadata | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
@@ -189,7 +200,7 @@ class PromptCacheDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """A response. ``status``: "in_progress", "completed", "incomplete", "cancelled" or "failed".
+    """A response. ``status``: "queued", "in_progress", "completed", "incomplete", "cancelled" or "failed".
 
     ``truncated``: what was left out of the prompt; null if nothing was. ``service_tier`` is always "default".
     ``prompt_cache_diagnostics``: present if the request asks for a comparison.

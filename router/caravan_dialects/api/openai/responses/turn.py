@@ -9,7 +9,7 @@ from caravan_dialects.api.openai.responses.items import check_size, read_items
 from caravan_dialects.api.openai.responses.rules import two_contexts_error
 from caravan_dialects.api.openai.responses.running import RunningResponses
 from caravan_dialects.api.openai.responses.schema import ConversationName, InputFields
-from caravan_dialects.conversations.nodes import Chain, Head, Json, Node, Position, Transaction
+from caravan_dialects.conversations.nodes import Chain, Head, JobEnd, Json, Node, Position, Transaction
 from caravan_dialects.conversations.store import Store, StoreError
 
 
@@ -32,14 +32,18 @@ class Turn:
         """The items that the turn continues, and its own."""
         return [*self.chain.items, *self.items]
 
-    async def commit(self, node: Node) -> None:
-        """Store the turn as ``node`` and let others continue it. Raises HeadMovedError, NotStoredError."""
+    async def commit(self, node: Node, ended: JobEnd | None = None) -> None:
+        """Store the turn as ``node`` and let others continue it. ``ended``: the job that ends with it.
+
+        Raises HeadMovedError, NotStoredError.
+        """
         head = self.head
         moved = None
         if head is not None:
             position = Position(node=node.id, items=len(node.items))
             moved = Head(id=head.id, created=head.created, position=position, metadata=head.metadata)
-        transaction = Transaction(node=node, head=moved, expected=None if head is None else head.position)
+        expected = None if head is None else head.position
+        transaction = Transaction(node=node, head=moved, expected=expected, ended=ended)
         try:
             committed = await self.store.commit(self.owner, transaction)
         except StoreError as error:
@@ -56,11 +60,17 @@ def conversation_id(body: InputFields) -> str | None:
 
 @asynccontextmanager
 async def begun_turn(
-    store: Store, running: RunningResponses, owner: str, body: InputFields, *, extends: bool
+    store: Store,
+    running: RunningResponses,
+    owner: str,
+    body: InputFields,
+    *,
+    extends: bool,
+    items: tuple[Json, ...] | None = None,
 ) -> AsyncIterator[Turn]:
     """Read what ``body`` continues. ``extends``: the block extends the conversation, if the body names one.
 
-    ``owner``: name of the API key that sent it.
+    ``owner``: name of the API key that sent it. ``items``: those of the body, if they were read before.
 
     Raises UnknownEntryError, ConversationBusyError, ValidationError, StoreError.
     """
@@ -81,6 +91,7 @@ async def begun_turn(
             if (named := await store.conversation(owner, conversation)) is None:
                 raise UnknownEntryError("conversation", conversation)
             head, chain = named
-        items = read_items("input", body.input or "", {item["id"]: item for item in chain.items})
-        check_size("input", items, chain.size)
+        if items is None:
+            items = read_items("input", body.input or "", {item["id"]: item for item in chain.items})
+            check_size("input", items, chain.size)
         yield Turn(store=store, owner=owner, chain=chain, head=head, items=items, held=held)

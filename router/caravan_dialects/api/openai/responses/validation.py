@@ -126,7 +126,9 @@ class _Attempts:
 def _session_of(body: InputFields, turn: Turn) -> str | None:
     """Return what names the session of a turn: else, the conversation, or the first of the responses it continues."""
     key = body.prompt_cache_key if isinstance(body, ResponseRequest) else None
-    return first_session(key, conversation_id(body), turn.chain.nodes[0].id if turn.chain.nodes else None)
+    options = body.background_options if isinstance(body, ResponseRequest) else None
+    job = None if options is None else options.continuation_id
+    return first_session(job, key, conversation_id(body), turn.chain.nodes[0].id if turn.chain.nodes else None)
 
 
 def chat_request(

@@ -12,9 +12,8 @@ from caravan_dialects.api.openai.conversations.edits import Change, placed
 from caravan_dialects.api.openai.conversations.schema import ConversationObject
 from caravan_dialects.api.openai.responses.schema import Metadata
 from caravan_dialects.conversations.nodes import START, Chain, Head, Json, Node, Position, Transaction, new_id
-from caravan_router.http.openai.responses import RUNNING
 from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, Parameter, json_reply
-from caravan_router.http.server.state import STATE, owner_of
+from caravan_router.http.server.state import RUNNING, STATE, owner_of
 
 ID = "conversation_id"
 PATH = "/v1/conversations"

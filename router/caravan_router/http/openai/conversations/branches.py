@@ -19,11 +19,10 @@ from caravan_router.http.openai.conversations.access import (
     conversation_reply,
     tagged_reply,
 )
-from caravan_router.http.openai.responses import RUNNING
 from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.route import STORE_ERRORS
 from caravan_router.http.server.routes import Routes
-from caravan_router.http.server.state import owner_of
+from caravan_router.http.server.state import RUNNING, owner_of
 
 ROUTES = Routes(
     OPENAI, tolerance=Tolerance.ALWAYS, parameters=(NAMED, IF_MATCH), reply=ConversationObject, errors=CHANGE_ERRORS

@@ -1,0 +1,284 @@
+"""Responses that are generated in the background: they go on without a client, on other shards and in other routers.
+
+Every event is a function of the tokens so far. So a router that finds the tokens of a response in the store makes the
+same events again, throws them away, and goes on with the next token.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from caravan_dialects.api.generation.comparison import RememberedRequests
+from caravan_dialects.api.generation.context import Context
+from caravan_dialects.api.generation.run import SavedRun
+from caravan_dialects.api.openai.chat.output import ChatOutput
+from caravan_dialects.api.openai.chat.validation import ValidChat
+from caravan_dialects.api.openai.responses.event_log import EventLog
+from caravan_dialects.api.openai.responses.reply import (
+    AskedResponse,
+    PartialResponse,
+    ResponseAnswer,
+    Wanted,
+    new_response,
+)
+from caravan_dialects.api.openai.responses.rules import background_needs_store_error, needs_background_error
+from caravan_dialects.api.openai.responses.running import RunningResponse
+from caravan_dialects.api.openai.responses.schema import ResponseObject, ResponseRequest
+from caravan_dialects.api.openai.responses.tools import offered_tools
+from caravan_dialects.api.openai.responses.turn import Turn
+from caravan_dialects.auth.key import MIN_PRIORITY
+from caravan_dialects.conversations.nodes import Job, JobEnd, Json, Node, Step
+from caravan_scheduler.core.errors import DeadlineError, ModelReplacedError
+from caravan_scheduler.core.generation import Continued
+from caravan_scheduler.core.tokens import GeneratedToken
+
+WINDOWS_S = {"2h": 2 * 3600.0, "8h": 8 * 3600.0}
+# The scheduler ends what is late.
+_NO_TIME_S = 0.001
+
+
+class JobRecord(msgspec.Struct, kw_only=True):
+    """What is needed to continue a response.
+
+    ``body``: the request without its input, with the values that were found in headers or drawn. ``items``: its input.
+    ``deadline``: Unix time in seconds at which the response ends. ``fingerprint``: of the model.
+    """
+
+    body: ResponseRequest
+    items: list[Json]
+    deadline: float
+    fingerprint: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The tokens of a response so far, and the number of its next event."""
+
+    tokens: Sequence[GeneratedToken] = ()
+    feedback: float | None = None
+    following: int = 0
+
+
+def check_background(body: ResponseRequest) -> None:
+    """Raises ValidationError."""
+    window = None if body.background_options is None else body.background_options.completion_window
+    if not body.background:
+        if window in WINDOWS_S:
+            raise needs_background_error(window)
+    elif body.store is False:
+        raise background_needs_store_error()
+
+
+def with_window(body: ResponseRequest, *, has_priority: bool) -> ResponseRequest:
+    """Return ``body`` with the priority that its window has: one that is not urgent goes after all others.
+
+    ``has_priority``: whether the request names one.
+    """
+    options = body.background_options
+    if has_priority or options is None or options.completion_window not in WINDOWS_S:
+        return body
+    return msgspec.structs.replace(body, priority=MIN_PRIORITY)
+
+
+def deadline_of(body: ResponseRequest, life_s: float, timeout_s: float, now: float) -> float:
+    """Return the Unix time at which a response ends. ``life_s``: how long any may take. ``timeout_s``: what it asks."""
+    window = None if body.background_options is None else body.background_options.completion_window
+    return now + min(life_s, timeout_s, WINDOWS_S.get(window or "", life_s))
+
+
+class BackgroundAnswer(ResponseAnswer):
+    """Answers one turn, step by step: each is stored before anybody sees it."""
+
+    def __init__(self, turn: Turn, partial: PartialResponse, running: RunningResponse, chat: ValidChat, wanted: Wanted):
+        super().__init__(turn, partial, running, chat, wanted)
+        # The first event that is not stored.
+        self._first = 0
+
+    @property
+    def model(self) -> str:
+        """Name of the model, or of its adapter."""
+        return self._partial.head.model
+
+    def record(self, body: ResponseRequest, deadline: float, request_id: str) -> JobRecord:
+        """Return what is needed to continue the response to ``body``, which ends at ``deadline``."""
+        spec = self._chat.request.specs[0]
+        known = msgspec.structs.replace(
+            body,
+            model=self.model,
+            input=None,
+            seed=spec.sampling.seed,
+            priority=spec.priority,
+            session_id=spec.session or None,
+            speculate=spec.max_draft_tokens,
+            timeout=None,
+        )
+        return JobRecord(
+            body=known,
+            items=[*self._turn.items],
+            deadline=deadline,
+            fingerprint=self._wanted.fingerprint,
+            request_id=request_id,
+        )
+
+    async def begin(self, log: EventLog, record: JobRecord) -> None:
+        """Store the response as queued. Raises StoreError."""
+        self._announce()
+        job = Job(
+            id=self._partial.head.id,
+            owner=self._turn.owner,
+            request=msgspec.json.encode(record),
+            response=msgspec.json.encode(self._partial.head),
+        )
+        step = self._step()
+        await log.record(step, self._turn.store.add_job(job, step))
+
+    def begin_again(self, saved: Saved) -> None:
+        """Announce the response as it was announced before, without anybody seeing it."""
+        self._announce()
+        self._partial.take_unsent()
+        self._first = self._partial.next = saved.following
+
+    def _announce(self) -> None:
+        self._partial.head.status = "queued"
+        self._partial.emit("response.created", response=self._partial.head)
+        self._partial.emit("response.queued", response=self._partial.head)
+
+    async def generate(self, run: SavedRun, log: EventLog, saved: Saved) -> None:
+        """Generate the rest of the response, after ``saved``. Raises EngineError, RequestError, StoreError."""
+        output = self._chat.output(run)
+        self._replay(run, output, saved)
+        await self._running.unless_cancelled(self._read_on(run, output, log))
+        self._start()
+        self._complete(output)
+        self._partial.announce_end()
+        step = self._step()
+        node = self.node()
+        await log.record(step, self._turn.commit(node, JobEnd(id=node.id, step=step)))
+        self._running.ended.set()
+
+    def _replay(self, run: SavedRun, output: ChatOutput, saved: Saved) -> None:
+        following = self._partial.next
+        for pieces in run.replay(saved.tokens):
+            self._start()
+            self._take(pieces, output.push(pieces))
+        self._partial.take_unsent()
+        self._partial.next = following
+
+    async def _read_on(self, run: SavedRun, output: ChatOutput, log: EventLog) -> None:
+        try:
+            async for ready in run:
+                self._start()
+                for pieces in ready:
+                    self._take(pieces, output.push(pieces))
+                # What ends the response is stored with its end.
+                if run.finish is None:
+                    tokens, feedback = run.take_unsaved()
+                    step = self._step(tokens, feedback)
+                    await log.record(step, self._turn.store.append(self._partial.head.id, step))
+        except DeadlineError as error:
+            held = run.cut_off(error)
+            self._take(held, output.push(held))
+
+    def _start(self) -> None:
+        """Note that the response is no longer queued."""
+        if self._partial.head.status == "queued":
+            self._partial.head.status = "in_progress"
+            self._partial.emit("response.in_progress", response=self._partial.head)
+
+    def _step(self, tokens: Sequence[GeneratedToken] = (), feedback: float | None = None) -> Step:
+        """Return what has come since the last call."""
+        events = tuple(self._partial.take_unsent())
+        step = Step(first=self._first, events=events, tokens=tuple(tokens), feedback=feedback)
+        self._first = self._partial.next
+        return step
+
+
+class AskedBackground(AskedResponse):
+    """One turn that is answered in the background. It can be seen from the start on, also if it waits for a shard."""
+
+    def __init__(
+        self,
+        body: ResponseRequest,
+        turn: Turn,
+        remembered: RememberedRequests,
+        *,
+        life_s: float,
+        record: JobRecord | None = None,
+        head: ResponseObject | None = None,
+    ) -> None:
+        """``life_s``: how long the response may take. ``record`` and ``head``: those of one that goes on.
+
+        Raises ValidationError.
+        """
+        super().__init__(body, turn, remembered, head or new_response(body, turn))
+        self._life_s = life_s
+        self._fingerprint = None if record is None else record.fingerprint
+        self.deadline = None if record is None else record.deadline
+        self.saved = Saved()
+        self.running.begin(self)
+
+    def response(self) -> ResponseObject:
+        return self._partial.response()
+
+    def node(self) -> Node:
+        items = self._turn.items
+        return Node(id=self._partial.head.id, parent=self._turn.chain.position, items=items, inputs=len(items))
+
+    def again(self, saved: Saved) -> None:
+        """Begin anew, after what is ``saved``."""
+        head = msgspec.structs.replace(self._partial.head, status="queued")
+        self._partial = PartialResponse(head, self._offered, streamed=True)
+        self.saved = saved
+
+    async def validate(self, context: Context) -> BackgroundAnswer:
+        chat, wanted = await self._validated(context)
+        saved, now = self.saved, time.time()
+        if saved.tokens and context.model.fingerprint != self._fingerprint:
+            raise ModelReplacedError(context.model.name)
+        self._fingerprint = context.model.fingerprint
+        if self.deadline is None:
+            timeout_s = chat.request.specs[0].timeout_s
+            self.deadline = deadline_of(self._body, self._life_s, timeout_s, now)
+        chat = _continued(chat, saved, self.deadline - now)
+        answer = BackgroundAnswer(self._turn, self._partial, self.running, chat, wanted)
+        if saved.following:
+            answer.begin_again(saved)
+        self.running.begin(answer)
+        return answer
+
+    def ended(self, error: Exception | None, following: int) -> JobEnd:
+        """Return the end of a response that is not stored as a turn. ``error``: None if it was cancelled.
+
+        ``following``: number of its next event.
+        """
+        return _end_of(self._partial, error, following)
+
+
+def failed_end(head: ResponseObject, error: Exception, following: int) -> JobEnd:
+    """Return the end of a response that cannot go on."""
+    return _end_of(PartialResponse(head, offered_tools((), ()), streamed=True), error, following)
+
+
+def _end_of(partial: PartialResponse, error: Exception | None, following: int) -> JobEnd:
+    partial.take_unsent()
+    partial.next = following
+    if error is None:
+        partial.head.status = "cancelled"
+        partial.announce_end()
+    else:
+        partial.fail(error)
+    step = Step(first=following, events=tuple(partial.take_unsent()))
+    return JobEnd(id=partial.head.id, step=step, response=msgspec.json.encode(partial.response()))
+
+
+def _continued(chat: ValidChat, saved: Saved, left_s: float) -> ValidChat:
+    spec = chat.request.specs[0]
+    spec = replace(spec, timeout_s=max(_NO_TIME_S, left_s))
+    if saved.tokens:
+        ids = tuple(token.token_id for token in saved.tokens)
+        stopping = replace(spec.stopping, max_new_tokens=max(spec.stopping.max_new_tokens, len(ids) + 1))
+        spec = replace(spec, stopping=stopping, continued=Continued(token_ids=ids, feedback=saved.feedback))
+    return replace(chat, request=replace(chat.request, specs=(spec,)))

@@ -1,0 +1,333 @@
+"""Responses in the background: each is a task of the server, which goes on without its client and after a restart."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from caravan_dialects.api.errors import (
+    BackgroundLimitError,
+    EndingError,
+    InvalidKeyError,
+    RequestError,
+    UnknownModelError,
+)
+from caravan_dialects.api.generation.in_progress import RequestInProgress
+from caravan_dialects.api.generation.serving import PRIORITY_HEADER, Sender
+from caravan_dialects.api.openai.responses.background import (
+    AskedBackground,
+    BackgroundAnswer,
+    JobRecord,
+    Saved,
+    failed_end,
+    with_window,
+)
+from caravan_dialects.api.openai.responses.event_log import EventLog
+from caravan_dialects.api.openai.responses.reply import AskedResponse
+from caravan_dialects.api.openai.responses.schema import ResponseObject, ResponseRequest
+from caravan_dialects.api.openai.responses.turn import begun_turn
+from caravan_dialects.api.stream import NAMED_EVENTS
+from caravan_dialects.auth.client import Client
+from caravan_dialects.conversations.nodes import Job, JobEnd, Transaction
+from caravan_dialects.conversations.store import StoreError
+from caravan_proto.files import FileLock
+from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED, admitted
+from caravan_router.http.generation.models import sender_context
+from caravan_router.http.server.authentication import NOBODY
+from caravan_router.http.server.event_stream import EventStream
+from caravan_router.http.server.ignored import IGNORED
+from caravan_router.http.server.state import CLIENT, ENDING, RUNNING, STATE, owner_of
+from caravan_scheduler.core.errors import EngineError, ModelReplacedError, NoShardError
+from caravan_scheduler.core.trace import NO_TRACE
+
+_log = logging.getLogger(__name__)
+
+ROUTE = "/v1/responses"
+# Between two attempts while no shard is up, and to get the lock of the store.
+_RETRY_S = 1.0
+_LOCK_POLL_S = 0.1
+
+
+def note_skipped(app: web.Application, asked: AskedResponse) -> None:
+    """Log the types of tools and items of which the model is shown nothing."""
+    for kind in asked.skipped_tools:
+        app[IGNORED].note(f"tools of {ROUTE}", kind)
+    for kind in asked.skipped_items:
+        app[IGNORED].note(f"items of {ROUTE}", kind)
+
+
+async def followed(request: web.Request, log: EventLog, first: int) -> web.StreamResponse:
+    """Stream the events of a response from the number ``first`` on. They end early if the store cannot be read."""
+    async with EventStream(request, {}, request.app[STATE].limits, NAMED_EVENTS) as events:
+        with suppress(StoreError):
+            async for messages in log.read(first):
+                await events.send(*messages)
+    return events.response
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _BackgroundJob:
+    """A response under way. ``held``: what it holds to its end. ``answer``: None until a model is known to be up."""
+
+    asked: AskedBackground
+    log: EventLog
+    client: Client
+    progress: RequestInProgress
+    held: AsyncExitStack
+    name: str
+    answer: BackgroundAnswer | None = None
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.asked.running.id
+
+    @property
+    def owner(self) -> str:
+        return self.asked.running.owner
+
+
+class BackgroundResponses:
+    """The owner of all responses of this server that are generated in the background.
+
+    With a store in a file, one server at a time continues those in it: the one that has the file's lock. It gives the
+    lock up when it begins to end, so that the next one goes on without waiting for its last streams.
+    """
+
+    def __init__(self, app: web.Application) -> None:
+        self._app = app
+        self._jobs: dict[str, _BackgroundJob] = {}
+        self._of_owners: Counter[str] = Counter()
+        self._ending = False
+        file = app[STATE].store.file
+        self._lock = None if file is None else FileLock(file.with_name(f"{file.name}-background"))
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Continue what is in the store, at once if no other server does."""
+        if self._lock is not None:
+            if self._lock.take():
+                await self._continue_all()
+            self._watching = asyncio.create_task(self._watch(self._lock))
+
+    async def _watch(self, lock: FileLock) -> None:
+        """Continue what another server leaves, and leave what another one may continue when this one ends."""
+        ending = self._app[ENDING]
+        while not (lock.is_held or ending.is_set()):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ending.wait(), _LOCK_POLL_S)
+            if not ending.is_set() and lock.take():
+                await self._continue_all()
+        await ending.wait()
+        await self._leave()
+
+    async def close(self) -> None:
+        """End all tasks. What is in a file can be continued later."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+        await self._leave()
+
+    async def _leave(self) -> None:
+        self._ending = True
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._lock is not None:
+            self._lock.release()
+
+    def log_of(self, owner: str, response_id: str) -> EventLog | None:
+        """Return the events of a response under way; None if the owner has none of this id."""
+        job = self._jobs.get(response_id)
+        return job.log if job is not None and job.owner == owner else None
+
+    async def begin(self, request: web.Request, body: ResponseRequest) -> tuple[ResponseObject, EventLog]:
+        """Store a new response and generate it. Return it as it is queued, and its events.
+
+        Raises RequestError, EngineError, StoreError.
+        """
+        state, owner = self._app[STATE], owner_of(request)
+        has_priority = body.priority is not None or PRIORITY_HEADER in request.headers
+        body = with_window(body, has_priority=has_priority)
+        async with AsyncExitStack() as held:
+            held.enter_context(self._counting(owner))
+            turn = await held.enter_async_context(
+                begun_turn(state.store, self._app[RUNNING], owner, body, extends=True)
+            )
+            asked = AskedBackground(body, turn, self._app[REMEMBERED], life_s=state.limits.background_life_s)
+            note_skipped(self._app, asked)
+            held.enter_context(self._app[RUNNING].listing(asked.running))
+            answer, progress = await admitted(request, asked, held.enter_context(ExitStack()))
+            assert isinstance(answer, BackgroundAnswer)
+            assert asked.deadline is not None
+            progress.trace = NO_TRACE  # That of the request ends with its reply.
+            log = EventLog(state.store, asked.running.id)
+            await answer.begin(log, answer.record(body, asked.deadline, progress.request_id))
+            queued = answer.response()
+            self._generate(
+                _BackgroundJob(
+                    asked=asked,
+                    log=log,
+                    client=request[CLIENT],
+                    progress=progress,
+                    held=held.pop_all(),
+                    name=answer.model,
+                    answer=answer,
+                )
+            )
+        return queued, log
+
+    @contextmanager
+    def _counting(self, owner: str) -> Iterator[None]:
+        """Count one response more of ``owner``. Raises BackgroundLimitError, EndingError."""
+        limit = self._app[STATE].limits.max_background
+        if self._ending:
+            raise EndingError
+        if self._of_owners[owner] >= limit:
+            raise BackgroundLimitError(limit)
+        with self._counted(owner):
+            yield
+
+    @contextmanager
+    def _counted(self, owner: str) -> Iterator[None]:
+        self._of_owners[owner] += 1
+        try:
+            yield
+        finally:
+            self._of_owners[owner] -= 1
+            if not self._of_owners[owner]:
+                del self._of_owners[owner]
+
+    async def _continue_all(self) -> None:
+        """Continue the responses in the store that no other server continues."""
+        state = self._app[STATE]
+        try:
+            for job in await state.store.jobs_under_way():
+                if self._app[RUNNING].find(job.owner, job.id) is None:
+                    await self._continue(job)
+        except StoreError:
+            _log.error("responses in the background cannot be read, so they do not go on")
+
+    async def _continue(self, job: Job) -> None:
+        """Continue a response; end it if that is not possible. Raises StoreError."""
+        state = self._app[STATE]
+        head = msgspec.json.decode(job.response, type=ResponseObject)
+        log = EventLog(state.store, job.id, job.next)
+        async with AsyncExitStack() as held:
+            try:
+                record = msgspec.json.decode(job.request, type=JobRecord)
+                client = self._client(job.owner)
+                items = tuple(record.items)
+                turn = await held.enter_async_context(
+                    begun_turn(state.store, self._app[RUNNING], job.owner, record.body, extends=True, items=items)
+                )
+                life_s = state.limits.background_life_s
+                asked = AskedBackground(
+                    record.body, turn, self._app[REMEMBERED], life_s=life_s, record=record, head=head
+                )
+            except (RequestError, msgspec.MsgspecError) as error:
+                _log.warning("response %s in the background cannot go on: %s", job.id, error)
+                await self._end(job.owner, log, failed_end(head, error, job.next))
+                return
+            held.enter_context(self._app[RUNNING].listing(asked.running))
+            held.enter_context(client.permits.take(1))
+            progress = RequestInProgress(
+                request_id=record.request_id, owner=job.owner, route=ROUTE, arrived=time.monotonic()
+            )
+            held.enter_context(self._app[IN_PROGRESS].listing(progress))
+            held.enter_context(self._counted(job.owner))
+            tokens, feedback = await state.store.tokens(job.id)
+            asked.again(Saved(tokens=tokens, feedback=feedback, following=job.next))
+            _log.info("response %s in the background goes on", job.id)
+            self._generate(
+                _BackgroundJob(
+                    asked=asked,
+                    log=log,
+                    client=client,
+                    progress=progress,
+                    held=held.pop_all(),
+                    name=record.body.model or "",
+                )
+            )
+
+    def _client(self, owner: str) -> Client:
+        """Return the client of an API key. Raises InvalidKeyError if there is no such key any more."""
+        keyring = self._app[STATE].keyring
+        client = keyring.client(owner) if keyring is not None else NOBODY if owner == NOBODY.key.tenant.name else None
+        if client is None:
+            raise InvalidKeyError
+        return client
+
+    def _generate(self, job: _BackgroundJob) -> None:
+        self._jobs[job.id] = job
+        job.task = asyncio.create_task(self._serve(job))
+
+    async def _serve(self, job: _BackgroundJob) -> None:
+        async with job.held:
+            try:
+                await self._attempts(job)
+            except Exception as error:  # noqa: BLE001  whatever a bug raises
+                if not isinstance(error, EngineError | RequestError | StoreError):
+                    _log.exception("response %s in the background failed", job.id)
+                await self._end(job.owner, job.log, job.asked.ended(error, job.log.following))
+            finally:
+                job.log.close()
+                del self._jobs[job.id]
+
+    async def _attempts(self, job: _BackgroundJob) -> None:
+        """Generate a response, again and again while no shard of its model is up, from its last token that is stored.
+
+        Raises EngineError, RequestError, StoreError.
+        """
+        running, store = job.asked.running, self._app[STATE].store
+        while True:
+            try:
+                if job.answer is None:
+                    await running.unless_cancelled(self._prepare(job))
+                if job.answer is None:
+                    await self._end(job.owner, job.log, job.asked.ended(None, job.log.following))
+                    return
+                async with job.progress.saving() as run:
+                    await job.answer.generate(run, job.log, job.asked.saved)
+            except (NoShardError, UnknownModelError) as error:
+                if isinstance(error, ModelReplacedError) or time.time() >= (job.asked.deadline or 0.0):
+                    raise
+            else:
+                return
+            await asyncio.sleep(_RETRY_S)
+            job.answer = None
+            tokens, feedback = await store.tokens(job.id)
+            job.asked.again(Saved(tokens=tokens, feedback=feedback, following=job.log.following))
+
+    async def _prepare(self, job: _BackgroundJob) -> None:
+        """Make the answer of a job. Raises EngineError, RequestError."""
+        state = self._app[STATE]
+        sender = Sender(key=job.client.key, headers={}, request_id=job.progress.request_id)
+        context = await sender_context(state, sender, job.name)
+        if job.name not in (context.model.name, context.adapter):
+            # A single model answers to all names, and the right one has not joined yet.
+            raise NoShardError("another model is up", model=job.name)
+        if job.progress.model is None:
+            job.held.enter_context(state.permits.of(context.model.name).take(1))
+        answer = await job.asked.validate(context)
+        job.progress.begin(context.served, answer.requests, answer.reply_id)
+        job.answer = answer
+
+    async def _end(self, owner: str, log: EventLog, end: JobEnd) -> None:
+        """Store the end of a response that is not a turn."""
+        try:
+            await log.record(end.step, self._app[STATE].store.commit(owner, Transaction(ended=end)))
+        except StoreError:
+            # Another server may continue it later, and does not know of this event.
+            log.show(end.step.events)
+
+
+BACKGROUND = web.AppKey("background", BackgroundResponses)

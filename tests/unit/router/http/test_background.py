@@ -1,0 +1,302 @@
+"""Responses with `background`: they go on without a client, and every event can be read again."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caravan_dialects.api.limits import Limits
+from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
+from caravan_router.http.server.state import STATE
+from caravan_scheduler.core.errors import DeadlineError, GenerationError, NoShardError
+from caravan_testing.http_server import Service, keys, named_events, serving
+from caravan_testing.scripted_engine import Pause, WordEngine, word
+from caravan_testing.waiting import eventually
+
+PATH = "/v1/responses"
+
+
+def engine(*words: str) -> WordEngine:
+    return WordEngine(words=words or ("Hello", " you"))
+
+
+async def begun(service: Service, **fields: Any) -> Any:
+    return await service.reply(PATH, {"input": "Hi", "background": True, **fields})
+
+
+async def events_after(service: Service, response_id: str, number: int | None = None) -> list[Any]:
+    """Return the events of a response after one, up to the end of the stream."""
+    query = {"stream": "true"} | ({} if number is None else {"starting_after": str(number)})
+    async with service.client.get(f"{PATH}/{response_id}", params=query) as response:
+        assert response.status == 200, await response.text()
+        text = await response.text()
+    return named_events(text) if text else []
+
+
+async def found(service: Service, response_id: str) -> Any:
+    async with service.client.get(f"{PATH}/{response_id}") as response:
+        assert response.status == 200, await response.text()
+        return await response.json()
+
+
+async def ended(service: Service, response_id: str) -> Any:
+    return await eventually(
+        lambda: found(service, response_id),
+        "the response ends",
+        lambda one: one["status"] not in ("queued", "in_progress"),
+    )
+
+
+async def test_a_response_is_queued_and_ends_without_a_client() -> None:
+    async with serving(engine()) as service:
+        queued = await begun(service)
+        assert (queued["status"], queued["background"], queued["output"]) == ("queued", True, [])
+        whole = await ended(service, queued["id"])
+        assert whole["status"] == "completed"
+        assert whole["output"][0]["content"][0]["text"] == "Hello you"
+        await eventually(service.is_idle, "everything released")
+
+
+async def test_a_stream_begins_with_queued_and_can_be_read_again_from_any_event() -> None:
+    async with serving(engine()) as service:
+        events = named_events(
+            await (await service.post(PATH, {"input": "Hi", "background": True, "stream": True})).text()
+        )
+        assert [event["type"].removeprefix("response.") for event in events] == [
+            "created", "queued", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
+            "output_text.delta", "output_text.done", "content_part.done", "output_item.done", "completed",
+        ]  # fmt: skip
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert [event["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
+        response_id = events[0]["response"]["id"]
+        assert await events_after(service, response_id) == events
+        for number in range(len(events)):
+            assert await events_after(service, response_id, number) == events[number + 1 :]
+        assert await events_after(service, response_id, 10**9) == []
+
+
+async def read_with_cuts(service: Service, response_id: str, cuts: Sequence[int]) -> bytes:
+    """Return the events of a response as a client gets them that loses its connection after each event of ``cuts``."""
+    read, last = b"", -1
+    for cut in [*cuts, None]:
+        query = {"stream": "true", "starting_after": str(last)}
+        async with service.client.get(f"{PATH}/{response_id}", params=query) as response:
+            async for line in response.content:
+                read += line
+                if line == b"\n":
+                    last += 1
+                    if last == cut:
+                        response.close()
+                        break
+    return read
+
+
+async def test_clients_that_are_cut_off_at_1000_events_get_the_same_bytes_and_nothing_is_computed_twice() -> None:
+    words = [f" w{number}" for number in range(200)]
+    draw = random.Random(45)
+    slow = engine(*words)
+    slow.step_s = 0.002
+    async with serving(slow) as service:
+        ids = [(await begun(service))["id"] for _ in range(10)]
+        cuts = [sorted(draw.sample(range(len(words)), 100)) for _ in ids]
+        texts = await asyncio.gather(*(read_with_cuts(service, *each) for each in zip(ids, cuts, strict=True)))
+        for response_id, text in zip(ids, texts, strict=True):
+            async with service.client.get(f"{PATH}/{response_id}", params={"stream": "true"}) as response:
+                assert await response.read() == text
+            events = named_events(text.decode())
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            deltas = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+            assert deltas == "".join(words) == events[-1]["response"]["output"][0]["content"][0]["text"]
+        assert [stream.sent for stream in service.engine.streams] == [len(words) + 1] * len(ids)
+
+
+async def until_shown(service: Service, response_id: str, number: int) -> list[Any]:
+    """Return the events of a response up to this one, which may have to come yet."""
+    text, last = "", -1
+    async with service.client.get(f"{PATH}/{response_id}", params={"stream": "true"}) as response:
+        async for line in response.content:
+            text += line.decode()
+            if line == b"\n":
+                last += 1
+                if last == number:
+                    response.close()
+                    break
+    return named_events(text)
+
+
+def paused(*words: str, after: int) -> WordEngine:
+    """Return an engine that generates so many of ``words``, and the others when it may go on."""
+    made = engine(*words)
+    steps = list(made.script(None))  # type: ignore[arg-type]  # it is not read
+    made.script = lambda _: [*steps[:after], Pause(), *steps[after:]]
+    return made
+
+
+async def test_a_response_goes_on_in_the_next_router_from_the_last_token(tmp_path: Path) -> None:
+    words = [f" w{number}" for number in range(20)]
+    file = tmp_path / "state"
+    first = paused(*words, after=8)
+    async with serving(first, store=Store(StoreSettings(file=file))) as service:
+        body = {"temperature": 1.0, "max_output_tokens": 50, "stream": False, "metadata": {"a": "b"}}
+        queued = await begun(service, **body)
+        # created, queued, in_progress, item, part, and eight words.
+        before = await until_shown(service, queued["id"], 12)
+    second = engine(*words)
+    async with serving(second, store=Store(StoreSettings(file=file))) as service:
+        whole = await ended(service, queued["id"])
+        events = await events_after(service, queued["id"])
+        assert events[: len(before)] == before
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        deltas = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        assert deltas == "".join(words) == whole["output"][0]["content"][0]["text"]
+        assert events[-1]["response"] == whole
+        assert {event["item_id"] for event in events if "item_id" in event} == {whole["output"][0]["id"]}
+        assert whole["usage"]["output_tokens"] == len(words) + 1
+        assert (whole["metadata"], whole["created_at"]) == ({"a": "b"}, queued["created_at"])
+        [one], [other] = first.streams, second.streams
+        assert (one.sent, other.sent) == (8, len(words) + 1 - 8)
+        assert other.spec.continued is not None
+        assert other.spec.sampling == one.spec.sampling
+        assert other.spec.prompt == one.spec.prompt
+        # It is a turn as any other.
+        more = await service.reply(PATH, {"input": "More", "previous_response_id": queued["id"]})
+        assert more["status"] == "completed"
+
+
+async def test_a_response_that_waits_for_its_model_can_be_read_and_cancelled(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    async with serving(paused("a", "b", after=1), store=Store(StoreSettings(file=file))) as service:
+        response_id = (await begun(service))["id"]
+        await until_shown(service, response_id, 5)
+    lost = engine("a", "b")
+    lost.joined = False
+    async with serving(lost, store=Store(StoreSettings(file=file))) as service:
+        assert (await found(service, response_id))["status"] == "queued"
+        assert len(await until_shown(service, response_id, 5)) == 6
+        cancelled = await service.reply(f"{PATH}/{response_id}/cancel", None)
+        assert cancelled["status"] == "cancelled"
+        assert (await events_after(service, response_id, 5))[0]["type"] == "response.incomplete"
+        assert (await found(service, response_id))["status"] == "cancelled"
+
+
+async def test_a_response_waits_while_no_shard_is_up_and_keeps_its_tokens() -> None:
+    made = engine("a", "b", "c")
+    steps = list(made.script(None))  # type: ignore[arg-type]  # it is not read
+    made.script = lambda _: steps if made.streams else [*steps[:1], NoShardError("all are lost")]
+    async with serving(made) as service:
+        response_id = (await begun(service))["id"]
+        whole = await ended(service, response_id)
+        assert whole["output"][0]["content"][0]["text"] == "abc"
+        assert [stream.sent for stream in made.streams] == [1, 3]
+        events = await events_after(service, response_id)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+async def test_what_fails_is_kept_as_failed() -> None:
+    made = engine()
+    made.script = lambda _: [word("a"), GenerationError("broken")]
+    async with serving(made) as service:
+        response_id = (await begun(service))["id"]
+        failed = await ended(service, response_id)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "generation")
+        events = await events_after(service, response_id)
+        assert (events[-1]["type"], events[-1]["response"]) == ("response.failed", failed)
+        async with service.client.post(f"{PATH}/{response_id}/cancel") as response:
+            assert (await response.json())["error"]["code"] == "response_ended"
+
+
+async def test_a_response_is_cancelled_with_what_it_has() -> None:
+    async with serving(paused("a", "b", after=1)) as service:
+        response_id = (await begun(service))["id"]
+        await until_shown(service, response_id, 5)
+        cancelled = await service.reply(f"{PATH}/{response_id}/cancel", None)
+        assert (cancelled["status"], cancelled["output"][0]["content"][0]["text"]) == ("cancelled", "a")
+        assert await found(service, response_id) == cancelled
+        assert (await events_after(service, response_id))[-1]["response"] == cancelled
+        await eventually(service.is_idle, "everything released")
+
+
+async def test_deleting_a_response_ends_it() -> None:
+    async with serving(paused("a", "b", after=1)) as service:
+        response_id = (await begun(service))["id"]
+        async with service.client.delete(f"{PATH}/{response_id}") as response:
+            assert (await response.json())["deleted"] is True
+        for query in ({}, {"stream": "true"}):
+            async with service.client.get(f"{PATH}/{response_id}", params=query) as response:
+                assert response.status == 404
+        await eventually(service.is_idle, "everything released")
+
+
+async def test_a_response_ends_with_what_it_has_when_its_time_is_over() -> None:
+    made = engine()
+    made.script = lambda _: [word("a"), DeadlineError("late")]
+    async with serving(made, Limits(background_life_s=60.0)) as service:
+        for body, most in (
+            ({}, 60.0),
+            ({"timeout": 5}, 5.0),
+            ({"background_options": {"completion_window": "8h"}}, 60.0),
+        ):
+            whole = await ended(service, (await begun(service, **body))["id"])
+            assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "deadline_exceeded"})
+            assert whole["output"][0]["content"][0]["text"] == "a"
+            assert most - 5 < made.spec.timeout_s <= most
+
+
+async def test_windows_go_after_all_others_and_jobs_are_sessions() -> None:
+    async with serving(engine()) as service:
+        options = {"completion_window": "2h", "continuation_id": "nightly"}
+        await begun(service, background_options=options)
+        assert (service.engine.spec.priority, service.engine.spec.session) == (-100, "nightly")
+        await begun(service, background_options=options, priority=-3, session_id="other")
+        assert (service.engine.spec.priority, service.engine.spec.session) == (-3, "other")
+
+
+async def test_each_key_may_have_so_many_at_a_time() -> None:
+    made = paused("a", after=0)
+    async with serving(made, Limits(max_background=2), keys("one", "two")) as service:
+        body = {"input": "Hi", "background": True}
+        for status in (200, 200, 429):
+            response = await service.post(PATH, body, Authorization="Bearer one")
+            assert response.status == status
+        assert "2 responses in the background" in (await response.json())["error"]["message"]
+        other = await service.post(PATH, body, Authorization="Bearer two")
+        assert other.status == 200
+        # It is not there for others.
+        async with service.client.get(
+            f"{PATH}/{(await other.json())['id']}?stream=true", headers={"Authorization": "Bearer one"}
+        ) as response:
+            assert response.status == 404
+        made.resume.set()
+        await eventually(service.is_idle, "all end")
+        response = await service.post(PATH, body, Authorization="Bearer one")
+        assert response.status == 200
+
+
+async def test_streams_that_cannot_be_read_again_are_refused_by_name() -> None:
+    async with serving(engine()) as service:
+        plain = (await service.reply(PATH, {"input": "Hi"}))["id"]
+        background = (await begun(service))["id"]
+        for path, field in (
+            (f"{plain}?stream=true", "stream"),
+            (f"{background}?stream=true&starting_after=x", "starting_after"),
+            (f"{background}?stream=true&starting_after=-2", "starting_after"),
+        ):
+            async with service.client.get(f"{PATH}/{path}") as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["param"] == field
+
+
+async def test_a_full_store_ends_a_response_and_nothing_unsaved_was_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> None:
+        raise StoreError
+
+    async with serving(engine()) as service:
+        monkeypatch.setattr(service.app[STATE].store, "append", refuse)
+        events = named_events(
+            await (await service.post(PATH, {"input": "Hi", "background": True, "stream": True})).text()
+        )
+        assert [event["type"] for event in events] == ["response.created", "response.queued", "response.failed"]
+        assert events[-1]["response"]["error"]["code"] == "store_unavailable"
