@@ -285,6 +285,27 @@ class BackgroundLimitError(RequestError):
         super().__init__(f"This API key may have {limit} responses in the background at a time, and has as many")
 
 
+class FileRoomError(RequestError):
+    """The files of this API key, or of all of them, would take too much room."""
+
+    kind = ErrorKind(413, "validation", _CLIENT)
+
+    def __init__(self, room_bytes: int) -> None:
+        super().__init__(
+            f"There is room for {room_bytes} more bytes in files of this API key (--file-space). Delete some, or wait "
+            "until they expire"
+        )
+
+
+class BatchEndedError(RequestError):
+    """A batch that has ended cannot be cancelled, and one that has not cannot be deleted."""
+
+    kind = ErrorKind(400, "validation", _CLIENT)
+
+    def __init__(self, done: str, status: str) -> None:
+        super().__init__(f"This batch cannot be {done}. Its status: {status}")
+
+
 class EndingError(RequestError):
     """The server ends, and another one continues what it generates in the background."""
 
