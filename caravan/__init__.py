@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from caravan.chat_session import AsyncChatSession, ChatSession
+from caravan.engine import AsyncLLMEngine, EngineArgs, LLMEngine
 from caravan.errors import (
     AlreadyPrompted,
     CacheFull,
@@ -13,6 +14,7 @@ from caravan.errors import (
     ConversationEnded,
     ConversationError,
     DeadlineError,
+    ForkedError,
     GenerationError,
     LogitsProcessorError,
     ModelError,
@@ -48,8 +50,10 @@ if TYPE_CHECKING:
     from caravan.async_executor import AsyncConversation, AsyncExecutor
     from caravan.client import AsyncClient, Client
     from caravan.conversation import Conversation, Inference, State
+    from caravan.embeddings import Embeddings
     from caravan.executor import Executor
     from caravan.media import Picture, Sound
+    from caravan_proto import __version__
 
 __all__ = [
     "LLM",
@@ -59,6 +63,7 @@ __all__ = [
     "AsyncConversation",
     "AsyncExecutor",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "AsyncServer",
     "CacheFull",
     "CaravanError",
@@ -76,9 +81,13 @@ __all__ = [
     "DeadlineError",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "Embeddings",
+    "EngineArgs",
     "Executor",
+    "ForkedError",
     "GenerationError",
     "Inference",
+    "LLMEngine",
     "LogitsProcessorError",
     "Logprob",
     "ModelError",
@@ -105,6 +114,7 @@ __all__ = [
     "TooLong",
     "ToolCall",
     "WrongThreadError",
+    "__version__",
 ]
 
 # They need packages that importing this one does not load: those of the shard, and those of HTTP.
@@ -114,11 +124,13 @@ _LATER = {
     "AsyncExecutor": "caravan.async_executor",
     "Client": "caravan.client",
     "Conversation": "caravan.conversation",
+    "Embeddings": "caravan.embeddings",
     "Executor": "caravan.executor",
     "Inference": "caravan.conversation",
     "Picture": "caravan.media",
     "Sound": "caravan.media",
     "State": "caravan.conversation",
+    "__version__": "caravan_proto",
 }
 
 

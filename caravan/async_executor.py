@@ -14,6 +14,7 @@ from caravan.executor import Executor
 from caravan.executor_sampling import Sampler, Stop
 from caravan.options import ModelOptions
 from caravan.outputs import Token
+from caravan.processes import OpeningProcess
 from caravan.twins import AsyncClosing
 
 _P = ParamSpec("_P")
@@ -25,15 +26,17 @@ class _Thread:
     """A thread that runs calls one after another, in the order in which they were made."""
 
     def __init__(self) -> None:
+        self._process = OpeningProcess()
         self._pool = ThreadPoolExecutor(1, "caravan-executor")
         self._last: Future[None] | None = None
 
     async def run(self, work: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Return what ``work`` returns. Raises ClosedError.
+        """Return what ``work`` returns. Raises ClosedError, ForkedError.
 
         If this is cancelled, a call that has not started never starts. One that runs is waited for, since a step of
         llama.cpp cannot be interrupted; a conversation that it returns is closed.
         """
+        self._process.check("executor")
         try:
             call = self._pool.submit(work, *args, **kwargs)
         except RuntimeError:
@@ -50,7 +53,12 @@ class _Thread:
             raise
 
     async def end(self, last: Callable[[], None]) -> None:
-        """Run ``last`` after all earlier calls, and end the thread. If this is cancelled, both happen later."""
+        """Run ``last`` after all earlier calls, and end the thread. If this is cancelled, both happen later.
+
+        In a forked child, this does nothing.
+        """
+        if not self._process.is_this:
+            return
         if self._last is None:
             self._last = self._pool.submit(last)
             self._pool.shutdown(wait=False)
@@ -117,6 +125,8 @@ class AsyncConversation(_Remote[Conversation], AsyncClosing):
     def __hash__(self) -> int:
         """Return the hash of the conversation."""
         return hash(self._conversation)
+
+    __repr__ = Conversation.__repr__
 
     @property
     def state(self) -> State:
@@ -212,6 +222,9 @@ class AsyncExecutor(_Remote[Executor], AsyncClosing):
     def _free(self) -> None:
         if self._executor is not None:
             self._executor.close()
+
+    def __repr__(self) -> str:
+        return "<AsyncExecutor: not open>" if self._executor is None else f"Async{self._executor!r}"
 
     @property
     def vocabulary_size(self) -> int:

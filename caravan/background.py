@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from caravan.errors import ClosedError
+from caravan.errors import ClosedError, ForkedError
+from caravan.processes import OpeningProcess
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ class BackgroundLoop:
     def __init__(self, owner: str = "model") -> None:
         """``owner``: what errors say that is closed."""
         self._owner = owner
+        self._process = OpeningProcess()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, name="caravan", daemon=True)
         self._thread.start()
@@ -60,6 +62,12 @@ class BackgroundLoop:
             task.add_done_callback(self._calls.discard)
             task.add_done_callback(lambda _task: on_end())
 
+        try:
+            # Before the lock, which another thread of the parent may have held.
+            self._process.check(self._owner)
+        except ForkedError:
+            work.close()
+            raise
         with self._lock:
             if self._closed or self._failure is not None:
                 work.close()
@@ -133,7 +141,9 @@ class BackgroundLoop:
                 self.run(end(items))
 
     def close(self, finish: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Cancel the calls, run ``finish``, and end the thread. Closing it again does nothing."""
+        """Cancel the calls, run ``finish``, and end the thread. Again, or in a child by fork, it does nothing."""
+        if not self._process.is_this:
+            return
         with self._lock:
             if self._closed:
                 return

@@ -16,6 +16,8 @@ from caravan.prompts import (
     Prompt,
     Prompts,
     chat_fields_of,
+    params_or,
+    plain_prompt,
     plain_prompts,
     split_conversations,
 )
@@ -84,8 +86,7 @@ class Calls(AsyncClosing):
         The texts of the parts of an index, joined, are its output. From a server, ``num_cached_tokens`` is known
         in the last part, and 0 before. Closing the iterator ends the generation.
         """
-        (plain,) = plain_prompts(prompt)
-        return self._iterate(self._model().stream(plain, sampling_params or SamplingParams(), adapter))
+        return self._iterate(self._model().stream(plain_prompt(prompt), params_or(sampling_params), adapter))
 
     async def chat(
         self,
@@ -104,7 +105,7 @@ class Calls(AsyncClosing):
 
         The parameters are those of `caravan.LLM.chat`.
         """
-        params = sampling_params or CHAT_PARAMS
+        params = params_or(sampling_params, CHAT_PARAMS)
         return self._iterate(self._model().stream_chat(messages, params, _chat(options)))
 
 
@@ -120,7 +121,7 @@ class BlockingCalls(Twin[_C_co], Closing):
         """Continue all prompts; return one entry for each, in their order. If one fails, those that run are ended.
 
         ``sampling_params``: for all prompts, or one entry for each. ``adapter``: the name of one of the model's.
-        ``use_tqdm``: show the progress of long work, if standard error is a terminal.
+        ``use_tqdm``: show the progress of work of over a second, on a terminal or in a notebook.
         """
         plain, params = _plain(prompts, sampling_params)
         with _progress(len(plain), shown=use_tqdm) as on_output:
@@ -140,7 +141,9 @@ class BlockingCalls(Twin[_C_co], Closing):
 
         ``messages`` and ``tools`` have OpenAI's form. ``tool_choice``: "auto", "none", "required" or the name of a
         function. ``schema``: a JSON schema that the answer matches, as an object, as text or as a pydantic class.
-        ``chat_template_kwargs``: further variables of the model's template. ``adapter``, ``use_tqdm``: see `generate`.
+        ``chat_template_kwargs``: further variables of the model's template. ``truncation``: "auto" leaves out the
+        oldest turns if not all fit, and `RequestOutput.left_out` has their places; "disabled", the default, refuses.
+        ``adapter``, ``use_tqdm``: see `generate`.
         Without ``sampling_params``, an answer may have as many tokens as fit. A server keeps nothing of it: see
         `caravan.Client.create_conversation` for conversations that it keeps.
         """
@@ -153,23 +156,23 @@ class BlockingCalls(Twin[_C_co], Closing):
 
 def _plain(prompts: Prompts, params: ParamsOfEach) -> tuple[list[PlainPrompt], list[SamplingParams]]:
     plain = plain_prompts(prompts)
-    return plain, _for_each(params or SamplingParams(), len(plain))
+    return plain, _for_each(params, SamplingParams(), len(plain))
 
 
 def _conversations(
     messages: Messages | Sequence[Messages], params: ParamsOfEach
 ) -> tuple[list[Messages], list[SamplingParams]]:
     conversations = split_conversations(messages)
-    return conversations, _for_each(params or CHAT_PARAMS, len(conversations))
+    return conversations, _for_each(params, CHAT_PARAMS, len(conversations))
 
 
-def _for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    """Return the parameters of each of ``count`` prompts. Raises RequestError."""
-    if isinstance(params, SamplingParams):
-        return [params] * count
+def _for_each(params: ParamsOfEach, otherwise: SamplingParams, count: int) -> list[SamplingParams]:
+    """Return the parameters of each of ``count`` prompts, ``otherwise`` for None. Raises RequestError."""
+    if params is None or not isinstance(params, list | tuple):
+        return [params_or(params, otherwise)] * count  # type: ignore[arg-type]
     if len(params) != count:
         raise RequestError(f"there must be one entry of sampling_params for each of {count}. Given: {len(params)}")
-    return list(params)
+    return [params_or(one, otherwise) for one in params]
 
 
 def _chat(options: ChatOptions) -> ChatCall:
@@ -183,18 +186,23 @@ def _ignore(_output: RequestOutput) -> None:
 
 @contextmanager
 def _progress(total: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None]]:
-    """Yield what to call with each output that is ready; shows how many are, if tqdm is installed."""
-    if not (shown and total > 1 and sys.stderr.isatty()):
+    """Yield what to call with each output that is ready; shows how many are, on a terminal or in a notebook."""
+    if not (shown and total > 1):
         yield _ignore
         return
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield _ignore
-        return
-    with tqdm(total=total, desc="prompts", delay=_SHORT_S, dynamic_ncols=True) as bar:
+    from caravan_models.bars import new_bar, shows_bars
 
-        def on_output(_output: RequestOutput) -> None:
+    if not shows_bars(sys.stderr):
+        yield _ignore
+        return
+    with new_bar(total=total, desc="prompts", delay=_SHORT_S) as bar:
+        tokens = 0
+
+        def on_output(output: RequestOutput) -> None:
+            nonlocal tokens
+            tokens += sum(len(completion.token_ids) for completion in output.outputs)
+            if elapsed := bar.format_dict["elapsed"]:
+                bar.set_postfix_str(f"{tokens / elapsed:.0f} tokens/s", refresh=False)
             bar.update()
 
         yield on_output

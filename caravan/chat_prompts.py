@@ -1,16 +1,19 @@
 """Turns messages into the tokens of an executor's conversations, as `LLM.chat` does."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from caravan.background import BackgroundLoop
 from caravan.executor_sampling import LIMITS, model_facts
-from caravan.prompts import CHAT_PARAMS, Messages
+from caravan.prompts import CHAT_PARAMS, ChatCall, Messages
 from caravan.request_bodies import chat_body
 from caravan.valid_requests import named_errors
 from caravan_dialects.api.limits import Bounds, Limits, bounds_of
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_dialects.api.openai.chat.schema import ChatRequest
+from caravan_dialects.api.openai.chat.truncation import Room, Turns, shortened
 from caravan_dialects.chat.prompt import with_exact_tokens
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.media.decoder import MediaDecoder
@@ -41,19 +44,32 @@ class ChatPrompts:
         )
         self._loop = BackgroundLoop("executor")
 
-    def tokens(self, messages: Messages, options: Mapping[str, Any], exact: Sequence[int]) -> list[int]:
-        """Return the prompt of ``messages``; ``options`` are further fields of a chat request.
+    def tokens(self, messages: Messages, call: ChatCall) -> tuple[list[int], list[int]]:
+        """Return the prompt of ``messages``, and the places of the messages that it leaves out.
 
-        It begins with the tokens ``exact`` as far as they stand for its text. Raises RequestError.
+        It begins with ``call.exact`` as far as these tokens stand for its text. Raises RequestError.
         """
-        return list(self._loop.run(self._tokens(messages, options, tuple(exact))))
+        tokens, left_out = self._loop.run(self._tokens(messages, call))
+        return list(tokens), left_out
 
-    async def _tokens(self, messages: Messages, options: Mapping[str, Any], exact: tuple[int, ...]) -> tuple[int, ...]:
+    async def _tokens(self, messages: Messages, call: ChatCall) -> tuple[tuple[int, ...], list[int]]:
         with named_errors():
-            body = chat_body(messages, CHAT_PARAMS, options)
-            plan = chat_plan_of(self._context, body, constrained=False)
-            prompt = await chat_prompt_of(self._context, plan)
-            return await with_exact_tokens(self._context.engine, exact, prompt.tokens)
+            body = chat_body(messages, CHAT_PARAMS, call.fields)
+            if body.truncation != "auto":
+                return await self._prompt(body, call.exact or ()), []
+            turns = Turns.of(body.messages)
+
+            async def attempt(gone: int) -> tuple[int, ...]:
+                shorter = msgspec.structs.replace(body, messages=turns.without(gone))
+                return await self._prompt(shorter, call.exact or ())
+
+            room = Room(total=self._context.bounds.max_total_tokens, new=None)
+            gone, tokens = await shortened(attempt, len, turns.most, room, turns.before(call.before))
+            return tokens, turns.left_out(gone)
+
+    async def _prompt(self, body: ChatRequest, exact: tuple[int, ...]) -> tuple[int, ...]:
+        prompt = await chat_prompt_of(self._context, chat_plan_of(self._context, body, constrained=False))
+        return await with_exact_tokens(self._context.engine, exact, prompt.tokens)
 
     def close(self) -> None:
         """End the loop and its processes. Closing it again does nothing."""

@@ -12,7 +12,7 @@ from caravan.calls import Model
 from caravan.errors import ReplyUnderWay, RequestError, StateError
 from caravan.model_calls import ModelCalls
 from caravan.outputs import ChatPart, ChatReply, CompletionOutput, RequestOutput
-from caravan.prompts import CHAT_PARAMS, ChatCall, Message, SessionOptions, TurnOptions, chat_fields_of
+from caravan.prompts import CHAT_PARAMS, ChatCall, Message, SessionOptions, TurnOptions, chat_fields_of, params_or
 from caravan.request_fields import portable
 from caravan.sampling_params import SamplingParams
 from caravan.twins import Twin, blocking, iterated, plain
@@ -28,7 +28,8 @@ class SavedSession:
     """All that a session keeps.
 
     ``token_ids``: those of the last prompt and reply, for the model of ``fingerprint``; () and "" before the first
-    reply. ``settings``: what every turn has, by the names of `LLM.chat`.
+    reply. ``kept_from``: the place of the first message that the last prompt had, if it left out turns; else 0.
+    ``settings``: what every turn has, by the names of `LLM.chat`.
     """
 
     messages: tuple[Message, ...]
@@ -36,13 +37,14 @@ class SavedSession:
     adapter: str
     token_ids: tuple[int, ...] = ()
     fingerprint: str = ""
+    kept_from: int = 0
 
     def rewound(self, turns: int) -> Self:
         """Return the session without the last ``turns``. Raises RequestError if it has fewer."""
         starts = [number for number, message in enumerate(self.messages) if message.get("role") == "user"]
         if not 1 <= turns <= len(starts):
             raise RequestError(f"`turns` must be >= 1 and <= {len(starts)}. Given: {turns}")
-        return replace(self, messages=self.messages[: starts[-turns]])
+        return replace(self, messages=self.messages[: starts[-turns]], kept_from=0)
 
     def encoded(self) -> bytes:
         """Return it as JSON."""
@@ -58,7 +60,10 @@ class SavedSession:
             raise StateError("this is no JSON") from None
         if not isinstance(found, dict) or any(found.get(name) != value for name, value in _FORMAT.items()):
             raise StateError("this is no saved chat session of this version")
-        fields = {name: found.get(name) for name in cls.__dataclass_fields__}
+        # Earlier versions left out no turns.
+        fields = {"kept_from": 0} | {name: found.get(name) for name in cls.__dataclass_fields__ if name in found}
+        if missing := sorted(cls.__dataclass_fields__.keys() - fields.keys()):
+            raise StateError(f"the saved session lacks {', '.join(missing)}")
         messages, token_ids, settings = fields["messages"], fields["token_ids"], fields["settings"]
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise StateError("`messages` must be a list of objects")
@@ -66,6 +71,8 @@ class SavedSession:
             raise StateError("`token_ids` must be a list of whole numbers")
         if not isinstance(settings, dict) or not isinstance(fields["adapter"], str):
             raise StateError("`settings` must be an object, and `adapter` a text")
+        if type(fields["kept_from"]) is not int or fields["kept_from"] < 0:
+            raise StateError("`kept_from` must be a whole number >= 0")
         return cls(**fields | {"messages": tuple(messages), "token_ids": tuple(token_ids)})
 
 
@@ -91,6 +98,9 @@ class AsyncChatSession:
         self._state = state
         # The turn that is being answered.
         self._current: _Turn | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self._state.messages)} messages>"
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -142,12 +152,13 @@ class AsyncChatSession:
     def _turn(self, given: Given, params: SamplingParams | None) -> "Iterator[_Turn]":
         """Begin a turn on the model's event loop. `_Turn.end` makes it one of the session."""
         self._check()
-        if params is not None and (params.n != 1 or params.logprobs is not None):
+        params = params_or(params, CHAT_PARAMS)
+        if params.n != 1 or params.logprobs is not None:
             raise RequestError("a session has one reply without log probabilities: `n` must be 1, and `logprobs` None")
         new = [{"role": "user", "content": given}] if isinstance(given, str) else copy.deepcopy(portable(given))
         if not new or new[-1].get("role") == "assistant":
             raise RequestError("there must be a message to answer, which is not the assistant's")
-        self._current = turn = _Turn(self, (*self._state.messages, *new), params or CHAT_PARAMS)
+        self._current = turn = _Turn(self, (*self._state.messages, *new), params)
         try:
             yield turn
         finally:
@@ -195,7 +206,7 @@ class _Turn:
         before, choices = self._before, chat_fields_of(options, TurnOptions)
         fields = {**before.settings, **{name: value for name, value in choices.items() if value is not None}}
         exact = before.token_ids if before.fingerprint == self._fingerprint else ()
-        return ChatCall(fields, before.adapter, exact)
+        return ChatCall(fields, before.adapter, exact, before.kept_from)
 
     def end(self, output: RequestOutput, reply: ChatReply) -> None:
         """Add the turn to its session, which others may then continue."""
@@ -204,6 +215,7 @@ class _Turn:
             messages=(*self.messages, _message(reply)),
             token_ids=(*output.prompt_token_ids, *reply.token_ids),
             fingerprint=self._fingerprint,
+            kept_from=reply.left_out[-1] + 1 if reply.left_out else 0,
         )
         self._session._current = None
 
@@ -218,6 +230,7 @@ def _extended(reply: ChatReply, output: RequestOutput) -> ChatReply:
         token_ids=(*reply.token_ids, *part.token_ids),
         prompt_tokens=len(output.prompt_token_ids),
         cached_tokens=output.num_cached_tokens,
+        left_out=output.left_out,
     )
 
 
@@ -251,6 +264,9 @@ class ChatSession(Twin[AsyncChatSession]):
         super().__init__(AsyncChatSession(llm._awaited, state), llm._loop)
         # A session keeps its model open.
         self._llm = llm
+
+    def __repr__(self) -> str:
+        return repr(self._awaited).replace("Async", "", 1)
 
     respond = blocking(AsyncChatSession.respond)
     stream = iterated(AsyncChatSession.stream)

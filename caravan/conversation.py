@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from caravan.embeddings import Embeddings, embeddings_of
 from caravan.errors import (
     AlreadyPrompted,
     CacheFull,
@@ -25,7 +26,7 @@ from caravan.executor_media import ExecutorMedia
 from caravan.executor_sampling import Ending, Sampler, Stop, choose, ending_of
 from caravan.media import PromptMedia, media_of
 from caravan.outputs import Token
-from caravan.prompts import Messages, PromptOptions, chat_fields_of
+from caravan.prompts import ChatCall, Messages, MessagesOptions, chat_fields_of, check_messages, token_ids_of
 from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
 from caravan.twins import Closing
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 _C = TypeVar("_C")
 _ANY_SIZE = 1 << 62
 
-_Item = str | int | Token | PromptMedia
+_Item = str | int | Token | PromptMedia | Embeddings | NDArray[np.floating[Any]]
 Promptable = _Item | Sequence[_Item]
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -151,8 +152,12 @@ class Owner(Protocol):
 def _items(prompt: Promptable) -> Iterable[_Item]:
     if isinstance(prompt, str | int | np.integer | Token):
         return [prompt]
-    media = media_of(prompt)
-    return cast("Sequence[_Item]", prompt) if media is None else [media]
+    if (media := media_of(prompt) or embeddings_of(prompt)) is not None:
+        return [media]
+    if not isinstance(prompt, Iterable):
+        kinds = "a text, a token, an image, audio, embeddings"
+        raise RequestError(f"a prompt is {kinds}, or a list of them. Given: {prompt!r:.80}")
+    return prompt
 
 
 class Conversation(Closing):
@@ -168,6 +173,8 @@ class Conversation(Closing):
         self._tokens: list[int] = []
         # Which tokens were sampled: penalties of outputs count these.
         self._outputs: list[bool] = []
+        # How many messages the last prompt was made of, and the place of the first that it kept, if it left out some.
+        self._kept_from = 0, 0
         self._waits = False
         self._ended = False
         # Tokens from this one on get logits when they are computed.
@@ -177,6 +184,9 @@ class Conversation(Closing):
         self.sequence_id: int | None = None
         self.held = 0
         self.cut_places = CutPlaces()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.state.value}, {self.token_count} tokens>"
 
     @property
     def state(self) -> State:
@@ -205,11 +215,13 @@ class Conversation(Closing):
         return b"".join(piece.data for piece in pieces if not piece.special).decode("utf-8", "replace")
 
     def prompt(self, prompt: Promptable, *, all_logits: bool = False) -> None:
-        """Append a text, a token, an image, audio, or several of them, which the next `Executor.infer` computes.
+        """Append a text, a token, an image, audio, embeddings, or several of them, for the next `Executor.infer`.
 
-        An image is one of Pillow's or a `Picture`. Before a first text or image comes what the model puts before
-        every text. ``all_logits``: keep the logits after each of these tokens, not after the last one only. An empty
-        list asks for the logits of a conversation that was cut back. Raises AlreadyPrompted, TooLong, RequestError.
+        An image is one of Pillow's or a `Picture`. Embeddings are `Embeddings`, or an array [tokens, size] of floats,
+        which the model reads in place of tokens. Before a first text or image, but not before embeddings, comes what
+        the model puts before every text. ``all_logits``: keep the logits after each of these tokens, not after the last
+        one only. An empty list asks for the logits of a conversation that was cut back. Raises AlreadyPrompted,
+        TooLong, RequestError.
         """
         self._check_unprompted()
         tokens, outputs = list[int](), list[bool]()
@@ -234,15 +246,18 @@ class Conversation(Closing):
             return tokenize(item, add_special=is_first, parse_special=True)
         if isinstance(item, Token):
             return [item.id]
-        if (media := media_of(item)) is not None:
-            begin = tokenize("", add_special=True, parse_special=True) if is_first else []
+        if (media := media_of(item) or embeddings_of(item)) is not None:
+            begins = is_first and not isinstance(media, Embeddings)
+            begin = tokenize("", add_special=True, parse_special=True) if begins else []
             return begin + self._executor.media.tokens_of(media)
-        return [index(cast("int", item))]
+        return [*token_ids_of([item])]
 
     def prompt_messages(
-        self, messages: Messages, *, add_generation_prompt: bool | None = None, **options: Unpack[PromptOptions]
-    ) -> None:
+        self, messages: Messages, *, add_generation_prompt: bool | None = None, **options: Unpack[MessagesOptions]
+    ) -> list[int]:
         """Let it have the prompt that `LLM.chat` makes of all ``messages``; `Executor.infer` computes what is new.
+
+        Return the places of the messages that are left out, see ``truncation`` of `LLM.chat`.
 
         Its tokens stay as far as they stand for the same text, also where the tokenizer would split a reply otherwise;
         later ones are replaced. ``add_generation_prompt``: open the assistant's turn at the end; None for the rule of
@@ -250,14 +265,21 @@ class Conversation(Closing):
         as outputs. Raises AlreadyPrompted, TooLong, RequestError.
         """
         self._check_unprompted()
-        fields = chat_fields_of(options, PromptOptions) | {"add_generation_prompt": add_generation_prompt}
-        tokens = self._executor.chat_prompts.tokens(messages, fields, self._tokens)
+        fields = chat_fields_of(options, MessagesOptions) | {"add_generation_prompt": add_generation_prompt}
+        check_messages(messages)
+        known, kept_from = self._kept_from
+        # Fewer messages are another chat.
+        before = kept_from if len(messages) >= known else 0
+        call = ChatCall(fields, exact=tuple(self._tokens), before=before)
+        tokens, left_out = self._executor.chat_prompts.tokens(messages, call)
         if not tokens:
             raise RequestError("the prompt has no token")
         self._check_length(len(tokens))
         if tokens != self._tokens or self._logits is None:
             self._become(tokens)
         self._outputs = [False] * len(tokens)
+        self._kept_from = len(messages), left_out[-1] + 1 if left_out else 0
+        return left_out
 
     def logits(self, offset: int = 0) -> NDArray[np.float32]:
         """Return the logits [vocabulary] after the last token but ``offset``, in a new array.
@@ -280,9 +302,11 @@ class Conversation(Closing):
         if isinstance(sampler, SamplingParams):
             end = len(self._tokens) - offset
             token = choose(backend, logits, sampler, self._tokens[:end], self._outputs[:end])
-        else:
+        elif callable(sampler):
             token = int(sampler(logits.copy()))
             self._check_ids([token])
+        else:
+            raise RequestError(f"a sampler is SamplingParams or a function of the logits. Given: {sampler!r:.80}")
         piece = backend.vocabulary.piece(token)
         logprob = token_logprobs(logits, token, 0).chosen
         ends = token in backend.facts.eos_token_ids
@@ -317,6 +341,7 @@ class Conversation(Closing):
 
     def _copy(self, source: "Conversation") -> None:
         self._tokens, self._outputs = list(source._tokens), list(source._outputs)
+        self._kept_from = source._kept_from
         self._waits, self._first_output, self._logits = source._waits, source._first_output, source._logits
         self._executor.share(source, self)
         self.note_held(self.held)
@@ -379,6 +404,8 @@ class Conversation(Closing):
 
     def generation(self, max_tokens: int | None, sampler: Sampler, stop: Stop | None) -> Iterator[Token | None]:
         """Yield what `generate` does, and None before each step, so that other conversations may join the step."""
+        if not (max_tokens is None or type(max_tokens) is int):
+            raise RequestError(f"`max_tokens` must be a whole number, or None. Given: {max_tokens!r:.80}")
         backend = self._executor.backend
         room = backend.capacity.current.cells_per_sequence - len(self._tokens)
         return self._generated(sampler, ending_of(backend, sampler, max_tokens, stop, room))

@@ -15,6 +15,7 @@ class CaravanError(Exception):
      |    +-- LogitsProcessorError  a function of its logits has failed; its error is the cause
      +-- ServerError         the server cannot be started as asked
      +-- ClosedError         the model, the executor or the client is closed, or the model has failed
+     |    +-- ForkedError    a child process after fork uses what its parent has opened
      +-- WrongThreadError    a thread uses an executor that another one made
      +-- ConversationError   a call does not fit the state of a conversation: nothing has changed
      |    +-- AlreadyPrompted    it waits for `Executor.infer` with earlier tokens
@@ -47,7 +48,9 @@ class ContextLengthError(RequestError):
 
 
 class GenerationError(CaravanError, RuntimeError):
-    """A generation that had started could not continue."""
+    """A generation that had started could not continue. ``request_id``: that of `LLMEngine.add_request`, else ""."""
+
+    request_id: str = ""
 
 
 class DeadlineError(GenerationError, TimeoutError):
@@ -67,6 +70,10 @@ class LogitsProcessorError(GenerationError):
 
 class ClosedError(CaravanError, RuntimeError):
     """The model, the executor or the client is closed, or the model has failed: then the bug is ``__cause__``."""
+
+
+class ForkedError(ClosedError):
+    """A child process after ``os.fork`` uses a model, an executor or a client that its parent has opened."""
 
 
 class WrongThreadError(CaravanError, RuntimeError):

@@ -17,6 +17,10 @@ from caravan.conversation import Conversation, Inference
 from caravan.errors import ClosedError, GenerationError, ModelError, RequestError, StateError, WrongThreadError
 from caravan.executor_media import ExecutorMedia
 from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
+from caravan.processes import OpeningProcess
+from caravan.prompts import check_text
+from caravan.python_names import in_python, python_names
+from caravan.reprs import model_repr
 from caravan.saved_state import NO_BYTES, SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
 from caravan.twins import Closing
 from caravan_models.contents import ChangedFileError, Contents, SeenFiles
@@ -99,13 +103,14 @@ class Executor(Closing):
         if wrong := sorted(ENGINE_OPTIONS.intersection(options)):
             raise TypeError(f"an executor has no engine with the options: {', '.join(wrong)}")
         of_model, _ = split_options(model, {"kv_layout": "auto" if options.get("exact") else "unified"} | options)
-        self._model = str(model)
-        self._thread = threading.get_ident()
-        config = from_values(ShardConfig, of_model)
+        self._model, self._options = str(model), options
+        self._thread, self._process = threading.get_ident(), OpeningProcess()
+        with python_names():
+            config = from_values(ShardConfig, of_model)
         try:
             self.backend: Backend = backend_loader(with_model_files_blocking(config))()
         except StartupError as error:
-            raise ModelError(str(error)) from None
+            raise ModelError(in_python(str(error))) from None
         if not self.backend.capacity.generates:
             self.backend.close()
             raise ModelError(f"{self.backend.facts.name} only embeds texts: open it with LLM, and call embed or score")
@@ -116,7 +121,7 @@ class Executor(Closing):
         self._closing = ExitStack()
         self._closing.callback(self.backend.close)
         self._closing.callback(self._contents.end)
-        self._close = weakref.finalize(self, self._closing.close)
+        self._close = weakref.finalize(self, self._process.call, self._closing.close)
         # In the order in which they were made.
         self._conversations: dict[Conversation, None] = {}
         self._free_ids = list(range(self.backend.capacity.max_sequences))
@@ -137,12 +142,15 @@ class Executor(Closing):
         return executor
 
     def close(self) -> None:
-        """Close all conversations, and free the model. Closing it again does nothing."""
-        if self._close.alive:
+        """Close all conversations, and free the model. Closing it again, or in a forked child, does nothing."""
+        if self._close.alive and self._process.is_this:
             self.check()
             for conversation in self.conversations:
                 conversation.close()
             self._close()
+
+    def __repr__(self) -> str:
+        return model_repr("Executor", self._model, self._options, closed=not self._close.alive)
 
     @property
     def conversations(self) -> tuple[Conversation, ...]:
@@ -157,6 +165,7 @@ class Executor(Closing):
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """Return the token ids of ``text``, with what the model puts around a prompt if ``add_special``."""
         self.check()
+        check_text(text)
         return self.backend.vocabulary.tokenize(text, add_special=add_special, parse_special=True)
 
     def create(self) -> Conversation:
@@ -318,7 +327,8 @@ class Executor(Closing):
         return self._chat_prompts
 
     def check(self) -> None:
-        """Raise ClosedError or WrongThreadError if this thread may not use the executor."""
+        """Raise ClosedError, ForkedError or WrongThreadError if this thread may not use the executor."""
+        self._process.check("executor")
         if not self._close.alive:
             raise ClosedError("the executor is closed")
         if threading.get_ident() != self._thread:

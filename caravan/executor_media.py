@@ -1,4 +1,4 @@
-"""The images and audio in the prompts of an executor's conversations.
+"""The images, audio and embeddings in the prompts of an executor's conversations.
 
 Among the tokens of a conversation, each cell of a medium has its own number, as in the server's router. A list of
 tokens says by that which media it has, however it was made of others.
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caravan.embeddings import Embeddings
 from caravan.errors import GenerationError, RequestError
 from caravan_proto.messages.media import MediaFacts, MediaSpan
 from caravan_router.engine.media import content_of, shape_of
@@ -30,6 +31,8 @@ from caravan_shard.media import (
 
 # Embeddings that are kept; others are computed again when they are needed.
 _KEPT_BYTES = 256 << 20
+# In place of the fingerprint of an encoder.
+_GIVEN = b"embeddings"
 
 
 class _Cell(NamedTuple):
@@ -45,11 +48,13 @@ class ExecutorMedia:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._store = MediaStore(_KEPT_BYTES)
-        self._contents: dict[bytes, Media] = {}
+        self._contents: dict[bytes, Media | Embeddings] = {}
         self._cells: dict[int, _Cell] = {}
 
-    def tokens_of(self, media: Media) -> list[int]:
+    def tokens_of(self, media: Media | Embeddings) -> list[int]:
         """Return what stands for a medium in a prompt, and know it from now on. Raises RequestError."""
+        if isinstance(media, Embeddings):
+            return self._rows_of(media)
         encoder = self._encoder(media)
         shape = shape_of(media)
         if (refusal := check_shape(shape, encoder.facts)) is not None:
@@ -74,6 +79,18 @@ class ExecutorMedia:
         self._contents[media.id] = media
         return tokens
 
+    def _rows_of(self, media: Embeddings) -> list[int]:
+        """Return the numbers of embeddings, which need no encoder. Raises RequestError."""
+        size = self._backend.capacity.input_size
+        if media.size != size:
+            raise RequestError(f"embeddings of this model have {size} values for each token. Given: {media.size}")
+        count = media.count
+        span = MediaSpan(offset=0, media_id=media.id, slice_index=0, count=count, positions=count)
+        numbers = cell_numbers(span, _GIVEN)
+        self._cells.update((number, _Cell(span, place)) for place, number in enumerate(numbers))
+        self._contents[media.id] = media
+        return numbers
+
     def _encoder(self, media: Media) -> MediaEncoder:
         encoder = self._backend.media
         if encoder is None or not _reads(encoder.facts, media):
@@ -88,7 +105,7 @@ class ExecutorMedia:
         for at, count in self._runs(tokens):
             cell = self._cells[tokens[at]]
             if self._is_atomic and (cell.place > 0 or count < cell.slice.count):
-                raise RequestError("this model reads an image or audio as a whole, or not at all")
+                raise RequestError("this model reads an image, audio or embeddings as a whole, or not at all")
 
     @property
     def _is_atomic(self) -> bool:
@@ -104,7 +121,7 @@ class ExecutorMedia:
             count = 1
             if is_cell(tokens[at]):
                 if (first := self._cells.get(tokens[at])) is None:
-                    raise RequestError(f"no conversation has an image or audio with the cell {tokens[at]}")
+                    raise RequestError(f"no conversation has an image, audio or embeddings with the cell {tokens[at]}")
                 most = len(tokens) - at
                 while count < most and self._cells.get(tokens[at + count]) == (first.slice, first.place + count):
                     count += 1
@@ -140,6 +157,8 @@ class ExecutorMedia:
         slices = self._store.find(media_id)
         if slices is None:
             media = self._contents[media_id]
+            if isinstance(media, Embeddings):
+                return [EncodedSlice(embeddings=media.rows, size=SliceSize(media.count, media.count))]
             try:
                 slices = self._encoder(media).encode(shape_of(media), content_of(media))
             except EncodingError as error:
@@ -153,12 +172,12 @@ class ExecutorMedia:
             return []
         return [CellSpan(at, at + count, self._cells[tokens[at]].slice.positions) for at, count in self._runs(tokens)]
 
-    def used_in(self, texts: Iterable[Sequence[int]]) -> list[Media]:
+    def used_in(self, texts: Iterable[Sequence[int]]) -> list[Media | Embeddings]:
         """Return the media that any of these lists of tokens has."""
         used = {self._cells[token].slice.media_id: None for tokens in texts for token in tokens if is_cell(token)}
         return [self._contents[media_id] for media_id in used]
 
-    def numbers_of(self, media: Iterable[Media]) -> list[int]:
+    def numbers_of(self, media: Iterable[Media | Embeddings]) -> list[int]:
         """Return the numbers of all cells of ``media``, which are known from now on. Raises RequestError."""
         return [token for one in media for token in self.tokens_of(one) if is_cell(token)]
 

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from caravan.background import END, Call, end, following
 from caravan.calls import BlockingCalls
@@ -13,8 +13,12 @@ from caravan.chat_session import AsyncChatSession, ChatSession, new_session, rea
 from caravan.model_calls import ModelCalls, OpenedModel
 from caravan.options import ModelOptions, ServerOptions
 from caravan.prompts import Messages, SessionOptions
+from caravan.reprs import model_repr
 from caravan.server import AsyncServer, Server
 from caravan.twins import blocking
+
+if TYPE_CHECKING:
+    from caravan.engine import LLMEngine
 
 _T = TypeVar("_T")
 # Nobody waits for the next token of a list of prompts, so that steps may have larger chunks of prompts. For 64 prompts
@@ -32,6 +36,7 @@ class AsyncLLM(ModelCalls):
     def __init__(self, model: str | Path, **options: Unpack[ModelOptions]) -> None:
         """``async with`` loads the model. Raises nothing yet."""
         super().__init__(None)
+        self._given = model, options
         self._make = partial(OpenedModel, model, options)
         self._close: weakref.finalize[..., Self] | None = None
 
@@ -43,6 +48,10 @@ class AsyncLLM(ModelCalls):
         self._opened = opened = await asyncio.to_thread(self._make)
         self._close = weakref.finalize(self, opened.close)
         return self
+
+    def __repr__(self) -> str:
+        model, options = self._given
+        return model_repr("AsyncLLM", model, options, closed=self._close is not None and not self._close.alive)
 
     async def close(self) -> None:
         """End what runs, and free the model. Closing it again does nothing."""
@@ -107,10 +116,15 @@ class LLM(BlockingCalls[ModelCalls]):
 
         Raises ModelError, and TypeError or ValueError if an option is wrong.
         """
+        self._given = model, options
         self._opened = OpenedModel(model, {"target_itl_ms": _TARGET_ITL_MS} | options)
         super().__init__(ModelCalls(self._opened), self._opened.loop)
         # Also at the end of the program.
         self._close = weakref.finalize(self, self._opened.close)
+
+    def __repr__(self) -> str:
+        model, options = self._given
+        return model_repr("LLM", model, options, closed=not self._close.alive)
 
     def close(self) -> None:
         """End what runs, and free the model. Closing it again does nothing."""
@@ -122,6 +136,14 @@ class LLM(BlockingCalls[ModelCalls]):
     tokenize = blocking(ModelCalls.tokenize)
     detokenize = blocking(ModelCalls.detokenize)
     apply_chat_template = blocking(ModelCalls.apply_chat_template)
+
+    @property
+    def llm_engine(self) -> "LLMEngine":
+        """The engine of the model, for programs with their own loop."""
+        # Imported here, since an engine is made of a model.
+        from caravan.engine import LLMEngine
+
+        return LLMEngine.of(self)
 
     def chat_session(self, messages: Messages = (), **options: Unpack[SessionOptions]) -> ChatSession:
         """Return a conversation that keeps its turns; it begins with ``messages``, after a message of the ``system``.

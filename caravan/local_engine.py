@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Self, TypeVar
 
 from caravan import errors
+from caravan.python_names import in_python
 from caravan.server import Served
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.media.decoder import MediaDecoder
@@ -264,7 +265,7 @@ class LocalEngine:
             loaded = LoadedShard(shard)
             await loaded.start()
         except StartupError as error:
-            raise errors.ModelError(str(error)) from None
+            raise errors.ModelError(in_python(str(error))) from None
         async with AsyncExitStack() as closing:
             closing.push_async_callback(loaded.stop)
             templates, decoder, servers = TemplateRenderer(), MediaDecoder(), set[Served]()

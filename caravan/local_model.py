@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from caravan import errors
 from caravan.calls import OnOutput
+from caravan.engine_requests import EngineRequests
 from caravan.local_engine import LocalEngine, OnFailure, cancelled
 from caravan.options import MAX_CANDIDATES, MAX_STOPS, ServerOptions, check_names, split_options
 from caravan.outputs import (
@@ -23,6 +24,7 @@ from caravan.outputs import (
     ScoringRequestOutput,
 )
 from caravan.prompts import CHAT_PARAMS, ChatCall, Messages, PlainPrompt
+from caravan.python_names import python_names
 from caravan.replies import ChatParts, chat_output, completion_output, prompt_logprobs
 from caravan.request_bodies import chat_body, decision_body
 from caravan.sampling_params import SamplingParams
@@ -44,6 +46,7 @@ from caravan_dialects.api.generation.serving import Sender
 from caravan_dialects.api.limits import Limits, bounds_of
 from caravan_dialects.api.openai.chat.output import read_whole
 from caravan_dialects.api.openai.chat.plan import chat_plan_of, chat_prompt_of
+from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.choices import check_streamed
 from caravan_dialects.api.openai.decisions.reply import AskedDecision
 from caravan_dialects.api.openai.decisions.schema import Decision
@@ -77,9 +80,10 @@ class LocalModel:
         of_model, of_engine = split_options(model, options)
         if of_engine.get("speculate"):
             of_model.setdefault("rollback_tokens", min(of_engine["speculate"], MOST_ROLLBACK_TOKENS))
-        self._shard_config = from_values(ShardConfig, of_model)
         self._engine_options = of_engine
-        self._router_config = from_values(RouterConfig, of_engine)
+        with python_names():
+            self._shard_config = from_values(ShardConfig, of_model)
+            self._router_config = from_values(RouterConfig, of_engine)
         self._limits = Limits(
             max_best_of=MAX_CANDIDATES,
             max_stop_sequences=MAX_STOPS,
@@ -90,6 +94,8 @@ class LocalModel:
         self._request_ids = itertools.count()
         self._turns = asyncio.Semaphore(_MAX_SUBMITTED)
         self._opened: LocalEngine | None = None
+        self.requests = EngineRequests(self)
+        """Those of `LLMEngine`."""
 
     async def open(self, on_failure: OnFailure) -> None:
         """Load the model. ``on_failure``: see `LocalEngine.started`. Raises ModelError."""
@@ -97,6 +103,7 @@ class LocalModel:
 
     async def close(self) -> None:
         """End what runs, and free the model. Closing it again does nothing."""
+        await self.requests.end()
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.close()
@@ -121,9 +128,10 @@ class LocalModel:
 
     async def serve(self, options: Mapping[str, Any]) -> Served:
         """Start a server over the model. Raises ServerError, and TypeError or ValueError if an option is wrong."""
-        check_names(options, ServerOptions)
+        check_names(options, ServerOptions.__annotations__)
         opened = self._use()
-        server = await _server_type().started(opened.fleet, self._metrics, {**self._engine_options, **options})
+        with python_names():
+            server = await _server_type().started(opened.fleet, self._metrics, {**self._engine_options, **options})
         opened.servers.add(server)
         server.call_at_end(lambda: opened.servers.discard(server))
         return server
@@ -154,9 +162,7 @@ class LocalModel:
                     for index, best in enumerate(choices_in(request, own).best(collected))
                 ],
             )
-            if own.prompt_logprobs is not None and request.prompt_text is not None:
-                told = prompt_logprobs(request.prompt_text, runs[0].prompt_logprobs, own.prompt_logprobs)
-                made = replace(made, prompt_logprobs=told)
+            made = _with_prompt_logprobs(made, request, runs, own)
             on_output(made)
             return made
 
@@ -186,6 +192,16 @@ class LocalModel:
         self, prompt: PlainPrompt, params: SamplingParams, adapter: str
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the parts of the outputs of one prompt as they come."""
+        async for made in await self.submitted(prompt, params, adapter):
+            yield made
+
+    async def submitted(
+        self, prompt: PlainPrompt, params: SamplingParams, adapter: str
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Check a prompt; return what runs it when it is first asked for a part, and yields the parts of its outputs.
+
+        The last part has the log probabilities of the prompt, if asked for.
+        """
         context = self._context(adapter)
         with named_errors():
             request = await valid_completion(context, prompt, params)
@@ -195,8 +211,7 @@ class LocalModel:
         def part(index: int, run: Run, pieces: Sequence[Piece]) -> CompletionOutput:
             return completion_output(index, pieces, run, logprobs=params.logprobs, stops=stops)
 
-        async for made in self._parts(context, request, params, prompt, part):
-            yield made
+        return self._parts(context, request, params, prompt, part)
 
     async def chat(
         self, conversations: Sequence[Messages], params: Sequence[SamplingParams], call: ChatCall, on_output: OnOutput
@@ -214,7 +229,7 @@ class LocalModel:
             outputs = [
                 chat_output(index, whole, logprobs=own.logprobs) for index, whole in enumerate(chat.best(wholes))
             ]
-            made = self._output(None, chat.request, runs, outputs)
+            made = replace(self._output(None, chat.request, runs, outputs), left_out=_left_out(chat))
             on_output(made)
             return made
 
@@ -235,8 +250,9 @@ class LocalModel:
                 readers[index] = ChatParts(index, chat.output(run), logprobs=params.logprobs)
             return readers[index].push(pieces)
 
+        left_out = _left_out(chat)
         async for made in self._parts(context, chat.request, params, None, part):
-            yield made
+            yield replace(made, left_out=left_out) if left_out else made
 
     @contextmanager
     def _started(
@@ -271,6 +287,8 @@ class LocalModel:
                     made = part(index, run, [piece for pieces in ready for piece in pieces])
                     finished = all(run.finish is not None for run in runs)
                     output = self._output(prompt, request, runs, [made])
+                    if finished:
+                        output = _with_prompt_logprobs(output, request, runs, params)
                     arrived.put_nowait(replace(output, request_id=request_id, finished=finished))
 
             sending = asyncio.create_task(on_all(runs, send))
@@ -373,6 +391,19 @@ class LocalModel:
 
     def _next_id(self) -> str:
         return str(next(self._request_ids))
+
+
+def _with_prompt_logprobs(
+    output: RequestOutput, request: ValidRequest, runs: Sequence[Run], params: SamplingParams
+) -> RequestOutput:
+    if params.prompt_logprobs is None or request.prompt_text is None:
+        return output
+    told = prompt_logprobs(request.prompt_text, runs[0].prompt_logprobs, params.prompt_logprobs)
+    return replace(output, prompt_logprobs=told)
+
+
+def _left_out(chat: ValidChat) -> Sequence[int]:
+    return () if chat.left_out is None else chat.left_out.messages
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A model in this process, which runs on its own thread, and its calls, awaited on its event loop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -8,7 +8,7 @@ from caravan.background import BackgroundLoop
 from caravan.calls import Calls, Model
 from caravan.errors import ClosedError, ModelError
 from caravan.outputs import EmbeddingRequestOutput, ScoringRequestOutput
-from caravan.prompts import Messages, PromptOptions, Prompts, chat_fields_of, plain_prompts
+from caravan.prompts import Messages, PromptOptions, Prompts, chat_fields_of, check_text, plain_prompts, token_ids_of
 
 if TYPE_CHECKING:
     from caravan_dialects.api.openai.decisions.schema import Decision
@@ -87,11 +87,12 @@ class ModelCalls(Calls):
 
     async def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """Return the token ids of ``text``, with what the model puts around a prompt if ``add_special``."""
+        check_text(text)
         return await self._run(self._use().local.tokenize(text, add_special=add_special))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids``, without control tokens."""
-        return await self._run(self._use().local.detokenize(token_ids))
+        return await self._run(self._use().local.detokenize(token_ids_of(token_ids)))
 
     async def apply_chat_template(
         self, messages: Messages, *, add_generation_prompt: bool = True, **options: Unpack[PromptOptions]
@@ -106,5 +107,8 @@ class ModelCalls(Calls):
 
 
 def _texts_of(data: str | Sequence[str]) -> list[str]:
-    """Return the texts: ``data`` may be one, or a list of them."""
-    return [data] if isinstance(data, str) else list(data)
+    """Return the texts: ``data`` may be one, or a list of them. Raises RequestError."""
+    texts = [data] if isinstance(data, str) or not isinstance(data, Iterable) else list(data)
+    for text in texts:
+        check_text(text)
+    return texts

@@ -1,8 +1,9 @@
 """The options of a model and of a server over it: the flags of ``caravan serve`` that mean something in one process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 
 class ModelOptions(TypedDict, total=False):
@@ -120,19 +121,78 @@ class ServerOptions(TypedDict, total=False):
 ENGINE_OPTIONS = frozenset({"speculate", "prefix_caching", "prefill_mode", "target_itl_ms", "max_batch_prefill_tokens"})
 
 
+# What other packages call an option.
+_FOREIGN = {
+    "n_ctx": "ctx_size",
+    "num_ctx": "ctx_size",
+    "max_model_len": "ctx_size",
+    "n_gpu_layers": "gpu_layers",
+    "n_threads": "threads",
+    "n_threads_batch": "threads_batch",
+    "n_batch": "batch_size",
+    "n_ubatch": "ubatch_size",
+    "max_num_batched_tokens": "batch_size",
+    "max_num_seqs": "parallel",
+    "n_parallel": "parallel",
+    "enable_prefix_caching": "prefix_caching",
+    "speculative_config": "speculate",
+    "draft_model": "model_draft",
+    "kv_cache_dtype": "cache_type_k",
+    "type_k": "cache_type_k",
+    "type_v": "cache_type_v",
+    "swap_space": "cache_ram",
+    "gpu_memory_utilization": "fit_target",
+    "use_mmap": "mmap",
+    "use_mlock": "mlock",
+    "lora_path": "lora",
+    "host": "hostname",
+    "max_new_tokens": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "guided_decoding": "structured_outputs",
+}
+
+
 def split_options(model: str | Path, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of the model, with its file, and those of the engine. Raises TypeError for an unknown one."""
-    check_names(options, ModelOptions)
+    if not isinstance(model, str | Path):
+        raise TypeError(f"model must be a path or a name. Given: {model!r:.80}")
+    check_names(options, ModelOptions.__annotations__)
     of_model = {name: value for name, value in options.items() if name not in ENGINE_OPTIONS}
     of_engine = {name: value for name, value in options.items() if name in ENGINE_OPTIONS}
     return {"model": str(model)} | of_model, of_engine
 
 
-def check_names(options: Mapping[str, Any], known: type) -> None:
-    """Raise TypeError if an option is none of ``known``, a TypedDict."""
-    unknown = sorted(options.keys() - known.__annotations__.keys())
+def check_names(options: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError if an option is none of the ``known`` ones; it names the nearest."""
+    unknown = sorted(set(options).difference(known))
     if unknown:
-        raise TypeError(f"unknown options: {', '.join(unknown)}")
+        # Imported here: only errors need it.
+        from caravan_proto.command_line import nearest
+
+        def shown(name: str) -> str:
+            foreign = _FOREIGN.get(name, "")
+            meant = foreign if foreign in known else nearest(name, known)
+            return f"{name} (did you mean {meant}?)" if meant else name
+
+        raise TypeError(f"unknown options: {', '.join(map(shown, unknown))}")
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def naming_options(kind: _Class) -> _Class:
+    """Let a dataclass answer an unknown field as `check_names` does."""
+    make: Any = kind.__init__  # type: ignore[misc]
+    fields = kind.__annotations__
+
+    @wraps(make)
+    def checked(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        if not kwargs.keys() <= fields.keys():
+            check_names(kwargs, fields)
+        make(self, *args, **kwargs)
+
+    kind.__init__ = checked  # type: ignore[misc]
+    return kind
 
 
 MAX_CANDIDATES = 256

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caravan.reprs import short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -42,6 +44,8 @@ class CompletionOutput:
     reasoning: str = ""
     tool_calls: Sequence[ToolCall] = ()
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
@@ -49,7 +53,7 @@ class RequestOutput:
 
     ``prompt``: the text of the prompt, None if it was given as token ids or as messages. ``prompt_logprobs``: one entry
     for each token, by token id, if asked for; None for the first. ``num_cached_tokens``: tokens of the prompt that were
-    in the cache.
+    in the cache. ``left_out``: places of the messages that ``truncation`` left out of the prompt.
     """
 
     request_id: str
@@ -59,6 +63,9 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
+    left_out: Sequence[int] = ()
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +73,8 @@ class ChatReply:
     """A reply of a chat session.
 
     ``text``, ``reasoning``, ``tool_calls``, ``finish_reason`` and ``token_ids`` are those of `CompletionOutput`.
-    ``cached_tokens``: tokens of the prompt, of which there are ``prompt_tokens``, that were in the cache.
+    ``cached_tokens``: tokens of the prompt, of which there are ``prompt_tokens``, that were in the cache. ``left_out``:
+    places of the messages that ``truncation`` left out of the prompt.
     """
 
     text: str = ""
@@ -76,6 +84,9 @@ class ChatReply:
     token_ids: Sequence[int] = ()
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    left_out: Sequence[int] = ()
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +100,16 @@ class ChatPart:
     reasoning: str = ""
     reply: ChatReply | None = None
 
+    __repr__ = short_repr
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
     """A vector of length 1."""
 
     embedding: Sequence[float]
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +120,8 @@ class EmbeddingRequestOutput:
     prompt_token_ids: Sequence[int]
     outputs: EmbeddingOutput
     finished: bool = True
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, slots=True)

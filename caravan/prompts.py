@@ -1,8 +1,9 @@
 """The forms in which prompts and conversations may be given, and the options of calls that answer conversations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from operator import index
+from typing import Any, Literal, TypedDict
 
 from caravan.errors import RequestError
 from caravan.options import check_names
@@ -28,11 +29,33 @@ Prompts = Prompt | Sequence[Prompt]
 PlainPrompt = str | tuple[int, ...]
 
 
-def plain_prompts(prompts: Prompts) -> list[PlainPrompt]:
+def plain_prompts(prompts: Prompts | Any) -> list[PlainPrompt]:
     """Return one entry for each prompt. Raises RequestError."""
-    if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable) or _is_token_ids(prompts):
         return [_plain(prompts)]
     return [_plain(prompt) for prompt in prompts]
+
+
+def check_text(text: Any) -> None:
+    """Raise RequestError if ``text`` is none."""
+    if not isinstance(text, str):
+        raise RequestError(f"a text must be a str. Given: {text!r:.80}")
+
+
+def token_ids_of(given: Any) -> tuple[int, ...]:
+    """Return token ids, of which there may be none. Raises RequestError."""
+    try:
+        return tuple(map(index, given))
+    except TypeError:
+        raise RequestError(f"token ids must be a list of whole numbers. Given: {given!r:.80}") from None
+
+
+def plain_prompt(prompt: Prompt) -> PlainPrompt:
+    """Return the prompt. Raises RequestError, also for several."""
+    prompts = plain_prompts(prompt)
+    if len(prompts) != 1:
+        raise RequestError(f"there must be one prompt here. Given: {len(prompts)}")
+    return prompts[0]
 
 
 def _plain(prompt: Any) -> PlainPrompt:
@@ -60,6 +83,28 @@ Messages = Sequence[Message]
 CHAT_PARAMS = SamplingParams(max_tokens=None)
 
 
+def params_or(params: SamplingParams | None, otherwise: SamplingParams | None = None) -> SamplingParams:
+    """Return ``params``, or ``otherwise`` for None, whose default are the defaults. Raises RequestError."""
+    if params is None:
+        return otherwise or SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"sampling_params must be SamplingParams. Given: {params!r:.80}")
+    return params
+
+
+def check_messages(messages: Any) -> None:
+    """Raise RequestError if ``messages`` is no list of messages."""
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f'messages are a list such as [{{"role": "user", "content": "Hi"}}]. Given: {messages!r:.80}'
+        )
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise RequestError(
+                f'a message is an object such as {{"role": "user", "content": "Hi"}}. Given: {message!r:.80}'
+            )
+
+
 class PromptOptions(TypedDict, total=False):
     """What the chat template is given beside messages: see `caravan.LLM.chat`."""
 
@@ -67,9 +112,16 @@ class PromptOptions(TypedDict, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
 
 
+class MessagesOptions(PromptOptions, total=False):
+    """Options of `caravan.Conversation.prompt_messages`; they mean what those of `caravan.LLM.chat` mean."""
+
+    truncation: Literal["auto", "disabled"] | None
+
+
 class TurnOptions(TypedDict, total=False):
     """What one answer must be: see `caravan.LLM.chat`."""
 
+    truncation: Literal["auto", "disabled"] | None
     tool_choice: str | Mapping[str, Any] | None
     schema: Any
 
@@ -79,6 +131,7 @@ class SessionOptions(PromptOptions, total=False):
 
     system: str
     adapter: str
+    truncation: Literal["auto", "disabled"] | None
 
 
 class ChatOptions(PromptOptions, TurnOptions, total=False):
@@ -92,25 +145,33 @@ class ChatCall:
     """What a chat has beside messages and sampling parameters.
 
     ``fields``: those of a chat request. ``adapter``: "" for none. ``exact``: None, or the tokens of the earlier turns
-    of a session, where a number of new tokens that does not fit counts as all that fit.
+    of a session, where a number of new tokens that does not fit counts as all that fit. ``before``: the place of the
+    first message that an earlier prompt of a session kept, if turns are left out.
     """
 
     fields: Mapping[str, Any]
     adapter: str = ""
     exact: tuple[int, ...] | None = None
+    before: int = 0
 
 
-def split_conversations(messages: Messages | Sequence[Messages]) -> list[Messages]:
-    """Return the conversations: ``messages`` may be one, or a list of them."""
-    if messages and not isinstance(messages[0], Mapping):
-        return list(messages)  # type: ignore[arg-type]
+def split_conversations(messages: Messages | Sequence[Messages] | Any) -> list[Messages]:
+    """Return the conversations: ``messages`` may be one, or a list of them. Raises RequestError."""
+    if isinstance(messages, Sequence) and messages and isinstance(messages[0], list | tuple):
+        return list(messages)
+    check_messages(messages)
     return [messages]  # type: ignore[list-item]
 
 
 def chat_fields_of(options: Mapping[str, Any], known: type) -> dict[str, Any]:
-    """Return the fields of a chat request that ``options`` are. Raises TypeError for one that is not ``known``."""
-    check_names(options, known)
+    """Return the fields of a chat request that ``options`` are.
+
+    Raises TypeError for one that is not ``known``, and RequestError.
+    """
+    check_names(options, known.__annotations__)
     tools: Sequence[Any] | None = options.get("tools")
+    if tools is not None and (isinstance(tools, str | Mapping) or not isinstance(tools, Iterable)):
+        raise RequestError(f"tools must be a list of objects. Given: {tools!r:.80}")
     schema: Any = options.get("schema")
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
@@ -119,4 +180,5 @@ def chat_fields_of(options: Mapping[str, Any], known: type) -> dict[str, Any]:
         "tool_choice": options.get("tool_choice"),
         "json_schema": schema,
         "chat_template_kwargs": options.get("chat_template_kwargs"),
+        "truncation": options.get("truncation"),
     }

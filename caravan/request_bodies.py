@@ -1,5 +1,6 @@
 """Turns calls of this package into the request bodies that the router validates."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -26,8 +27,25 @@ def named_refusals() -> Iterator[None]:
     """Turn what the router's rules say of parameters into a RequestError."""
     try:
         yield
-    except (msgspec.ValidationError, ValidationError) as error:
+    except msgspec.ValidationError as error:
+        raise RequestError(_in_python(str(error))) from None
+    except ValidationError as error:
         raise RequestError(str(error).removeprefix("Input validation error: ")) from None
+
+
+# What msgspec calls after JSON.
+_PYTHON_TYPES = {"null": "None", "array": "list", "object": "dict"}
+
+
+def _in_python(message: str) -> str:
+    """Return what msgspec says of a body in the names of Python, after the field that it says it of."""
+    what, _, place = message.rpartition(" - at `$")
+    if not what:
+        return message
+    # What `LLM.chat` calls it.
+    place = place.replace(".json_schema", ".schema")
+    what = re.sub(r"\b(null|array|object)\b", lambda found: _PYTHON_TYPES[found[1]], what)
+    return f"`{place.strip('.`')}`: {what[0].lower()}{what[1:]}"
 
 
 def completion_body(prompt: PlainPrompt, params: SamplingParams, max_tokens: int) -> CompletionRequest:
@@ -57,9 +75,6 @@ def generating_fields(params: SamplingParams) -> GeneratingFields:
 
 
 def _body(fields: Mapping[str, Any], params: SamplingParams, kind: type[_Fields]) -> _Fields:
-    for function in params.logits_processors or ():
-        if not callable(function):
-            raise RequestError(f"`logits_processors` must be functions. Given: {function!r:.80}")
     if params.logits_processors and params.use_beam_search:
         raise RequestError("`logits_processors` cannot be used with `use_beam_search`: a search samples nothing")
     body = msgspec.convert(fields, kind)

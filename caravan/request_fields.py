@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from caravan.errors import RequestError
-from caravan.prompts import PlainPrompt
+from caravan.prompts import PlainPrompt, check_messages
 from caravan.sampling_params import SamplingParams
 
 # How files of sound begin; those of AAC and the like are not decoded.
@@ -28,6 +28,7 @@ def portable(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     as a part by itself, or as ``{"type": "image", "image": ...}`` and ``{"type": "audio", "audio": ...}``. A text by
     itself is a part, too. Raises RequestError, OSError.
     """
+    check_messages(messages)
     return [
         {**message, "content": [_part(part) for part in content]}
         if isinstance(content := message.get("content"), list | tuple)

@@ -1,10 +1,15 @@
 """How a generation samples and stops: vLLM's ``SamplingParams``, with Caravan's additions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
+from caravan.errors import RequestError
+from caravan.options import naming_options
+from caravan.reprs import short_repr
 
+
+@naming_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
     """A constraint on the output, in vLLM's form; exactly one field is set.
@@ -19,6 +24,8 @@ class StructuredOutputsParams:
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
+
+    __repr__ = short_repr
 
 
 # Takes the ids of the output so far and the logits, float32 [vocabulary], which it may change; returns logits.
@@ -55,6 +62,7 @@ class ChoiceParameters(TypedDict, total=False):
     samplers: Sequence[str]
 
 
+@naming_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen and when an output ends. Names, defaults and meaning are vLLM's.
@@ -78,6 +86,8 @@ class SamplingParams:
     They run on the model's thread, which waits for them, and must not use the model. An output may be computed in parts
     that are interrupted, and a function is not called again for tokens that are there: its result may depend on its
     arguments alone.
+
+    Raises RequestError if a value breaks a rule that needs no model, and TypeError for an unknown field.
     """
 
     n: int = 1
@@ -127,3 +137,16 @@ class SamplingParams:
     best_of: int | None = None
     choice_parameters: Sequence[ChoiceParameters] | None = None
     logits_processors: Sequence[LogitsProcessor] | None = None
+
+    __repr__ = short_repr
+
+    def __post_init__(self) -> None:
+        """Raise RequestError if a value breaks a rule that needs no model."""
+        if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 1):
+            raise RequestError(f"`max_tokens` must be a whole number >= 1, or None. Given: {self.max_tokens!r}")
+        changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
+        if changed - {"max_tokens"}:
+            # Imported here: it needs the rules of the HTTP API, which importing the package does not.
+            from caravan.valid_params import check_params
+
+            check_params(self)

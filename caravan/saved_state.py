@@ -17,7 +17,9 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
+from caravan.embeddings import Embeddings
 from caravan.errors import StateError
+from caravan_router.engine.media import content_of
 from caravan_scheduler.core.media import SAMPLE_BYTES, Media, Picture, Sound
 from caravan_scheduler.core.tokens import common_length
 from caravan_shard.arrays import Floats, State
@@ -64,7 +66,7 @@ class SavedBatch:
     conversations: Sequence[SavedConversation]
     # The pictures and sounds, the fingerprint of their projector, and the numbers of all of their cells. In what
     # `decode` returns, a token of -1 is the first of these cells, and so on, which `with_cells` replaces.
-    media: Sequence[Media] = ()
+    media: Sequence[Media | Embeddings] = ()
     media_fingerprint: str = ""
     cells: Sequence[int] = ()
 
@@ -97,12 +99,14 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _Medium(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An image has a size in pixels, audio a rate and the number of its samples."""
+    """An image has a size in pixels, audio a rate and the number of its samples, embeddings rows of a length."""
 
     width: _Count = 0
     height: _Count = 0
     sample_rate: _Count = 0
     samples: _Count = 0
+    rows: _Count = 0
+    row_size: _Count = 0
 
 
 class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -176,7 +180,7 @@ def encode(batch: SavedBatch) -> bytes:
         tokens = [places.get(token, token) for token in one.tokens] if places else one.tokens
         parts += [np.array(tokens, "<i4").tobytes(), bytes(one.outputs), one.logits.tobytes()]
         parts += [one.cells.data, one.state.data]
-    parts += [medium.rgb if isinstance(medium, Picture) else medium.samples for medium in batch.media]
+    parts += [medium.data if isinstance(medium, Embeddings) else content_of(medium) for medium in batch.media]
     checksum = hashlib.sha256()
     for part in parts:
         checksum.update(part)
@@ -243,13 +247,18 @@ def _batch(parts: _Parts) -> SavedBatch:
     )
 
 
-def _medium(medium: Media) -> _Medium:
+def _medium(medium: Media | Embeddings) -> _Medium:
+    if isinstance(medium, Embeddings):
+        return _Medium(rows=medium.count, row_size=medium.size)
     if isinstance(medium, Picture):
         return _Medium(width=medium.width, height=medium.height)
     return _Medium(sample_rate=medium.sample_rate, samples=medium.count)
 
 
-def _content(medium: _Medium, parts: _Parts) -> Media:
+def _content(medium: _Medium, parts: _Parts) -> Media | Embeddings:
+    if medium.rows:
+        data = bytes(parts.take(SAMPLE_BYTES * medium.rows * medium.row_size))
+        return Embeddings.of_bytes(medium.rows, medium.row_size, data)
     if medium.samples:
         return Sound.of(medium.sample_rate, bytes(parts.take(SAMPLE_BYTES * medium.samples)))
     return Picture.of(medium.width, medium.height, bytes(parts.take(3 * medium.width * medium.height)))

@@ -36,6 +36,9 @@ class Server:
         self._run = run
         self._served: Served = run(serve())
 
+    def __repr__(self) -> str:
+        return f"<Server {self.url}>"
+
     @property
     def url(self) -> str:
         """Its base URL, without a slash at the end."""
@@ -74,6 +77,9 @@ class AsyncServer:
         self._run = run
         self._serve = serve
         self._served: Served | None = None
+
+    def __repr__(self) -> str:
+        return f"<AsyncServer {'not started' if self._served is None else self.url}>"
 
     async def __aenter__(self) -> Self:
         """Open the port. Raises ServerError, and TypeError or ValueError if an option is wrong."""

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from caravan import errors
 from caravan.prompts import ChatCall, Messages, PlainPrompt
+from caravan.python_names import in_python
 from caravan.request_bodies import chat_body, completion_body
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.ahead import ahead, each
@@ -107,7 +108,7 @@ async def valid_chat(context: Context, messages: Messages, params: SamplingParam
     context.check_generates()
     body = chat_body(messages, params, call.fields)
     source = ChatSource(body=body, exact=call.exact or (), clamps=call.exact is not None)
-    return await validate_chat(context, source, choices_of(body, context.limits))
+    return await validate_chat(context, source, choices_of(body, context.limits), before=call.before)
 
 
 async def embedded_ids(context: Context, prompt: PlainPrompt) -> tuple[int, ...]:
@@ -126,7 +127,7 @@ def named_errors(prefix: str = "") -> Iterator[None]:
     except (RequestError, TextTooLongError) as error:
         too_long = isinstance(error, ContextLengthError | TextTooLongError)
         kind = errors.ContextLengthError if too_long else errors.RequestError
-        raise kind(prefix + str(error).removeprefix("Input validation error: ")) from None
+        raise kind(prefix + in_python(str(error).removeprefix("Input validation error: "))) from None
     except errors.RequestError as error:
         raise type(error)(f"{prefix}{error}") from None
     except DeadlineError as error:

@@ -15,7 +15,7 @@ from caravan.client.outputs import ConversationExport, Item, Operation, Response
 from caravan.client.reading import ResponseReader, read_response
 from caravan.client.remote_model import RemoteModel
 from caravan.options import check_names
-from caravan.prompts import CHAT_PARAMS
+from caravan.prompts import CHAT_PARAMS, params_or
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.api.openai.conversations.schema import ConversationObject, DeletedConversation, Export
 from caravan_dialects.api.openai.responses.schema import ItemList, ResponseObject
@@ -86,7 +86,7 @@ class AsyncServedConversation:
     def _response_call(
         self, given: Input, params: SamplingParams | None, options: RespondOptions, *, stream: bool
     ) -> Call:
-        body = bodies.response(self.id, given, params or CHAT_PARAMS, options, stream=stream)
+        body = bodies.response(self.id, given, params_or(params, CHAT_PARAMS), options, stream=stream)
         if self._model:
             body.setdefault("model", self._model)
         return Call(method="POST", path=_RESPONSES, body=body)
@@ -195,7 +195,7 @@ class AsyncClient(Calls):
 
     def __init__(self, url: str, **options: Unpack[ClientOptions]) -> None:
         """``url``: that of the server. Connects with the first call. Raises ValueError, and TypeError for options."""
-        check_names(options, ClientOptions)
+        check_names(options, ClientOptions.__annotations__)
         key = options.get("api_key")
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         parallel, retries = options.get("parallel", _PARALLEL), options.get("retries", 0)

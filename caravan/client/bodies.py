@@ -74,7 +74,7 @@ def response(
 
     Raises RequestError for parameters that responses do not have, and TypeError for unknown options.
     """
-    check_names(options, RespondOptions)
+    check_names(options, RespondOptions.__annotations__)
     _refuse_functions(params)
     fields = sampling_fields(params)
     structure = fields.pop("structured_outputs", {})

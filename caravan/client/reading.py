@@ -12,7 +12,13 @@ from caravan.client.errors import BadReplyError, read_event_failure, response_fa
 from caravan.client.outputs import Response, ResponsePart, ResponseUsage
 from caravan.outputs import CompletionOutput, Logprob, RequestOutput, ToolCall
 from caravan.prompts import PlainPrompt
-from caravan_dialects.api.openai.chat.schema import ChatCompletion, ChatCompletionChunk, ChatLogprobs, ToolCallDelta
+from caravan_dialects.api.openai.chat.schema import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatLogprobs,
+    LeftOut,
+    ToolCallDelta,
+)
 from caravan_dialects.api.openai.completions.schema import Completion, CompletionChoice, PromptLogprob
 from caravan_dialects.api.openai.responses.schema import ResponseEvent, ResponseObject
 from caravan_dialects.api.openai.schema import Usage
@@ -68,6 +74,7 @@ def read_chat(answer: Answer) -> RequestOutput:
         outputs=outputs,
         finished=True,
         num_cached_tokens=_cached(reply.usage),
+        left_out=_left_out(reply.truncated),
     )
 
 
@@ -78,6 +85,7 @@ class Chunk:
     outputs: Sequence[CompletionOutput]
     prompt_token_ids: list[int] | None
     usage: Usage | None
+    left_out: Sequence[int] = ()
 
 
 def read_completion_chunk(event: str) -> Chunk:
@@ -111,7 +119,8 @@ class ChatChunks:
                 tool_calls=[ToolCall(call_id, name, "".join(arguments)) for call_id, name, arguments in calls],
             )
             outputs.append(_with_logprobs(output, _chat_entries(choice.logprobs)))
-        return Chunk(outputs, _given(chunk.prompt_token_ids, None), _given(chunk.usage, None))
+        ids, usage = _given(chunk.prompt_token_ids, None), _given(chunk.usage, None)
+        return Chunk(outputs, ids, usage, _left_out(chunk.truncated))
 
     def _take(self, choice: int, deltas: Sequence[ToolCallDelta]) -> None:
         calls = self._calls.setdefault(choice, [])
@@ -136,6 +145,7 @@ class OutputReader:
         self._prompt = prompt if isinstance(prompt, str) else None
         self._read = read
         self._prompt_token_ids: Sequence[int] = ()
+        self._left_out: Sequence[int] = ()
         self._unfinished = outputs
         self._last: RequestOutput | None = None
         self.ended = False
@@ -146,6 +156,7 @@ class OutputReader:
             return
         with _named_failure(event, self._request_id):
             chunk = self._read(event)
+        self._left_out = chunk.left_out or self._left_out
         if chunk.prompt_token_ids is not None:
             self._prompt_token_ids = chunk.prompt_token_ids
         for output in chunk.outputs:
@@ -167,7 +178,12 @@ class OutputReader:
             outputs=[output],
             finished=False,
             num_cached_tokens=0,
+            left_out=self._left_out,
         )
+
+
+def _left_out(truncated: LeftOut | msgspec.UnsetType) -> Sequence[int]:
+    return () if truncated is msgspec.UNSET else truncated.messages
 
 
 def _completion_output(choice: CompletionChoice) -> CompletionOutput:

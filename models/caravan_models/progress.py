@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TextIO
 
+from caravan_models.bars import new_bar, shows_bars
 from caravan_models.cached_model import FetchedModel
 from caravan_models.listing import size_text
 
@@ -83,8 +84,11 @@ Say = Callable[[str], None]
 
 
 def log_line(line: str) -> None:
-    """Log a line of a report."""
-    _log.info("%s", line)
+    """Log a line of a report; in a program that has set up no logging, write it to standard error."""
+    if _log.hasHandlers():
+        _log.info("%s", line)
+    else:
+        print(line, file=sys.stderr, flush=True)  # noqa: T201 - a download of minutes must not look like a hang
 
 
 def note(fetched: FetchedModel) -> None:
@@ -102,9 +106,9 @@ _WORDS = {
 
 @contextmanager
 def shown(name: str, say: Say = log_line, terminal: TextIO | None = None) -> Iterator[OnProgress]:
-    """Yield what shows a download: on ``terminal``, stderr by default, if it is a terminal; else by ``say``."""
+    """Yield what shows a download: as a bar on ``terminal``, stderr by default, or in a notebook; else by ``say``."""
     terminal = sys.stderr if terminal is None else terminal
-    report: _Bar | _Lines = _Bar(name, terminal) if terminal.isatty() else _Lines(name, say)
+    report: _Bar | _Lines = _Bar(name, terminal) if shows_bars(terminal) else _Lines(name, say)
     try:
         yield report.show
     finally:
@@ -121,16 +125,9 @@ class _Bar:
 
     def show(self, progress: Progress) -> None:
         if self._bar is None:
-            from tqdm import tqdm
-
             # The bytes of an earlier download are no part of the rate.
-            self._bar = tqdm(
-                total=progress.size,
-                initial=progress.done,
-                unit="B",
-                unit_scale=True,
-                dynamic_ncols=True,
-                file=self._terminal,
+            self._bar = new_bar(
+                total=progress.size, initial=progress.done, unit="B", unit_scale=True, file=self._terminal
             )
         self._bar.set_description_str(_WORDS[progress.stage].format(self._name), refresh=False)
         self._bar.update(progress.done - self._bar.n)

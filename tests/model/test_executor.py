@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader, dequantize
 
-from caravan import LLM, Conversation, Executor, SamplingParams
+from caravan import LLM, Conversation, Executor, RequestError, SamplingParams
 from caravan_testing.shard_models import (
     DEMO_MODEL,
     HYBRID_MODEL,
@@ -271,3 +272,17 @@ def test_a_recurrent_model_is_cut_back_to_the_ends_of_its_prompts(kind: str, tmp
         assert copy.held == len(tokens)
         params = SamplingParams(seed=1)
         assert [one.id for one in copy.generate(5, params)] == [one.id for one in conversation.generate(5, params)]
+
+
+def test_the_models_own_embeddings_are_its_tokens(executor: Executor) -> None:
+    tensors = {tensor.name: tensor for tensor in GGUFReader(fetched(WORDS_MODEL)).tensors}
+    table = dequantize(tensors["token_embd.weight"].data, tensors["token_embd.weight"].tensor_type)
+    tokens = executor.tokenize("The capital of France is Paris, and that of Italy is Rome")
+    with executor.create() as given, executor.create() as expected:
+        given.prompt([*tokens[:3], table[tokens[3:9]], *tokens[9:]])
+        expected.prompt(tokens)
+        executor.infer()
+        assert given.logits() == pytest.approx(expected.logits(), abs=1e-3)
+        _check_alike(executor, tokens, _written(given), _written(expected))
+    with executor.create() as refused, pytest.raises(RequestError, match="values for each token"):
+        refused.prompt(np.zeros((1, 3), np.float32))

@@ -28,6 +28,7 @@ EXPECTED = (
     ("Paris", "tokens were cached: ", "['system', 'user', 'assistant', 'user', 'assistant']"),
     (" ",),
     ("[", ", ", "]\n"),
+    ("0 ",),
     ("576\n", "The Loire 0.", "A hammer 0."),
     ("cleanliness 0.", "service 0.", "price 0."),
     (" Paris", "\n Paris"),
@@ -36,7 +37,6 @@ EXPECTED = (
     ("True READY  Paris\n", "The capital of France is | ", " | "),
     ("Paris is the capital of [' ", "Rome is the capital of [' "),
     ("0 ' Paris", "1 '"),
-    ("Paris", "Madrid", "3 items, 5 in the fork"),
     ("\n['user'",),
 )
 # Where the programs expect a server.

@@ -123,7 +123,8 @@ class Capacity:
     ``layouts``: the layouts that the cells can have; the first is the current one.
     ``max_prompt_logprob_tokens``: prompt tokens with log probabilities in one step, all sequences together. A step may
     have this many outputs beyond one per sequence.
-    ``embedding_size``: the length of an embedding; 0 if embeddings are not served.
+    ``embedding_size``: the length of an embedding; 0 if embeddings are not served. ``input_size``: the length of the
+    row that the model reads in place of a token; 0 if it reads tokens only.
     ``max_embed_tokens``: the longest text to embed. ``joint_embed``: what texts may share a forward pass.
     ``ranks``: `Backend.embed` takes a query and a document, and says how relevant the document is.
     """
@@ -133,6 +134,7 @@ class Capacity:
     max_batch_tokens: int
     max_prompt_logprob_tokens: int
     embedding_size: int = 0
+    input_size: int = 0
     max_embed_tokens: int = 0
     joint_embed: JointEmbed = JointEmbed(texts=1, tokens=0)
     ranks: bool = False

@@ -185,7 +185,7 @@ def test_a_reply_keeps_to_a_schema(llm: LLM) -> None:
     [
         ("x", SamplingParams(n=2), "`n` must be 1"),
         ("x", SamplingParams(logprobs=1), "`logprobs` None"),
-        ("x", SamplingParams(temperature=-1), "`temperature`"),
+        ("x", SamplingParams(stop_token_ids=[9999]), "`stop_token_ids`"),
         ([], None, "a message to answer"),
         ([{"role": "assistant", "content": "a"}], None, "a message to answer"),
         ("x" * 5000, None, "`messages` must have at most"),

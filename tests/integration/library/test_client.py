@@ -321,7 +321,7 @@ def test_a_response_has_a_schema_and_tools(client: Client) -> None:
             "cannot be combined",
         ),
         (None, {"truncate": 1, "background": True}, TypeError, "unknown options: background, truncate"),
-        (SamplingParams(temperature=-1), {}, InvalidRequestError, "`temperature` must be"),
+        (SamplingParams(priority=101), {}, InvalidRequestError, "`priority` must be"),
         (None, {"reasoning_effort": "extreme"}, InvalidRequestError, "Invalid enum value 'extreme'"),
     ],
 )
@@ -343,9 +343,7 @@ def test_what_a_response_cannot_have_is_refused(
     [
         (SamplingParams(max_tokens=None), "`max_tokens` must be a number here"),
         (SamplingParams(logprobs=2), "`logprobs` must be 0 or None here"),
-        (SamplingParams(top_p=7), "`top_p`"),
-        (SamplingParams(choice_parameters=[{"heat": 1}]), "unknown field `heat`"),  # type: ignore[typeddict-unknown-key]
-        (SamplingParams(n=3, choice_parameters=[{}]), "choice_parameters"),
+        (SamplingParams(priority=101), "`priority`"),
         ([SamplingParams()] * 2, "one entry of sampling_params for each of 1. Given: 2"),
     ],
 )

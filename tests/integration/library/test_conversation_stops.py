@@ -174,8 +174,6 @@ def test_tokens_of_a_begun_stop_string_come_before_the_error() -> None:
         (SamplingParams(priority=1), None, "`priority` is not known"),
         (SamplingParams(use_beam_search=True), None, "`use_beam_search` is not known"),
         (SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")), None, "`structured_outputs` is not"),
-        (SamplingParams(max_tokens=0), None, "`max_tokens` must be"),
-        (SamplingParams(stop=""), None, "`stop`"),
         (SamplingParams(), "", "`stop`"),
         (SamplingParams(), ["a"] * 65, "`stop`"),
         (SamplingParams(stop_token_ids=[260]), None, "`stop_token_ids`"),

@@ -138,7 +138,7 @@ def test_misuse_has_a_name_and_changes_nothing(executor: Executor) -> None:
     for refused in ([999], [-1], []):
         with pytest.raises(caravan.RequestError):
             conversation.prompt(refused)
-    for wrong in (SamplingParams(temperature=-1), SamplingParams(min_tokens=1), lambda _logits: 999):
+    for wrong in (SamplingParams(logit_bias={999: 1.0}), SamplingParams(min_tokens=1), lambda _logits: 999):
         with pytest.raises(caravan.RequestError):
             conversation.sample(wrong)
     assert (conversation.text, conversation.state) == ("a", State.READY)

@@ -177,9 +177,8 @@ def test_what_is_no_logits_is_an_error_that_says_so(llm: LLM, returned: Any, mes
 def test_refusals_name_the_field(llm: LLM) -> None:
     with pytest.raises(caravan.RequestError, match="`logits_processors` must be functions"):
         llm.generate("x", with_functions(_PARAMS, 3))
-    beams = SamplingParams(use_beam_search=True, n=2, logits_processors=[unlike_the_last])
     with pytest.raises(caravan.RequestError, match="`logits_processors` cannot be used with `use_beam_search`"):
-        llm.generate("x", beams)
+        SamplingParams(use_beam_search=True, n=2, logits_processors=[unlike_the_last])
     with caravan.Client("http://127.0.0.1:9") as client:
         for call in (
             client.generate,

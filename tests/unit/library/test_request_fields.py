@@ -74,7 +74,6 @@ def test_only_what_is_not_at_its_default_is_sent() -> None:
 def test_choice_parameters_say_how_many_outputs_there_are() -> None:
     choices: list[ChoiceParameters] = [{}, {"temperature": 0.5}]
     assert completion_fields("p", SamplingParams(choice_parameters=choices))["n"] == 2
-    assert completion_fields("p", SamplingParams(choice_parameters=choices, n=3))["n"] == 3
 
 
 def test_fields_of_a_chat_mean_what_they_mean_to_a_server() -> None:

@@ -1,8 +1,14 @@
 """What people see of a download: one bar on a terminal, lines elsewhere."""
 
 import io
+import logging
+import sys
+from types import SimpleNamespace
 
-from caravan_models.progress import FetchStage, Meter, Progress, shown
+import pytest
+
+from caravan_models.bars import shows_bars
+from caravan_models.progress import FetchStage, Meter, Progress, log_line, shown
 
 
 class Terminal(io.StringIO):
@@ -58,3 +64,18 @@ def test_what_is_there_shows_nothing() -> None:
     with shown("small", terminal=terminal):
         pass
     assert terminal.getvalue() == ""
+
+
+def test_a_program_without_logging_says_it_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("caravan_models.progress")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logger, "propagate", False)
+        log_line("downloading small: 10 % of 1.0 kB")
+    assert capsys.readouterr().err == "downloading small: 10 % of 1.0 kB\n"
+
+
+def test_a_notebook_has_bars_though_standard_error_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not shows_bars(io.StringIO())
+    for shell, expected in ((None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=object()), True)):
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        assert shows_bars(io.StringIO()) is expected

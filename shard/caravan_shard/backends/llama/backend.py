@@ -112,6 +112,7 @@ class LlamaCppBackend:
             max_batch_tokens=self._contexts.batch_tokens,
             max_prompt_logprob_tokens=self._contexts.prompt_logprob_tokens,
             embedding_size=self._embedder.size if self._embedder is not None else 0,
+            input_size=int(llama_cpp.llama_model_n_embd_inp(loaded.pointer)),
             max_embed_tokens=self._embedder.max_tokens if self._embedder is not None else 0,
             joint_embed=self._embedder.joint if self._embedder is not None else JointEmbed(texts=1, tokens=0),
             ranks=self._embedder is not None and self._embedder.ranks,

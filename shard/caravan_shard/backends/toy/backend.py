@@ -99,6 +99,7 @@ class ToyBackend:
             max_batch_tokens=max_batch_tokens,
             max_prompt_logprob_tokens=max_prompt_logprob_tokens,
             embedding_size=embedding_size,
+            input_size=1,
             max_embed_tokens=MAX_EMBED_TOKENS if embedding_size or ranks else 0,
             joint_embed=JointEmbed(texts=8, tokens=MAX_EMBED_TOKENS),
             ranks=ranks,

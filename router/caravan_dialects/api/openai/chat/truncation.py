@@ -1,9 +1,11 @@
 """Leaves out the oldest turns of a chat that does not fit the context, whatever dialect it came in."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import msgspec
 
@@ -63,44 +65,93 @@ class Room:
         return min(self.prompt, int(min(self.total, self.limit or self.total) * _KEPT))
 
 
-async def shortened(
-    attempt: Callable[[int], Awaitable[ValidChat]], last: int, room: Room, before: int = 0
-) -> tuple[int, ValidChat]:
-    """Return how many of the oldest turns are left out, and the request without them.
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The turns of a chat that can be told apart: each begins with the first of the user's messages in a row."""
 
-    ``attempt`` validates the request without that number of turns, at most ``last``. If all of these must go, what is
-    left is used as it is, or raises its error. ``before`` is how many an earlier prompt left out: as long as this one
-    fits without them, it begins alike, so that the cache is of use.
+    messages: Sequence[Message]
+    starts: Sequence[int]
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> "Turns":
+        """Find the turns of ``messages``. No turn parts a call from its result."""
+        roles = ["", *(message.role for message in messages)]
+        starts = [at for at, (before, role) in enumerate(pairwise(roles)) if role == "user" != before]
+        return cls(messages, unsplit(starts, _calls(messages)))
+
+    @property
+    def most(self) -> int:
+        """How many turns can be left out: the last one stays."""
+        return max(0, len(self.starts) - 1)
+
+    def left_out(self, turns: int) -> list[int]:
+        """Return the places of the messages that go with the first ``turns`` turns: system messages stay."""
+        end = self.starts[turns] if turns else 0
+        return [at for at, message in enumerate(self.messages[:end]) if message.role not in _SYSTEM]
+
+    def without(self, turns: int) -> list[Message]:
+        """Return the messages that stay without the first ``turns`` turns."""
+        gone = set(self.left_out(turns))
+        return [message for at, message in enumerate(self.messages) if at not in gone]
+
+    def before(self, place: int) -> int:
+        """Return how many turns begin before ``place``."""
+        return bisect_left(self.starts, place)
+
+
+_Tried = TypeVar("_Tried")
+
+
+async def shortened(
+    attempt: Callable[[int], Awaitable[_Tried]],
+    size: Callable[[_Tried], int],
+    last: int,
+    room: Room,
+    before: int = 0,
+) -> tuple[int, _Tried]:
+    """Return how many of the oldest turns are left out, and what ``attempt`` made without them.
+
+    ``attempt`` makes a prompt without that number of turns, at most ``last``; ``size`` counts its tokens. If all of
+    these must go, what is left is used as it is, or raises its error. ``before`` is how many an earlier prompt left
+    out: as long as this one fits without them, it begins alike, so that the cache is of use.
     """
 
-    async def within(turns: int, tokens: int) -> ValidChat | None:
+    async def within(turns: int, tokens: int) -> _Tried | None:
         try:
-            chat = await attempt(turns)
+            tried = await attempt(turns)
         except (ValidationError, TextTooLongError) as error:
             if not does_not_fit(error):
                 raise
             return None
-        return chat if len(chat.request.prompt) <= tokens else None
+        return tried if size(tried) <= tokens else None
 
     first = min(before, last)
-    if (chat := await within(first, room.prompt)) is not None:
-        return first, chat
+    if (tried := await within(first, room.prompt)) is not None:
+        return first, tried
     fewest, most = first + 1, last
     best = None
     while fewest <= most:
         middle = (fewest + most) // 2
-        chat = await within(middle, room.shortened)
-        if chat is None:
+        tried = await within(middle, room.shortened)
+        if tried is None:
             fewest = middle + 1
         else:
-            best, most = (middle, chat), middle - 1
+            best, most = (middle, tried), middle - 1
     return best or (last, await attempt(last))
 
 
-async def validate_chat(context: Context, source: ChatSource, choices: Choices = ONE_CHOICE) -> ValidChat:
+def prompt_size(chat: ValidChat) -> int:
+    """Return the number of tokens of a chat's prompt."""
+    return len(chat.request.prompt)
+
+
+async def validate_chat(
+    context: Context, source: ChatSource, choices: Choices = ONE_CHOICE, *, before: int = 0
+) -> ValidChat:
     """Check a chat; with ``truncation``, leave out its oldest turns if not all fit.
 
-    All system messages, the tools and the last turn stay. Raises what `validate_whole_chat` raises.
+    All system messages, the tools and the last turn stay. ``before``: the place of the first message that an earlier
+    prompt of the same chat kept, see `shortened`. Raises what `validate_whole_chat` raises.
     """
     body, limit = source.body, source.max_prompt_tokens
     if body.truncation != "auto":
@@ -108,31 +159,18 @@ async def validate_chat(context: Context, source: ChatSource, choices: Choices =
         if limit is not None and len(chat.request.prompt) > limit:
             raise PromptTooLongError(source.names[0], limit, len(chat.request.prompt), context.bounds.max_total_tokens)
         return chat
-    starts = _starts(body.messages)
+    turns = Turns.of(body.messages)
 
-    def left_out(turns: int) -> list[int]:
-        end = starts[turns] if turns else 0
-        return [at for at, message in enumerate(body.messages[:end]) if message.role not in _SYSTEM]
-
-    async def attempt(turns: int) -> ValidChat:
-        gone = set(left_out(turns))
-        kept = [message for at, message in enumerate(body.messages) if at not in gone]
-        shorter = replace(source, body=msgspec.structs.replace(body, messages=kept), clamps=True)
+    async def attempt(gone: int) -> ValidChat:
+        shorter = replace(source, body=msgspec.structs.replace(body, messages=turns.without(gone)), clamps=True)
         return await validate_whole_chat(context, shorter, choices)
 
     total = context.bounds.max_total_tokens
     room = Room(
         total=total if limit is None else min(limit + 1, total), new=body.max_tokens or body.max_completion_tokens
     )
-    turns, chat = await shortened(attempt, max(0, len(starts) - 1), room)
-    return replace(chat, left_out=LeftOut(turns, left_out(turns))) if turns else chat
-
-
-def _starts(messages: Sequence[Message]) -> list[int]:
-    """Return where turns begin that can be told apart: each with the first of the user's messages in a row."""
-    roles = ["", *(message.role for message in messages)]
-    starts = [at for at, (before, role) in enumerate(pairwise(roles)) if role == "user" != before]
-    return unsplit(starts, _calls(messages))
+    gone, chat = await shortened(attempt, prompt_size, turns.most, room, turns.before(before))
+    return replace(chat, left_out=LeftOut(gone, turns.left_out(gone))) if gone else chat
 
 
 def _calls(messages: Sequence[Message]) -> Iterable[tuple[int, int]]:

@@ -15,7 +15,7 @@ from caravan_dialects.api.generation.serving import first_session, serving_field
 from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
 from caravan_dialects.api.openai.chat.messages import check_depth
 from caravan_dialects.api.openai.chat.schema import ChatRequest, Message
-from caravan_dialects.api.openai.chat.truncation import Room, shortened, unsplit
+from caravan_dialects.api.openai.chat.truncation import Room, prompt_size, shortened, unsplit
 from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat, validate_whole_chat
 from caravan_dialects.api.openai.responses.item_messages import ItemTexts, calls_of, count_system, messages_of, turns_of
 from caravan_dialects.api.openai.responses.rules import metadata_error
@@ -120,7 +120,7 @@ class _Attempts:
         """Return the number of turns to leave out, ``before`` if that fits, and the request without them."""
         asked = self._body.max_output_tokens if isinstance(self._body, ResponseRequest) else None
         room = Room(total=self._context.bounds.max_total_tokens, new=asked)
-        return await shortened(self.without, max(0, len(self._starts) - 1), room, before)
+        return await shortened(self.without, prompt_size, max(0, len(self._starts) - 1), room, before)
 
 
 def _session_of(body: InputFields, turn: Turn) -> str | None:
