@@ -20,7 +20,7 @@ from caravan_dialects.bulk.records import Batch, BatchStatus, Counts
 from caravan_dialects.conversations.nodes import new_id
 from caravan_router.http.bulk.files import file_of
 from caravan_router.http.bulk.line import ENDPOINTS
-from caravan_router.http.bulk.running import BULK, RUNNING_BATCHES
+from caravan_router.http.bulk.running import BULK, CANCELLABLE, RUNNING_BATCHES
 from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
@@ -30,7 +30,6 @@ _ONE = f"{_PATH}/{{batch_id}}"
 _ID = Parameter(name="batch_id", place="path", description="Id of a batch")
 _DEFAULT_PAGE, _MOST_PAGE = 20, 100
 _HOUR_S = 3600.0
-CANCELLABLE = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
 _ENDPOINTS = tuple(path for path, endpoint in ENDPOINTS.items() if endpoint.dialect is OPENAI)
 
 ROUTES = Routes(OPENAI)

@@ -12,7 +12,7 @@ from aiohttp import web
 from caravan_dialects.api.anthropic.errors import ANTHROPIC
 from caravan_dialects.api.anthropic.reply import AskedMessage
 from caravan_dialects.api.anthropic.schema import MessagesRequest
-from caravan_dialects.api.errors import Dialect
+from caravan_dialects.api.error_table import Dialect
 from caravan_dialects.api.generation.asked import Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.in_progress import RequestInProgress

@@ -26,9 +26,9 @@ from caravan_dialects.bulk.lines import MAX_LINES
 from caravan_dialects.bulk.records import Batch, Counts, StoredFile
 from caravan_dialects.bulk.store import Page, Upload
 from caravan_dialects.conversations.nodes import new_id
-from caravan_router.http.bulk.batches import CANCELLABLE, batch_of, begin_batch
+from caravan_router.http.bulk.batches import batch_of, begin_batch
 from caravan_router.http.bulk.line import MESSAGES
-from caravan_router.http.bulk.running import BULK, RUNNING_BATCHES
+from caravan_router.http.bulk.running import BULK, CANCELLABLE, RUNNING_BATCHES
 from caravan_router.http.server.body import Tolerance, forget_body
 from caravan_router.http.server.route import BODY_ERRORS, LINES, STORE_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes

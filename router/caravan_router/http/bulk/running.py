@@ -12,7 +12,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from caravan_dialects.api.errors import InvalidKeyError, RequestError, kind_of
+from caravan_dialects.api.error_table import kind_of
+from caravan_dialects.api.errors import InvalidKeyError, RequestError, UnknownModelError
 from caravan_dialects.bulk.lines import CheckedLines, checked_lines, read_line
 from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Line, LineError
 from caravan_dialects.bulk.store import BulkStore, Tables
@@ -21,6 +22,7 @@ from caravan_dialects.conversations.store import StoreError
 from caravan_proto.files import FileLock
 from caravan_router.http.bulk.line import ENDPOINTS, LineRequest, answer_line
 from caravan_router.http.server.authentication import client_named
+from caravan_router.http.server.sole_worker import SoleWorker, Work, end_tasks
 from caravan_router.http.server.state import ENDING, STATE
 from caravan_scheduler.core.errors import EngineError
 
@@ -32,7 +34,9 @@ _log = logging.getLogger(__name__)
 _PASSING = frozenset({429, 503})
 # Between attempts of a line, or of the store.
 _RETRY_S, _MOST_RETRY_S = 0.5, 10.0
-_LOCK_POLL_S = 0.1
+# After its start, a server gets to know the models of its shards.
+_JOIN_S = 60.0
+CANCELLABLE = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
 
 
 class _LineResponse(msgspec.Struct, frozen=True):
@@ -75,7 +79,7 @@ class _RunningBatch:
 class RunningBatches:
     """The owner of all batches of this server that have not ended.
 
-    With a folder, one server at a time works on what is in it: the one that has the lock of the folder.
+    With a folder, one server at a time works on what is in it, see `SoleWorker`.
     """
 
     def __init__(self, app: web.Application, store: BulkStore, concurrency: int) -> None:
@@ -85,25 +89,14 @@ class RunningBatches:
         self._room = asyncio.Semaphore(concurrency)
         self._batches: dict[str, _RunningBatch] = {}
         folder = store.settings.folder
-        self._lock = None if folder is None else FileLock(folder / "lock")
-        self._watching: asyncio.Task[None] | None = None
+        lock = None if folder is None else FileLock(folder / "lock")
+        self._worker = SoleWorker(lock, app[ENDING], Work(self._continue_all, self._leave))
 
     async def start(self) -> None:
-        """Go on with what is in the folder, at once if no other server does."""
-        if self._lock is not None:
+        """Go on with what is in the folder, at once if no other server does. Raises StoreError."""
+        if self._store.settings.folder is not None:
             await self._store.call(lambda tables: None)
-            self._watching = asyncio.create_task(self._watch(self._lock))
-
-    async def _watch(self, lock: FileLock) -> None:
-        ending = self._app[ENDING]
-        while not ending.is_set():
-            if lock.take():
-                await self._continue_all()
-                await ending.wait()
-                break
-            with suppress(TimeoutError):
-                await asyncio.wait_for(ending.wait(), _LOCK_POLL_S)
-        await self._leave()
+        await self._worker.start()
 
     async def _continue_all(self) -> None:
         with suppress(StoreError):
@@ -114,35 +107,29 @@ class RunningBatches:
 
     async def close(self) -> None:
         """End all tasks. What is in a folder can be continued later."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
-        await self._leave()
+        await self._worker.close()
 
     async def _leave(self) -> None:
-        tasks = [one.task for one in self._batches.values() if one.task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        if self._lock is not None:
-            self._lock.release()
+        await end_tasks([one.task for one in self._batches.values() if one.task is not None])
 
     def begin(self, batch: Batch) -> None:
         """Work on a batch that is in the store. Another server does if it has the lock."""
-        if self._lock is None or self._lock.is_held:
+        if self._worker.may_work:
             running = self._batches[batch.id] = _RunningBatch(batch)
             running.task = asyncio.create_task(self._run(running))
 
     async def cancel(self, batch: Batch) -> Batch:
-        """Let a batch that has not ended end with what is answered. Raises StoreError."""
-        cancelling = _reached(batch, BatchStatus.CANCELLING)
-        if (running := self._batches.get(batch.id)) is not None:
-            cancelling = _reached(running.batch, BatchStatus.CANCELLING)
-            running.batch = cancelling
+        """Let a batch that has not ended end with what is answered. Return it as it is now. Raises StoreError."""
+        running = self._batches.get(batch.id)
+        if running is None:
+            # It has ended meanwhile, or waits for a server that works on the folder.
+            found = await self._store.batch(batch.owner, batch.id)
+            running = _RunningBatch(batch if found is None else found[0])
+        if running.batch.status in CANCELLABLE:
+            running.batch = _reached(running.batch, BatchStatus.CANCELLING)
             running.cancelled.set()
-        await self._store.add_batch(cancelling)
-        return cancelling
+            await self._store.add_batch(running.batch)
+        return running.batch
 
     async def _run(self, running: _RunningBatch) -> None:
         """Work on a batch until it has ended, again and again while the store cannot be used."""
@@ -188,6 +175,9 @@ class RunningBatches:
             return
         begun = replace(_reached(batch, BatchStatus.IN_PROGRESS), total=len(checked.lines))
         await self._store.call(lambda tables: tables.begin(begun, checked.lines))
+        if running.cancelled.is_set():
+            begun = replace(running.batch, total=begun.total)
+            await self._store.add_batch(begun)
         running.batch = begun
 
     async def _answer_all(self, running: _RunningBatch) -> None:
@@ -239,7 +229,7 @@ class RunningBatches:
             except (RequestError, EngineError, StoreError) as error:
                 dialect = ENDPOINTS[batch.endpoint].dialect
                 status = dialect.status(kind_of(error))
-                if status in _PASSING:
+                if status in _PASSING or self._may_join(error):
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, _MOST_RETRY_S)
                     continue
@@ -256,6 +246,10 @@ class RunningBatches:
             response=_LineResponse(status, request_id, msgspec.Raw(reply)),
         )
         await self._keep(batch, Answered(line.number, msgspec.json.encode(answered), kind))
+
+    def _may_join(self, error: Exception) -> bool:
+        """Whether a model is unknown that may only not have joined yet, as after a restart of the server."""
+        return isinstance(error, UnknownModelError) and time.time() < self._app[STATE].started_s + _JOIN_S
 
     async def _keep(self, batch: Batch, answered: Answered) -> None:
         await self._until_stored(lambda tables: tables.answered(batch.id, answered))
@@ -293,7 +287,8 @@ class RunningBatches:
 
     async def _write(self, running: _RunningBatch, batch: Batch) -> None:
         await self._store.add_batch(batch)
-        running.batch = batch
+        if batch.status is BatchStatus.CANCELLING or not running.cancelled.is_set():
+            running.batch = batch
 
 
 def _reached(batch: Batch, status: BatchStatus) -> Batch:

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.api.errors import ContextLengthError, NotStoredError, kind_of
+from caravan_dialects.api.error_table import kind_of
+from caravan_dialects.api.errors import ContextLengthError, NotStoredError
 from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import Context
