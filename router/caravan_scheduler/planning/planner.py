@@ -174,7 +174,9 @@ class Planner:
 
     def _plan(self, shard: ShardLedger, now: float, waiting: int, adapter: str | None) -> StepPlan:
         config, lengths = self._state.config, self._state.lengths
-        return StepPlan(shard, PlanInput(config=config, lengths=lengths, now=now, waiting=waiting, adapter=adapter))
+        urgent = min(waiting, self._state.waiting.urgent)
+        given = PlanInput(config=config, lengths=lengths, now=now, waiting=waiting, urgent=urgent, adapter=adapter)
+        return StepPlan(shard, given)
 
     # Admission
 

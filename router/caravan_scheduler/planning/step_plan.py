@@ -27,6 +27,7 @@ from caravan_scheduler.beams import BeamGroup
 from caravan_scheduler.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_scheduler.fault import on_behalf
 from caravan_scheduler.output_lengths import OutputLengths
+from caravan_scheduler.planning.bulk import cells_kept, yielding, yields
 from caravan_scheduler.planning.chunking import Riders, StepBudget, join_reason, step_after, step_seconds, to_border
 from caravan_scheduler.planning.forecast import GROWTH_CELLS, CellForecast
 from caravan_scheduler.planning.layout import steps_left
@@ -90,13 +91,15 @@ def parameters_of(sequence: Sequence) -> SequenceParameters:
 class PlanInput:
     """What a step's plan depends on beside its shard.
 
-    ``waiting``: how many requests wait. ``adapter``: that of the first of them, None if no request may start.
+    ``waiting``: how many requests wait. ``urgent``: how many of them are no bulk work. ``adapter``: that of the first,
+    None if no request may start.
     """
 
     config: SchedulerConfig
     lengths: OutputLengths
     now: float
     waiting: int
+    urgent: int
     adapter: str | None
 
 
@@ -110,7 +113,15 @@ class StepPlan:
     def __init__(self, shard: ShardLedger, given: PlanInput) -> None:
         self.shard = shard
         self._given = given
-        wanted = shard.stays.adapters
+        bulk = yielding(shard, given.now, given.config.aging_s)
+        is_bulk_step = not given.urgent and len(bulk) == len(shard.stays.residents)
+        paused = () if is_bulk_step else bulk
+        waiting = given.waiting if is_bulk_step else given.urgent
+        wanted = (
+            {one.adapter for one in shard.stays.residents.values() if one not in paused}
+            if paused
+            else shard.stays.adapters
+        )
         self._has_rivals = len(wanted) > 1
         if given.adapter is not None:
             wanted.add(given.adapter)
@@ -125,6 +136,9 @@ class StepPlan:
         self.branched: list[Resident] = []
         self._decoding = shard.stays.decoding
         prefilling = shard.stays.prefilling
+        if paused:
+            self._decoding = [resident for resident in self._decoding if resident not in paused]
+            prefilling = [resident for resident in prefilling if resident not in paused]
         if has_rivals:
             self._decoding = [resident for resident in self._decoding if resident.adapter == self.adapter]
             prefilling = [resident for resident in prefilling if resident.adapter == self.adapter]
@@ -132,17 +146,19 @@ class StepPlan:
         self._joins_others = False
         self._join_reason = join_reason(
             given.config,
-            waiting=given.waiting,
+            waiting=waiting,
             running=len(self._riders),
             steps_since_prefill=shard.commands.steps_since_prefill,
         )
         if given.config.mode is PrefillMode.PAUSE and (prefilling or self._join_reason):
             self._riders = []  # decodes wait
-        prompts = len(prefilling) + max(0, min(given.waiting, shard.stays.free_sequences))
+        prompts = len(prefilling) + max(0, min(waiting, shard.stays.free_sequences))
         count = len(self._riders)
         claim = shard.claims.any_of(self._riders, prompts)
         riders = Riders(count=count, seconds=shard.costs.decode_s(count), claim=claim)
         seconds = step_seconds(given.config, prompts=prompts, riders=riders)
+        if is_bulk_step:
+            seconds = min(seconds, riders.seconds + given.config.bulk_step_s)
         waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s
         step = step_after(given.config, seconds, riders=riders, waited_s=waited_s)
         self._budget = StepBudget(shard, given.config, step)
@@ -215,7 +231,18 @@ class StepPlan:
             return False
         if self._forecast is None:
             self._forecast = CellForecast(self.shard, self._given.lengths, self._given.config.watermark)
-        return self._forecast.has_room(sequence, match.live_length)
+        held = self._held_against(sequence)
+        return held is not None and self._forecast.has_room(sequence, match.live_length, held)
+
+    def _held_against(self, sequence: Sequence) -> int | None:
+        """Return how many cells ``sequence`` may not take beside those of residents; None if it may not start."""
+        now, aging_s = self._given.now, self._given.config.aging_s
+        if not yields(sequence, now, aging_s):
+            return 0
+        residents = self.shard.stays.residents
+        if residents and (self._given.urgent or len(yielding(self.shard, now, aging_s)) < len(residents)):
+            return None
+        return cells_kept(self.shard, now)
 
     def admit(self, sequence: Sequence, match: Match) -> Resident:
         """Start ``sequence``, for which `can_admit` is true, with a chunk of its prompt."""

@@ -255,8 +255,9 @@ class NextHeader:
 
     @property
     def evictable(self) -> list[Resident]:
-        """The parked sequences that the next command does not copy, least recently used first."""
-        return [one for sequence_id, one in self._stays.parked.items() if sequence_id not in self.sources]
+        """The parked sequences that the next command does not copy: bulk work, then the least recently used first."""
+        found = [one for sequence_id, one in self._stays.parked.items() if sequence_id not in self.sources]
+        return sorted(found, key=_is_kept_longer)
 
     @property
     def is_needed(self) -> bool:
@@ -272,3 +273,7 @@ class NextHeader:
             drop_runs=tuple(self.dropped_runs),
             spill_runs=tuple(self.spilled_runs),
         )
+
+
+def _is_kept_longer(resident: Resident) -> bool:
+    return not resident.sequence.is_bulk

@@ -44,7 +44,12 @@ def plan(
     shard: ShardLedger, *, waiting: int = 1, adapter: str | None = "", config: SchedulerConfig | None = None
 ) -> StepPlan:
     given = PlanInput(
-        config=config or SchedulerConfig(), lengths=OutputLengths(), now=0.0, waiting=waiting, adapter=adapter
+        config=config or SchedulerConfig(),
+        lengths=OutputLengths(),
+        now=0.0,
+        waiting=waiting,
+        urgent=waiting,
+        adapter=adapter,
     )
     return StepPlan(shard, given)
 

@@ -1,0 +1,35 @@
+"""Bulk work: requests of the lowest priority, which fill the steps of a shard that nothing else needs."""
+
+from collections.abc import Collection
+
+from caravan_scheduler.sequence import Sequence
+from caravan_scheduler.shard.account import ShardAccount
+from caravan_scheduler.shard.resident import Resident
+from caravan_scheduler.waiting.queue import effective_priority
+
+# Of so many sequence ids of a shard, bulk work leaves one free, so that others need not take its cells to start.
+_IDS_FOR_EACH_FREE = 8
+# What was used by others in this time is likely to be used again, and bulk work takes no cells of it.
+_KEPT_S = 60.0
+
+
+def yields(sequence: Sequence, now: float, aging_s: float) -> bool:
+    """Whether ``sequence`` is bulk work that has not waited so long that it counts as any other request."""
+    return sequence.is_bulk and effective_priority(sequence.request, now, aging_s) < 0
+
+
+def yielding(shard: ShardAccount, now: float, aging_s: float) -> Collection[Resident]:
+    """Return the residents of ``shard`` that pause while others run there."""
+    if not shard.stays.bulk:
+        return ()
+    return {one for one in shard.stays.residents.values() if yields(one.sequence, now, aging_s)}
+
+
+def cells_kept(shard: ShardAccount, now: float) -> int | None:
+    """Return how many cells of parked sequences one more that yields may not take; None if it may take no id."""
+    stays = shard.stays
+    kept = [key for key, one in stays.parked.items() if not one.sequence.is_bulk and now - one.last_used_s < _KEPT_S]
+    free = stays.free_sequences
+    if free - len(kept) <= (free + len(stays.residents)) // _IDS_FOR_EACH_FREE:
+        return None
+    return shard.cells.tree.own_cells(kept) if kept else 0
