@@ -11,6 +11,8 @@ from caravan_scheduler.waiting.queue import effective_priority
 _IDS_FOR_EACH_FREE = 8
 # What was used by others in this time is likely to be used again, and bulk work takes no cells of it.
 _KEPT_S = 60.0
+# Bulk work that pauses keeps its place while so many of the cells are free.
+_FREE_CELLS = 0.25
 
 
 def yields(sequence: Sequence, now: float, aging_s: float) -> bool:
@@ -33,3 +35,15 @@ def cells_kept(shard: ShardAccount, now: float) -> int | None:
     if free - len(kept) <= (free + len(stays.residents)) // _IDS_FOR_EACH_FREE:
         return None
     return shard.cells.tree.own_cells(kept) if kept else 0
+
+
+def crowding(shard: ShardAccount, now: float, aging_s: float) -> Collection[Resident]:
+    """Return the residents of ``shard`` that pause and should rather wait: others need ids or cells to be kept.
+
+    What is computed of them stays parked, as the first to be evicted.
+    """
+    bulk, stays = yielding(shard, now, aging_s), shard.stays
+    if not bulk or len(bulk) == len(stays.residents) or any(one.sequence.is_bulk for one in stays.parked.values()):
+        return ()
+    has_ids = bool(stays.free_ids or stays.releasing)
+    return () if has_ids and shard.cells.free >= _FREE_CELLS * shard.capacity.cells else bulk
