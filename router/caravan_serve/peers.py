@@ -114,6 +114,7 @@ COMMANDS = {
     "unload": "stop",
     "load": "run",
     "benchmark": "bench",
+    "run-batch": "batch",
     "completions": "completion",
 }
 COMMAND_ANSWERS = {
