@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,11 @@ def test_every_line_is_answered_once_though_routers_and_shards_are_killed(tmp_pa
                     ).id
             while moments:
                 moment, victim = moments.pop(0), victims.pop(0)
-                reached = moment.__le__
                 wait_until(
-                    lambda: answered(served, batch_id), f"{moment} answers", reached, ignoring=(APIConnectionError,)
+                    partial(answered, served, batch_id),
+                    f"{moment} answers",
+                    moment.__le__,
+                    ignoring=(APIConnectionError,),
                 )
                 if victim == "router":
                     served.process.kill()
@@ -62,7 +65,7 @@ def test_every_line_is_answered_once_though_routers_and_shards_are_killed(tmp_pa
                     break
                 os.kill(rng.choice(served.shard_pids()), signal.SIGKILL)
             else:
-                wait_until(lambda: answered(served, batch_id), "all answers", LINES.__eq__)
+                wait_until(partial(answered, served, batch_id), "all answers", LINES.__eq__)
                 with OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
                     batch = client.batches.retrieve(batch_id)
                     lines = client.files.content(batch.output_file_id or "").text.splitlines()
