@@ -15,7 +15,7 @@ from caravan_testing.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-LINES, KILLS = 4_000, 20
+LINES, KILLS = 3_000, 20
 TOY = ("--backend", "fake", "--fake-step-ms", "1", "-np", "32", "-c", "32768", "--shards", "2")
 
 

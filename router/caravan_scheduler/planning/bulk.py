@@ -28,8 +28,13 @@ def yielding(shard: ShardAccount, now: float, aging_s: float) -> Collection[Resi
 
 
 def cells_kept(shard: ShardAccount, now: float) -> int | None:
-    """Return how many cells of parked sequences one more that yields may not take; None if it may take no id."""
+    """Return how many cells of parked sequences one more that yields may not take; None if it may take no id.
+
+    Where nothing runs it may take any: its end lets the next one be asked for.
+    """
     stays = shard.stays
+    if not stays.residents:
+        return 0
     kept = [key for key, one in stays.parked.items() if not one.sequence.is_bulk and now - one.last_used_s < _KEPT_S]
     free = stays.free_sequences
     if free - len(kept) <= (free + len(stays.residents)) // _IDS_FOR_EACH_FREE:
