@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from caravan.conversation import Conversation, Inference, State
     from caravan.embeddings import Embeddings
     from caravan.executor import Executor
-    from caravan.media import Picture, Sound
+    from caravan.media import Picture, PlacedMedia, Sound
     from caravan_proto import __version__
 
 __all__ = [
@@ -95,6 +95,7 @@ __all__ = [
     "NeedsInfer",
     "NeedsPrompt",
     "Picture",
+    "PlacedMedia",
     "ReplyUnderWay",
     "RequestError",
     "RequestOutput",
@@ -128,6 +129,7 @@ _LATER = {
     "Executor": "caravan.executor",
     "Inference": "caravan.conversation",
     "Picture": "caravan.media",
+    "PlacedMedia": "caravan.media",
     "Sound": "caravan.media",
     "State": "caravan.conversation",
     "__version__": "caravan_proto",

@@ -1,18 +1,20 @@
 """An executor whose calls are awaited."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
+from threading import Lock
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from caravan.conversation import GREEDY, Conversation, Inference, State
 from caravan.errors import ClosedError
 from caravan.executor import Executor
 from caravan.executor_sampling import Sampler, Stop
-from caravan.options import ModelOptions
+from caravan.media import PlacedMedia
+from caravan.options import ExecutorOptions
 from caravan.outputs import Token
 from caravan.processes import OpeningProcess
 from caravan.twins import AsyncClosing
@@ -22,6 +24,10 @@ _R = TypeVar("_R")
 _Owner = TypeVar("_Owner", Executor, Conversation)
 
 
+class _End:
+    """Comes after the last token."""
+
+
 class _Thread:
     """A thread that runs calls one after another, in the order in which they were made."""
 
@@ -29,6 +35,24 @@ class _Thread:
         self._process = OpeningProcess()
         self._pool = ThreadPoolExecutor(1, "caravan-executor")
         self._last: Future[None] | None = None
+        self._generations = 0
+        self._counting = Lock()
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Count a generation. Tasks of several event loops may."""
+        with self._counting:
+            self._generations += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._generations -= 1
+
+    def next_move(self, moves: Iterator[Token | None], end: _End) -> Token | _End | None:
+        """Return the next of ``moves``, or ``end``. A generation that is alone waits for no others before a step."""
+        move = next(moves, end)
+        return next(moves, end) if move is None and self._generations == 1 else move
 
     async def run(self, work: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Return what ``work`` returns. Raises ClosedError, ForkedError.
@@ -150,12 +174,17 @@ class AsyncConversation(_Remote[Conversation], AsyncClosing):
     rewind = _awaited(Conversation.rewind)
     shift_left = _awaited(Conversation.shift_left)
     modify = _awaited(Conversation.modify)
+    remove = _awaited(Conversation.remove)
     unload = _awaited(Conversation.unload)
     save = _awaited(Conversation.save)
 
     async def text(self) -> str:
         """Return the text of all tokens, without control tokens."""
         return await self._run(lambda conversation: conversation.text)
+
+    async def media(self) -> list[PlacedMedia]:
+        """See `Conversation.media`."""
+        return await self._run(lambda conversation: conversation.media)
 
     async def fork(self) -> "AsyncConversation":
         """See `Conversation.fork`."""
@@ -165,10 +194,11 @@ class AsyncConversation(_Remote[Conversation], AsyncClosing):
         self, max_tokens: int | None = None, sampler: Sampler = GREEDY, stop: Stop | None = None
     ) -> AsyncGenerator[Token, None]:
         """See `Conversation.generate`. Conversations that generate at the same time share their steps."""
-        moves, end = self._conversation.generation(max_tokens, sampler, stop), object()
-        while (move := await self._run(lambda _: next(moves, end))) is not end:
-            if isinstance(move, Token):
-                yield move
+        moves, end = self._conversation.generation(max_tokens, sampler, stop), _End()
+        with self._thread.generating():
+            while (move := await self._run(lambda _: self._thread.next_move(moves, end))) is not end:
+                if isinstance(move, Token):
+                    yield move
 
     async def close(self) -> None:
         """End it, and free its cells. Closing it again does nothing."""
@@ -187,14 +217,14 @@ class AsyncExecutor(_Remote[Executor], AsyncClosing):
     runs is waited for, and what it did stays, except a conversation that it made, which is closed.
     """
 
-    def __init__(self, model: str | Path, **options: Unpack[ModelOptions]) -> None:
+    def __init__(self, model: str | Path, **options: Unpack[ExecutorOptions]) -> None:
         """``async with`` loads the model. Raises nothing yet."""
         self._thread = _Thread()
         self._make: Callable[[], Executor] = partial(Executor, model, **options)
         self._executor: Executor | None = None
 
     @classmethod
-    def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ModelOptions]) -> Self:
+    def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ExecutorOptions]) -> Self:
         """Return an executor for which ``async with`` does what `Executor.open` does."""
         executor = cls(path)
         executor._make = partial(Executor.open, path, model, **options)

@@ -83,8 +83,8 @@ class Calls(AsyncClosing):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield the parts of the outputs of one prompt as they come, each with one entry in ``outputs``.
 
-        The texts of the parts of an index, joined, are its output. From a server, ``num_cached_tokens`` is known
-        in the last part, and 0 before. Closing the iterator ends the generation.
+        The texts of the parts of an index, joined, are its output. From a server, ``num_prompt_tokens`` and
+        ``num_cached_tokens`` are known in the last part, and 0 before. Closing the iterator ends the generation.
         """
         return self._iterate(self._model().stream(plain_prompt(prompt), params_or(sampling_params), adapter))
 

@@ -228,7 +228,7 @@ def _extended(reply: ChatReply, output: RequestOutput) -> ChatReply:
         tool_calls=part.tool_calls,
         finish_reason=part.finish_reason or "",
         token_ids=(*reply.token_ids, *part.token_ids),
-        prompt_tokens=len(output.prompt_token_ids),
+        prompt_tokens=output.num_prompt_tokens,
         cached_tokens=output.num_cached_tokens,
         left_out=output.left_out,
     )

@@ -23,12 +23,13 @@ from caravan.errors import (
     TooLong,
 )
 from caravan.executor_media import ExecutorMedia
-from caravan.executor_sampling import Ending, Sampler, Stop, choose, ending_of
-from caravan.media import PromptMedia, media_of
+from caravan.executor_sampling import CustomSampler, Ending, Sampler, Stop, ending_of
+from caravan.media import PlacedMedia, PromptMedia, media_of
 from caravan.outputs import Token
 from caravan.prompts import ChatCall, Messages, MessagesOptions, chat_fields_of, check_messages, token_ids_of
 from caravan.sampling_params import SamplingParams
 from caravan.saved_state import SavedConversation
+from caravan.token_choice import History, KeptLogprobs, TokenChooser, new_seed, with_seed
 from caravan.twins import Closing
 from caravan_dialects.text.assembler import Assembler, Piece
 from caravan_dialects.text.detokenize import display_text
@@ -39,10 +40,11 @@ from caravan_scheduler.shard.checkpoints import thinned
 from caravan_shard import arrays
 from caravan_shard.backends.base import Backend, CellSlice
 from caravan_shard.media import CellSpan, spans_before
-from caravan_shard.sampling.logprobs import token_logprobs
+from caravan_shard.sampling import sampler as shard_sampler
 
 if TYPE_CHECKING:
     from caravan.chat_prompts import ChatPrompts
+    from caravan.executor_cells import ExecutorCells
 
 _C = TypeVar("_C")
 _ANY_SIZE = 1 << 62
@@ -71,7 +73,8 @@ class Inference(Generic[_C]):
     """What one step did with the conversations that waited.
 
     ``done``: they are ready. ``waiting``: they have more tokens than the step had room for; call again. ``starved``:
-    the cache has no room, or no sequence, for them; they are as they were.
+    the cache has no room, or no sequence, for them; they are as they were. With ``unload_idle``, they wait instead
+    unless nothing fits.
     """
 
     done: tuple[_C, ...]
@@ -127,6 +130,10 @@ class Owner(Protocol):
 
     backend: Backend
     media: ExecutorMedia
+    sampler: shard_sampler.Sampler
+
+    @property
+    def cells(self) -> "ExecutorCells": ...
 
     @property
     def chat_prompts(self) -> "ChatPrompts": ...
@@ -139,10 +146,6 @@ class Owner(Protocol):
     def create(self) -> "Conversation": ...
 
     def infer(self) -> "Inference[Conversation]": ...
-
-    def share(self, source: "Conversation", target: "Conversation") -> None: ...
-
-    def trim(self, conversation: "Conversation", length: int) -> None: ...
 
     def end(self, conversation: "Conversation") -> None: ...
 
@@ -180,6 +183,10 @@ class Conversation(Closing):
         # Tokens from this one on get logits when they are computed.
         self._first_output = 0
         self._logits: NDArray[np.float32] | None = None
+        # Another number after each change but that tokens were appended.
+        self._edits = 0
+        self._chooser: TokenChooser | None = None
+        self._logprobs = KeptLogprobs(executor.sampler)
         # The sequence of the backend that holds the first ``held`` tokens; None if none does.
         self.sequence_id: int | None = None
         self.held = 0
@@ -206,6 +213,12 @@ class Conversation(Closing):
     def token_count(self) -> int:
         """Number of tokens, those that wait included."""
         return len(self._tokens)
+
+    @property
+    def media(self) -> list[PlacedMedia]:
+        """The images and audio among the tokens, in their order."""
+        self._check()
+        return self._executor.media.places(self._tokens)
 
     @property
     def text(self) -> str:
@@ -278,6 +291,7 @@ class Conversation(Closing):
         if tokens != self._tokens or self._logits is None:
             self._become(tokens)
         self._outputs = [False] * len(tokens)
+        self._edits += 1
         self._kept_from = len(messages), left_out[-1] + 1 if left_out else 0
         return left_out
 
@@ -286,11 +300,16 @@ class Conversation(Closing):
 
         Raises NeedsInfer, NeedsPrompt, and IndexError if the logits after that token were not kept.
         """
+        row: NDArray[np.float32] = self._row(offset)[0].copy()
+        return row
+
+    def _row(self, offset: int) -> NDArray[np.float32]:
+        """Return the logits [1, vocabulary] after the last token but ``offset``, which must not be changed."""
         rows = self._rows()
         if not 0 <= offset < len(rows):
             raise IndexError(f"logits were kept after the last {len(rows)} tokens. Given: {offset}")
-        row: NDArray[np.float32] = rows[len(rows) - 1 - offset].copy()
-        return row
+        at = len(rows) - 1 - offset
+        return rows[at : at + 1]
 
     def sample(self, sampler: Sampler = GREEDY, *, offset: int = 0) -> Token:
         """Choose the token that follows, by parameters or by a function of the logits; append nothing.
@@ -298,20 +317,36 @@ class Conversation(Closing):
         Of `SamplingParams`, those count that choose a token: sampling depends on ``seed`` and the number of tokens, as
         in the server. Raises NeedsInfer, NeedsPrompt, RequestError.
         """
-        logits, backend = self.logits(offset), self._executor.backend
         if isinstance(sampler, SamplingParams):
+            if self._chooser is None or not self._chooser.serves(sampler):
+                self._chooser = self._chooser_of(sampler)
+            return self._sampled(self._chooser, offset, new_seed(sampler))
+        return self._sampled(sampler, offset)
+
+    def _chooser_of(self, params: SamplingParams) -> TokenChooser:
+        return TokenChooser(self._executor.backend, self._executor.sampler, params)
+
+    def _sampled(self, sampler: TokenChooser | CustomSampler, offset: int = 0, seed: int | None = None) -> Token:
+        """Choose the token that follows the last one but ``offset``. ``seed``: instead of that of the parameters."""
+        backend, logits = self._executor.backend, self._row(offset)
+        if isinstance(sampler, TokenChooser):
             end = len(self._tokens) - offset
-            token = choose(backend, logits, sampler, self._tokens[:end], self._outputs[:end])
+            tokens, outputs = (self._tokens[:end], self._outputs[:end]) if offset else (self._tokens, self._outputs)
+            token = sampler.choose(logits, History(tokens, outputs, self._edits), seed)
         elif callable(sampler):
-            token = int(sampler(logits.copy()))
+            token = int(sampler(logits[0].copy()))
             self._check_ids([token])
         else:
             raise RequestError(f"a sampler is SamplingParams or a function of the logits. Given: {sampler!r:.80}")
         piece = backend.vocabulary.piece(token)
-        logprob = token_logprobs(logits, token, 0).chosen
-        ends = token in backend.facts.eos_token_ids
-        text = "" if piece.special else display_text(piece.data)
-        return Token(id=token, piece=piece.data, special=piece.special, ends=ends, logprob=logprob, text=text)
+        return Token(
+            id=token,
+            piece=piece.data,
+            special=piece.special,
+            ends=token in backend.facts.eos_token_ids,
+            text="" if piece.special else display_text(piece.data),
+            _logprob=self._logprobs.of(logits, token),
+        )
 
     def generate(
         self, max_tokens: int | None = None, sampler: Sampler = GREEDY, stop: Stop | None = None
@@ -343,7 +378,7 @@ class Conversation(Closing):
         self._tokens, self._outputs = list(source._tokens), list(source._outputs)
         self._kept_from = source._kept_from
         self._waits, self._first_output, self._logits = source._waits, source._first_output, source._logits
-        self._executor.share(source, self)
+        self._executor.cells.share(source, self)
         self.note_held(self.held)
 
     def rewind(self, count: int) -> None:
@@ -359,7 +394,8 @@ class Conversation(Closing):
             length = len(self._tokens) - count
             self._executor.media.check(self._tokens[:length])
             del self._tokens[length:], self._outputs[length:]
-            self._executor.trim(self, length)
+            self._edits += 1
+            self._executor.cells.trim(self, length)
             self._logits = None
 
     def shift_left(self, count: int, keep: int = 0) -> None:
@@ -384,10 +420,26 @@ class Conversation(Closing):
         if tokens != self._tokens:
             self._become(tokens)
 
+    def remove(self, media: PlacedMedia | PromptMedia) -> None:
+        """Remove an image or audio, one of `media`, or wherever it is; what follows is computed again by `modify`.
+
+        Raises NeedsInfer, and ValueError if it is not there.
+        """
+        self._check_computed()
+        wanted = media if isinstance(media, PlacedMedia) else media_of(media)
+        removed = [one for one in self.media if wanted in (one, one.media)]
+        if not removed:
+            raise ValueError("the conversation does not have this image or audio there")
+        places = {place for one in removed for place in range(one.start, one.stop)}
+        self.modify(lambda tokens: [token for place, token in enumerate(tokens) if place not in places])
+
     def unload(self) -> None:
-        """Free the cells; tokens and logits stay. The tokens are computed again when it is prompted next."""
+        """Free the cells; tokens and logits stay. When it is prompted next, the tokens are computed again.
+
+        With ``unload_idle``, the cells wait in host memory instead, as long as there is room.
+        """
         self._check()
-        self._executor.trim(self, 0)
+        self._executor.cells.unload(self)
 
     def save(self, path: str | Path | None = None) -> bytes:
         """Return the conversation as bytes, and write them to ``path`` if it is given."""
@@ -417,18 +469,20 @@ class Conversation(Closing):
         ends the output is not appended, unless it is the last of ``max_new_tokens``.
         """
         assembler, held = Assembler(ending.text), deque[Token]()
+        by = self._chooser_of(with_seed(sampler)) if isinstance(sampler, SamplingParams) else sampler
 
         def released(pieces: Sequence[Piece]) -> Iterator[Token]:
             for piece in pieces:
-                yield replace(held.popleft(), text=piece.text)
+                token = held.popleft()
+                yield token if token.text == piece.text else replace(token, text=piece.text)
 
         try:
             for count in range(1, ending.stopping.max_new_tokens + 1):
                 yield from self._steps()
-                token = self.sample(sampler)
+                token = self._sampled(by)
                 held.append(token)
                 finish = ending.finish(token, count)
-                pieces = assembler.push(GeneratedToken(token.id, token.piece, token.special, token.logprob, (), finish))
+                pieces = assembler.push(GeneratedToken(token.id, token.piece, token.special, None, (), finish))
                 yield from released(pieces)
                 if pieces and pieces[-1].finish not in (None, FinishReason.LENGTH):
                     return
@@ -489,22 +543,27 @@ class Conversation(Closing):
         """Take over all that was saved but the cells."""
         self._tokens, self._outputs = list(saved.tokens), list(saved.outputs)
         self._waits, self._first_output = saved.waits, saved.first_output
-        self._logits = saved.logits if len(saved.logits) else None
+        # The array that was read is a part of all bytes of the file.
+        self._logits = saved.logits.copy() if len(saved.logits) else None
 
     def _become(self, tokens: list[int]) -> None:
         """Have ``tokens``, of which those after the common prefix are computed again."""
         common = common_length(tokens, self._tokens)
-        self._executor.trim(self, common)
+        self._executor.cells.trim(self, common)
         self._outputs = self._outputs[:common] + [False] * (len(tokens) - common)
         self._tokens, self._logits = tokens, None
+        self._edits += 1
         if tokens:
             self._first_output = len(tokens) - 1
             self._wait()
 
     def _wait(self) -> None:
         self._waits, self._logits = True, None
+        self._logprobs.advance()
         # At least the last token is computed, for its logits.
-        self._executor.trim(self, min(self.held, self._first_output, len(self._tokens) - 1))
+        length = min(self._first_output, len(self._tokens) - 1)
+        if length < self.held:
+            self._executor.cells.trim(self, length)
 
     def _rows(self) -> NDArray[np.float32]:
         self._check_computed()

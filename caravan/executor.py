@@ -6,32 +6,37 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
 from caravan.conversation import Conversation, Inference
 from caravan.errors import ClosedError, GenerationError, ModelError, RequestError, StateError, WrongThreadError
+from caravan.executor_cells import ExecutorCells
 from caravan.executor_media import ExecutorMedia
-from caravan.options import ENGINE_OPTIONS, ModelOptions, split_options
+from caravan.lowlevel import load_backend, make_sampler
+from caravan.options import ENGINE_OPTIONS, ExecutorOptions, split_options
 from caravan.processes import OpeningProcess
 from caravan.prompts import check_text
-from caravan.python_names import in_python, python_names
+from caravan.python_names import python_names
 from caravan.reprs import model_repr
 from caravan.saved_state import NO_BYTES, SavedBatch, SavedConversation, decode, encode, find_shared, slices_of
 from caravan.twins import Closing
+from caravan.unloading import Unloading
 from caravan_models.contents import ChangedFileError, Contents, SeenFiles
 from caravan_proto.flags import from_values
+from caravan_proto.host_memory import available_memory
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import Saving
+from caravan_scheduler.core.prompt_media import is_cell
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, TokenBatch
+from caravan_shard.backends.base import Backend, DecodeOutcome, TokenBatch
 from caravan_shard.config import ShardConfig
-from caravan_shard.named_models import with_model_files_blocking
-from caravan_shard.service.loading import backend_loader
+from caravan_shard.engine.step import single_tokens
+from caravan_shard.service.loading import room_for_runs
 
 if TYPE_CHECKING:
     from caravan.chat_prompts import ChatPrompts
@@ -76,12 +81,11 @@ class BackgroundContents:
             self._found.set_result(contents)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The share of a conversation in a step: its next ``count`` tokens, of which the last ``outputs`` get logits."""
+class _Part(NamedTuple):
+    """The share of a conversation in a step: its next ``tokens``, of which the last ``outputs`` get logits."""
 
     conversation: Conversation
-    count: int
+    tokens: Sequence[int]
     outputs: int
 
 
@@ -93,29 +97,36 @@ class Executor(Closing):
     cost memory for their tokens and logits alone.
     """
 
-    def __init__(self, model: str | Path, **options: Unpack[ModelOptions]) -> None:
+    def __init__(self, model: str | Path, **options: Unpack[ExecutorOptions]) -> None:
         """Load ``model``, a file or a name as in `LLM`.
 
-        By default all sequences share one pool of cells (``kv_layout="unified"``).
+        By default all sequences share one pool of cells (``kv_layout="unified"``), and `infer` names the conversations
+        that have no room. With ``unload_idle`` others are unloaded instead, that whose last step is longest ago first.
+        Their cells wait in host memory, at most ``cache_ram`` MiB, and come back when they are prompted.
 
         Raises ModelError, and TypeError or ValueError if an option is wrong.
         """
         if wrong := sorted(ENGINE_OPTIONS.intersection(options)):
             raise TypeError(f"an executor has no engine with the options: {', '.join(wrong)}")
-        of_model, _ = split_options(model, {"kv_layout": "auto" if options.get("exact") else "unified"} | options)
+        defaults: dict[str, Any] = {"kv_layout": "auto" if options.get("exact") else "unified", "unload_idle": False}
+        given = defaults | options
+        unload_idle = given.pop("unload_idle")
+        of_model, _ = split_options(model, given)
         self._model, self._options = str(model), options
         self._thread, self._process = threading.get_ident(), OpeningProcess()
         with python_names():
             config = from_values(ShardConfig, of_model)
-        try:
-            self.backend: Backend = backend_loader(with_model_files_blocking(config))()
-        except StartupError as error:
-            raise ModelError(in_python(str(error))) from None
+        self.backend: Backend = load_backend(config)
         if not self.backend.capacity.generates:
             self.backend.close()
             raise ModelError(f"{self.backend.facts.name} only embeds texts: open it with LLM, and call embed or score")
         self._contents = BackgroundContents(self.backend)
         self.media = ExecutorMedia(self.backend)
+        # One thread: a conversation samples alone.
+        self.sampler = make_sampler(self.backend)
+        room = room_for_runs(config, available_memory())
+        unloading = Unloading(self.backend, self.media, room) if unload_idle else None
+        self.cells = ExecutorCells(self.backend, self.media, unloading)
         self._max_tokenize_bytes = config.max_tokenize_bytes
         self._chat_prompts: ChatPrompts | None = None
         self._closing = ExitStack()
@@ -124,10 +135,9 @@ class Executor(Closing):
         self._close = weakref.finalize(self, self._process.call, self._closing.close)
         # In the order in which they were made.
         self._conversations: dict[Conversation, None] = {}
-        self._free_ids = list(range(self.backend.capacity.max_sequences))
 
     @classmethod
-    def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ModelOptions]) -> "Executor":
+    def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ExecutorOptions]) -> "Executor":
         """Open a model with the conversations of a file that `save` wrote, in their order.
 
         ``model``: by default the file that the executor had. Raises StateError, ModelError, OSError.
@@ -173,17 +183,40 @@ class Executor(Closing):
         self.check()
         conversation = Conversation(self)
         self._conversations[conversation] = None
+        self.cells.use([conversation])
         return conversation
 
     def infer(self) -> Inference[Conversation]:
-        """Run one step over the conversations that wait, at most ``batch_size`` tokens, the oldest first.
+        """Run one step over the conversations that wait, at most ``batch_size`` tokens.
 
+        The oldest is the first, or with ``unload_idle`` the one whose last step is longest ago.
         Raises GenerationError if the step fails for another reason than room; every conversation is as it was then.
         """
         self.check()
-        parts, starved, others = self._plan()
+        put_off, unloaded = list[Conversation](), list[Conversation]()
+        while True:
+            computed, did = self._step(put_off)
+            if computed and self.cells.unloading is not None:
+                # Those that starve are among the first in the next step.
+                return Inference(did.done, did.waiting + did.starved, ())
+            if computed or not did.starved:
+                return did
+            if did.waiting:
+                # They had no place in a step with those that have no room.
+                put_off = list(did.starved)
+            elif (last := self.cells.make_way()) is not None:
+                unloaded.append(last)
+                put_off = unloaded
+            else:
+                return did
+
+    def _step(self, put_off: Sequence[Conversation]) -> tuple[bool, Inference[Conversation]]:
+        """Run one step without those that are ``put_off``; say whether anything was computed."""
+        parts, starved, others = self._plan(put_off)
         logits, dropped = None, list[_Part]()
         while parts and (logits := self._compute(parts)) is None:
+            if self.cells.give_way():
+                continue
             # Without the youngest one, the others may fit; without one that does not fit alone, the rest may.
             last = parts.pop()
             if parts:
@@ -193,33 +226,36 @@ class Executor(Closing):
                 parts, dropped = dropped, []
         starved += [part.conversation for part in dropped]
         if logits is None:
-            return Inference((), tuple(others), tuple(starved))
+            return False, Inference((), tuple(others), tuple(starved))
         row = 0
         for part in sorted(parts, key=_sequence_id):
-            part.conversation.advance(part.count, logits[row : row + part.outputs])
+            part.conversation.advance(len(part.tokens), logits[row : row + part.outputs])
             row += part.outputs
-            if part.count > 1 and not part.conversation.waiting:
-                self._note_cut_place(part.conversation)
+            if len(part.tokens) > 1 and not part.conversation.waiting:
+                self.cells.note_cut_place(part.conversation)
         computed = [part.conversation for part in parts]
-        return Inference(
+        self.cells.use(computed)
+        return True, Inference(
             tuple(conversation for conversation in computed if not conversation.waiting),
             tuple(conversation for conversation in (*computed, *others) if conversation.waiting),
             tuple(starved),
         )
 
-    def _plan(self) -> tuple[list[_Part], list[Conversation], list[Conversation]]:
+    def _plan(self, put_off: Sequence[Conversation]) -> tuple[list[_Part], list[Conversation], list[Conversation]]:
         """Return the parts of the next step, the conversations without a sequence, and those that have to wait."""
-        capacity = self.backend.capacity
+        capacity, unloading = self.backend.capacity, self.cells.unloading
         room, more_outputs = capacity.max_batch_tokens, capacity.max_prompt_logprob_tokens
         parts, starved, others = list[_Part](), list[Conversation](), list[Conversation]()
         new = 0
-        for conversation in self.conversations:
-            tokens = conversation.waiting
-            if not tokens:
+        for conversation in self.conversations if unloading is None else unloading.by_use:
+            if not conversation.waiting:
                 continue
-            if conversation.sequence_id is None and new == len(self._free_ids):
+            if conversation in put_off or (
+                conversation.sequence_id is None and not self.cells.find_place(conversation, new)
+            ):
                 starved.append(conversation)
                 continue
+            tokens = conversation.waiting
             silent = max(0, conversation.first_output - conversation.held)
             count = self.media.chunk(tokens, min(len(tokens), room, silent + 1 + more_outputs), room)
             if count == 0:
@@ -227,7 +263,7 @@ class Executor(Closing):
                 continue
             new += conversation.sequence_id is None
             outputs = max(0, count - silent)
-            parts.append(_Part(conversation, count, outputs))
+            parts.append(_Part(conversation, tokens[:count], outputs))
             room -= count
             more_outputs -= max(0, outputs - 1)
         return parts, starved, others
@@ -236,30 +272,36 @@ class Executor(Closing):
         """Compute ``parts`` in one step; return the logits [outputs, vocabulary], or None if there is no room."""
         for part in parts:
             if part.conversation.sequence_id is None:
-                part.conversation.sequence_id = self._free_ids.pop(0)
-        ordered = sorted(parts, key=_sequence_id)
-        flags = [np.arange(part.count) >= part.count - part.outputs for part in ordered]
-        tokens = [part.conversation.waiting[: part.count] for part in ordered]
-        starts = itertools.accumulate(map(len, tokens), initial=0)
-        batch = TokenBatch(
-            np.concatenate([self.media.ids(chunk) for chunk in tokens]),
-            np.concatenate([_positions(part) for part in ordered]),
-            np.concatenate([np.full(part.count, part.conversation.sequence_id, np.int32) for part in ordered]),
-            np.concatenate(flags).astype(np.int8),
-            media=[
-                rows for chunk, start in zip(tokens, starts, strict=False) for rows in self.media.rows(chunk, start)
-            ],
-        )
+                part.conversation.sequence_id = self.cells.free_ids.pop(0)
+        batch = self._batch(sorted(parts, key=_sequence_id))
         outcome = self.backend.decode(batch)
         if outcome is DecodeOutcome.OK:
             count = batch.output_count
             return self.backend.logits(count) if count else np.empty((0, self.vocabulary_size), np.float32)
         for part in parts:
             # The cache may hold a part of the batch.
-            self.trim(part.conversation, part.conversation.held)
+            self.cells.trim(part.conversation, part.conversation.held)
         if outcome is DecodeOutcome.NO_KV:
             return None
         raise GenerationError(f"the step failed ({outcome.value})")
+
+    def _batch(self, parts: Sequence[_Part]) -> TokenBatch:
+        """Return the arrays of a step over ``parts``, in ascending order of sequence id."""
+        held, ids = [part.conversation.held for part in parts], list(map(_sequence_id, parts))
+        if all(len(part.tokens) == part.outputs == 1 and not is_cell(part.tokens[0]) for part in parts):
+            return single_tokens([part.tokens[0] for part in parts], held, ids)
+        counts = [len(part.tokens) for part in parts]
+        starts = itertools.accumulate(counts, initial=0)
+        flags = [np.arange(len(part.tokens)) >= len(part.tokens) - part.outputs for part in parts]
+        return TokenBatch(
+            np.concatenate([self.media.ids(part.tokens) for part in parts]),
+            np.concatenate([np.arange(at, at + n, dtype=np.int32) for at, n in zip(held, counts, strict=True)]),
+            np.concatenate([np.full(n, one, np.int32) for one, n in zip(ids, counts, strict=True)]),
+            np.concatenate(flags).astype(np.int8),
+            media=[
+                rows for part, start in zip(parts, starts, strict=False) for rows in self.media.rows(part.tokens, start)
+            ],
+        )
 
     def save(self, path: str | Path) -> None:
         """Write all conversations to ``path``, for `open`. Waits until the model's files are read. Raises OSError."""
@@ -294,24 +336,20 @@ class Executor(Closing):
             if len(saved.tokens) > longest:
                 raise StateError(f"a sequence has at most {longest} tokens. Saved: {len(saved.tokens)}")
         same_cells = batch.cells_fingerprint == self.backend.contents.state_fingerprint
-        is_usable = same_cells and self._saving is not Saving.NOTHING
+        is_usable = same_cells and self.cells.saving is not Saving.NOTHING
         conversations = list[Conversation]()
         for saved, slices in zip(batch.conversations, slices_of(batch), strict=True):
             conversation = self.create()
             conversation.restore(saved)
-            if is_usable and slices and self._free_ids:
+            if is_usable and slices and self.cells.free_ids:
                 source_id = conversations[saved.source].sequence_id if saved.shared else None
                 shared = None if source_id is None else PrefixCopy(source_id=source_id, length=saved.shared)
                 spans = self.media.spans(saved.tokens[: saved.held])
-                if self.backend.restore(self._free_ids[0], slices, shared, spans):
-                    conversation.sequence_id, conversation.held = self._free_ids.pop(0), saved.held
+                if self.backend.restore(self.cells.free_ids[0], slices, shared, spans):
+                    conversation.sequence_id, conversation.held = self.cells.free_ids.pop(0), saved.held
             conversation.note_held(conversation.held)
             conversations.append(conversation)
         return conversations
-
-    @property
-    def _saving(self) -> Saving:
-        return self.backend.capacity.current.saving
 
     # For conversations.
 
@@ -334,38 +372,10 @@ class Executor(Closing):
         if threading.get_ident() != self._thread:
             raise WrongThreadError("an executor belongs to the thread that made it")
 
-    def share(self, source: Conversation, target: Conversation) -> None:
-        """Let ``target``, which holds nothing, hold what ``source`` holds, if there is a sequence for it."""
-        if source.sequence_id is not None and source.held and self._free_ids:
-            target.sequence_id, target.held = self._free_ids.pop(0), source.held
-            self.backend.copy(source.sequence_id, target.sequence_id, source.held)
-            self._note_cut_place(source)
-            target.cut_places = source.cut_places.copy()
-
-    def _note_cut_place(self, conversation: Conversation) -> None:
-        """Let it be cut back to where it is now, if it can be cut nowhere."""
-        if self._saving is Saving.WITH_STATE and conversation.sequence_id is not None:
-            conversation.cut_places.note(self.backend, conversation.sequence_id)
-
-    def trim(self, conversation: Conversation, length: int) -> None:
-        """Let the conversation hold its first ``length`` tokens at most; fewer if the cache cannot be cut there."""
-        sequence_id = conversation.sequence_id
-        if sequence_id is None:
-            return
-        length = min(length, conversation.held)
-        if self.backend.length(sequence_id) > length and not self.backend.trim(sequence_id, length):
-            spans = self.media.spans(conversation.tokens[:length])
-            length = conversation.cut_places.cut(self.backend, sequence_id, length, spans)
-        conversation.cut_places.forget_behind(length)
-        conversation.note_held(length)
-        if not length:
-            self._free_ids.append(sequence_id)
-            conversation.sequence_id = None
-
     def end(self, conversation: Conversation) -> None:
         """Free the cells of the conversation, and forget it."""
         self.check()
-        self.trim(conversation, 0)
+        self.cells.forget(conversation)
         del self._conversations[conversation]
         self.media.keep(other.tokens for other in self._conversations)
 
@@ -393,14 +403,14 @@ class Executor(Closing):
 
     def _saved(self, conversation: Conversation, earlier: Sequence[SavedConversation]) -> SavedConversation:
         held, sequence_id = conversation.held, conversation.sequence_id
-        if sequence_id is None or not held or self._saving is Saving.NOTHING:
+        if sequence_id is None or not held or self.cells.saving is Saving.NOTHING:
             return conversation.saved(NO_BYTES, held=0)
         source, shared = find_shared(conversation.tokens[:held], earlier)
         cells: State | None = NO_BYTES
         state: State | None = NO_BYTES
         if shared < held:
             cells = self.backend.save(sequence_id, shared, held, _ANY_SIZE, releasing=False)
-        if self._saving is Saving.WITH_STATE:
+        if self.cells.saving is Saving.WITH_STATE:
             state = self.backend.save(sequence_id, held, held, _ANY_SIZE, releasing=False)
         if cells is None or state is None:
             return conversation.saved(NO_BYTES, held=0)
@@ -410,7 +420,3 @@ class Executor(Closing):
 def _sequence_id(part: _Part) -> int:
     assert part.conversation.sequence_id is not None
     return part.conversation.sequence_id
-
-
-def _positions(part: _Part) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-    return np.arange(part.conversation.held, part.conversation.held + part.count, dtype=np.int32)

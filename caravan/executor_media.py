@@ -11,6 +11,7 @@ import numpy as np
 
 from caravan.embeddings import Embeddings
 from caravan.errors import GenerationError, RequestError
+from caravan.media import PlacedMedia
 from caravan_proto.messages.media import MediaFacts, MediaSpan
 from caravan_router.engine.media import content_of, shape_of
 from caravan_scheduler.core.media import Media, Picture
@@ -171,6 +172,22 @@ class ExecutorMedia:
         if not self._is_atomic:
             return []
         return [CellSpan(at, at + count, self._cells[tokens[at]].slice.positions) for at, count in self._runs(tokens)]
+
+    def places(self, tokens: Sequence[int]) -> list[PlacedMedia]:
+        """Return where ``tokens`` have media, each with the tokens around its cells unless a part is missing."""
+        found = list[PlacedMedia]()
+        for at, count in self._runs(tokens):
+            if found and at < found[-1].stop:
+                continue  # another slice of it
+            media = self._contents[self._cells[tokens[at]].slice.media_id]
+            if isinstance(media, Embeddings):
+                continue
+            whole = self.tokens_of(media)
+            start = at - next(place for place, token in enumerate(whole) if is_cell(token))
+            stop = start + len(whole)
+            is_whole = start >= 0 and tokens[start:stop] == whole
+            found.append(PlacedMedia(media, start, stop) if is_whole else PlacedMedia(media, at, at + count))
+        return found
 
     def used_in(self, texts: Iterable[Sequence[int]]) -> list[Media | Embeddings]:
         """Return the media that any of these lists of tokens has."""

@@ -1,4 +1,4 @@
-"""How a conversation that is stepped by hand samples a token and ends an output, by the rules of `LLM.generate`."""
+"""How an output of a conversation that is stepped by hand ends, by the rules of `LLM.generate`."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -8,26 +8,19 @@ from operator import index
 import numpy as np
 from numpy.typing import NDArray
 
-from caravan.errors import GenerationError, LogitsProcessorError, RequestError
+from caravan.errors import RequestError
 from caravan.options import MAX_STOPS
 from caravan.outputs import Token
 from caravan.request_bodies import generating_fields, named_refusals
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.api.generation.checks import check_positive
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.api.openai.sampling import biases_of, check_sampling, samplings_of, stopping_of, text_options_of
+from caravan_dialects.api.openai.sampling import stopping_of, text_options_of
 from caravan_dialects.text.assembler import TextOptions
 from caravan_proto.messages.results import FinishReason
-from caravan_proto.messages.sampling import SamplingParams as Sampling
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.generation import StoppingParams
-from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER, text_ids
-from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Backend
-from caravan_shard.sampling.choice import Choice, choose_token
-from caravan_shard.sampling.peaks import has_peak, rows_without_numbers
-from caravan_shard.sampling.penalties import make_biases, make_penalties
-from caravan_shard.sampling.processors import Processors
 
 LIMITS = Limits(max_stop_sequences=MAX_STOPS)
 # Parameters by which a single token cannot be chosen.
@@ -65,65 +58,6 @@ def model_facts(backend: Backend, *, max_tokenize_bytes: int = 0) -> ModelFacts:
         max_tokenize_bytes=max_tokenize_bytes,
         total_cells=current.cells,
     )
-
-
-def choose(
-    backend: Backend, logits: Floats, params: SamplingParams, tokens: Sequence[int], outputs: Sequence[bool]
-) -> int:
-    """Choose the token that follows ``tokens``; ``outputs`` says which of them were sampled.
-
-    Raises RequestError, LogitsProcessorError, or GenerationError if the logits are NaN or infinite.
-    """
-    parameters = _parameters(backend, params)
-    penalties = make_penalties(parameters, lambda token: backend.vocabulary.piece(token).data)
-    start = 0
-    while penalties and start < len(tokens):
-        end = start
-        while end < len(tokens) and outputs[end] == outputs[start]:
-            end += 1
-        known = tokens[start:end]
-        if max(known) >= FIRST_CELL_NUMBER:
-            known = text_ids(known)
-        for penalty in penalties:
-            penalty.add(known, output=outputs[start])
-        start = end
-    if params.logits_processors and not has_peak(logits):
-        raise _no_logits()
-    processed = _processed(logits, params, [token for token, output in zip(tokens, outputs, strict=True) if output])
-    choice = Choice(parameters, len(tokens), penalties, processed=processed, biases=make_biases(parameters.biases))
-    token = choose_token(logits, choice, backend.candidate_filter)
-    if rows_without_numbers(logits[np.newaxis], [token]):
-        raise _no_logits()
-    return token
-
-
-def _no_logits() -> GenerationError:
-    return GenerationError("the model computed no finite logits after these tokens")
-
-
-def _processed(logits: Floats, params: SamplingParams, output: Sequence[int]) -> Floats | None:
-    if not params.logits_processors:
-        return None
-    processors = Processors(params.logits_processors)
-    processed = processors.apply(output, logits)
-    if processors.error is not None:
-        raise LogitsProcessorError.of(processors.error)
-    return processed
-
-
-def _parameters(backend: Backend, params: SamplingParams) -> Sampling:
-    for name in NOT_OF_A_TOKEN:
-        if getattr(params, name):
-            raise RequestError(f"`{name}` is for generations: a single token is not chosen by it")
-    model = model_facts(backend)
-    with named_refusals():
-        fields = generating_fields(params)
-        check_sampling(fields)
-        biases = biases_of(fields.logit_bias, LIMITS, model)
-        (chosen,) = samplings_of(fields, 1, model, alternatives=None, biases=biases)
-    if chosen.adaptive_target is not None:
-        raise RequestError("`adaptive_target` is for generations: a single token is not chosen by it")
-    return chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -386,6 +386,7 @@ class LocalModel:
             prompt_token_ids=list(request.prompt) if request.specs[0].media is None else text_ids(request.prompt),
             outputs=outputs,
             finished=True,
+            num_prompt_tokens=len(request.prompt),
             num_cached_tokens=runs[0].cached_tokens,
         )
 

@@ -3,12 +3,13 @@
 import io
 import struct
 import zlib
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from caravan.errors import RequestError
 from caravan_scheduler.core.media import SAMPLE_BYTES, Media, Picture, Sound
 
-__all__ = ["Picture", "PillowImage", "PromptMedia", "Sound", "media_of"]
+__all__ = ["Picture", "PillowImage", "PlacedMedia", "PromptMedia", "Sound", "media_of"]
 
 
 @runtime_checkable
@@ -19,6 +20,15 @@ class PillowImage(Protocol):
     def size(self) -> tuple[int, int]: ...
     def convert(self, mode: str) -> Any: ...
     def tobytes(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedMedia:
+    """An image or audio among the tokens of a conversation: what stands for it is ``tokens[start:stop]``."""
+
+    media: Picture | Sound
+    start: int
+    stop: int
 
 
 PromptMedia = Picture | Sound | PillowImage

@@ -71,6 +71,13 @@ class ModelOptions(TypedDict, total=False):
     lora: Sequence[str]
     sampling_threads: int
     max_tokenize_bytes: int
+    temp: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    max_tokens: int
+    fit_host: int
     backend: str
     fake_step_ms: float
     speculate: int
@@ -78,6 +85,12 @@ class ModelOptions(TypedDict, total=False):
     prefill_mode: str
     target_itl_ms: float
     max_batch_prefill_tokens: int
+
+
+class ExecutorOptions(ModelOptions, total=False):
+    """Options of an `Executor`. ``unload_idle``: let idle conversations give way to those that wait."""
+
+    unload_idle: bool
 
 
 class ServerOptions(TypedDict, total=False):
@@ -107,6 +120,10 @@ class ServerOptions(TypedDict, total=False):
     body_timeout_s: float
     slow_client_timeout_s: float
     api_keys_file: str
+    api_key: str
+    root_path: str
+    metrics_port: int
+    metrics_key: str
     ssl_certfile: str
     ssl_keyfile: str
     ssl_ca_certs: str

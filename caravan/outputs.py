@@ -1,7 +1,8 @@
 """What a model returns. Names and fields are vLLM's where vLLM has them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import SupportsFloat
 
 from caravan.reprs import short_repr
 
@@ -52,8 +53,9 @@ class RequestOutput:
     """The outputs of one prompt; in a stream, the next part of one output.
 
     ``prompt``: the text of the prompt, None if it was given as token ids or as messages. ``prompt_logprobs``: one entry
-    for each token, by token id, if asked for; None for the first. ``num_cached_tokens``: tokens of the prompt that were
-    in the cache. ``left_out``: places of the messages that ``truncation`` left out of the prompt.
+    for each token, by token id, if asked for; None for the first. ``num_cached_tokens``: how many of the
+    ``num_prompt_tokens`` were in the cache. Cells of images and audio count as tokens and have no id. ``left_out``:
+    places of the messages that ``truncation`` left out of the prompt.
     """
 
     request_id: str
@@ -61,6 +63,7 @@ class RequestOutput:
     prompt_token_ids: Sequence[int]
     outputs: Sequence[CompletionOutput]
     finished: bool
+    num_prompt_tokens: int
     num_cached_tokens: int
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     left_out: Sequence[int] = ()
@@ -145,14 +148,18 @@ class Token:
     """A token that was sampled.
 
     ``piece``: its raw bytes; a character may be split over several tokens. ``special``: it is no part of the text.
-    ``ends``: it ends an output. ``logprob``: natural logarithm of its probability under the model's own distribution.
-    ``text``: its bytes as text, with U+FFFD for bytes that form no character; "" if it is no part of the text. In
-    `Conversation.generate`, it is what the token adds to the text of the output.
+    ``ends``: it ends an output. ``text``: its bytes as text, with U+FFFD for bytes that form no character; "" if it is
+    no part of the text. In `Conversation.generate`, it is what the token adds to the text of the output.
     """
 
     id: int
     piece: bytes
     special: bool
     ends: bool
-    logprob: float
     text: str
+    _logprob: SupportsFloat = field(repr=False, compare=False)
+
+    @property
+    def logprob(self) -> float:
+        """Natural logarithm of its probability under the model's own distribution. It is computed when it is read."""
+        return float(self._logprob)

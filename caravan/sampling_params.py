@@ -65,12 +65,15 @@ class ChoiceParameters(TypedDict, total=False):
 @naming_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen and when an output ends. Names, defaults and meaning are vLLM's.
+    """How tokens are chosen and when an output ends. Names and meaning are vLLM's.
 
-    ``max_tokens``: None for all that fit in the context. ``seed``: equal seeds sample equal tokens; None: a new one.
-    ``logprobs``, ``prompt_logprobs``: how many alternatives each token has beside its own log probability; None for no
-    log probabilities. ``n``: outputs for each prompt, which share the computation of the prompt. ``top_k``: 0 or -1 for
-    all tokens.
+    A sampling parameter that is None is what the model's options or its file say, else vLLM's default: 1 for
+    ``temperature``, and off for the others.
+
+    ``max_tokens``: None for all that fit in the context, or the number that the model's options say. ``seed``: equal
+    seeds sample equal tokens; None: a new one. ``logprobs``, ``prompt_logprobs``: how many alternatives each token has
+    beside its own log probability; None for no log probabilities. ``n``: outputs for each prompt, which share the
+    computation of the prompt. ``top_k``: 0 or -1 for all tokens.
 
     The fields from ``typical_p`` on are Caravan's, as in its HTTP API: llama-server's samplers, and in ``samplers`` the
     names of those that are used, in their order; ``use_beam_search`` with ``n`` as the width of the search,
@@ -91,13 +94,13 @@ class SamplingParams:
     """
 
     n: int = 1
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None

@@ -157,6 +157,7 @@ _BY_CODE: Mapping[str, type[ApiError]] = {
     "method_not_allowed": InvalidRequestError,
     "model_not_found": NotFoundError,
     "model_replaced": UnavailableError,
+    "no_events": InvalidRequestError,
     "no_shard": UnavailableError,
     "not_found": NotFoundError,
     "not_stored": NotStoredError,
@@ -167,6 +168,7 @@ _BY_CODE: Mapping[str, type[ApiError]] = {
     "store_unavailable": UnavailableError,
     "template_error": InvalidRequestError,
     "tool_error": InvalidRequestError,
+    "unavailable": UnavailableError,
     "validation": InvalidRequestError,
 }
 # Answers of proxies have no code.

@@ -38,13 +38,15 @@ def read_completion(prompt: PlainPrompt, answer: Answer) -> RequestOutput:
         raise BadReplyError("the reply has no choices")
     # All choices have the same prompt.
     first = reply.choices[0]
+    prompt_tokens, cached_tokens = _prompt_counts(reply.usage)
     return RequestOutput(
         request_id=answer.request_id,
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_token_ids=_ids(first.prompt_token_ids),
         outputs=[_completion_output(choice) for choice in reply.choices],
         finished=True,
-        num_cached_tokens=_cached(reply.usage),
+        num_prompt_tokens=prompt_tokens,
+        num_cached_tokens=cached_tokens,
         prompt_logprobs=_prompt_logprobs(first.prompt_logprobs),
     )
 
@@ -67,13 +69,15 @@ def read_chat(answer: Answer) -> RequestOutput:
             ],
         )
         outputs.append(_with_logprobs(output, _chat_entries(choice.logprobs)))
+    prompt_tokens, cached_tokens = _prompt_counts(reply.usage)
     return RequestOutput(
         request_id=answer.request_id,
         prompt=None,
         prompt_token_ids=_ids(reply.prompt_token_ids),
         outputs=outputs,
         finished=True,
-        num_cached_tokens=_cached(reply.usage),
+        num_prompt_tokens=prompt_tokens,
+        num_cached_tokens=cached_tokens,
         left_out=_left_out(reply.truncated),
     )
 
@@ -168,7 +172,8 @@ class OutputReader:
                 self._last = part
         if self._last is not None and chunk.usage is not None:
             self.ended = True
-            yield replace(self._last, finished=True, num_cached_tokens=_cached(chunk.usage))
+            prompt, cached = _prompt_counts(chunk.usage)
+            yield replace(self._last, finished=True, num_prompt_tokens=prompt, num_cached_tokens=cached)
 
     def _part(self, output: CompletionOutput) -> RequestOutput:
         return RequestOutput(
@@ -177,6 +182,7 @@ class OutputReader:
             prompt_token_ids=self._prompt_token_ids,
             outputs=[output],
             finished=False,
+            num_prompt_tokens=0,
             num_cached_tokens=0,
             left_out=self._left_out,
         )
@@ -249,9 +255,10 @@ def _named_failure(event: str, request_id: str) -> Iterator[None]:
         raise failure from None
 
 
-def _cached(given: Usage | msgspec.UnsetType | None) -> int:
+def _prompt_counts(given: Usage | msgspec.UnsetType | None) -> tuple[int, int]:
+    """Return how many tokens a prompt has, and how many of them were in the cache."""
     usage = _given(given, None)
-    return 0 if usage is None else usage.prompt_tokens_details.cached_tokens
+    return (0, 0) if usage is None else (usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens)
 
 
 def read_response(reply: ResponseObject, request_id: str) -> Response:

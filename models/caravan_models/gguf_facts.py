@@ -35,6 +35,23 @@ _FILL_KEYS = tuple(
     (f"tokenizer.ggml.fim_{short}_token_id", f"tokenizer.ggml.{long}_token_id")
     for short, long in (("pre", "prefix"), ("suf", "suffix"))
 )
+# The sampling that a file recommends, by GGUF key, and the field of a request that means the same.
+RECOMMENDED = {
+    f"general.sampling.{name}": field
+    for name, field in {
+        "temp": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "xtc_probability": "xtc_probability",
+        "xtc_threshold": "xtc_threshold",
+        "penalty_last_n": "repeat_last_n",
+        "penalty_repeat": "repetition_penalty",
+        "mirostat": "mirostat",
+        "mirostat_tau": "mirostat_tau",
+        "mirostat_eta": "mirostat_eta",
+    }.items()
+}
 
 
 def is_encoder(architecture: str) -> bool:

@@ -45,6 +45,21 @@ class Parser(argparse.ArgumentParser):
         """All names of flags."""
         return [name for action in self._actions for name in action.option_strings]
 
+    @property
+    def settable(self) -> dict[str, str]:
+        """The fields of all long flags with a value, by flag."""
+        return {
+            name: action.dest
+            for action in self._actions
+            if action.nargs != 0
+            for name in action.option_strings
+            if name.startswith("--") and name != "--config"
+        }
+
+    def renamed(self, flag: str) -> str:
+        """Return the flag of ours that ``flag`` of another program means, else itself."""
+        return self._foreign.renamed.get(flag, flag)
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """See `argparse.ArgumentParser.parse_args`."""
         found, rest = self.parse_known_args(args, namespace)

@@ -2,8 +2,9 @@
 
     port: int = flag(3000, "TCP port to listen on", "-p", low=1, high=65535)
 
-becomes ``--port``, ``-p`` and ``CARAVAN_PORT``. The command line wins over the environment, the environment over the
-default. Without the prefix, variables that shells and container runtimes set, such as ``HOSTNAME``, would be read.
+becomes ``--port``, ``-p`` and ``CARAVAN_PORT``. The command line wins over the environment, the environment over a
+file of flags (see `caravan_proto.config_file`), and that over the default. Without the prefix, variables that shells
+and container runtimes set, such as ``HOSTNAME``, would be read.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 from caravan_proto import __version__
 from caravan_proto.command_line import Parser
+from caravan_proto.config_file import NO_VALUES, FileValues, add_config_flag, read_config_file
 
 Config = TypeVar("Config")
 
@@ -30,6 +32,8 @@ class _Flag:
     high: float
     choices: tuple[str, ...]
     negation: str
+    joined: bool
+    secret: bool
 
 
 def flag(
@@ -40,13 +44,25 @@ def flag(
     high: float = math.inf,
     choices: Sequence[str] = (),
     negation: str = "",
+    joined: bool = False,
+    secret: bool = False,
 ) -> Any:
     """Return a dataclass field with a flag: its aliases, inclusive bounds of a number, allowed words of a text.
 
-    ``negation``: a name that sets a switch to off.
+    ``negation``: a name that sets a switch to off. ``joined``: repeated texts are one, with commas between them.
+    ``secret``: no output shows the value.
     """
-    meta = {"flag": _Flag(help=help, aliases=aliases, low=low, high=high, choices=tuple(choices), negation=negation)}
-    return dataclasses.field(default=default, metadata=meta)
+    own = _Flag(
+        help=help,
+        aliases=aliases,
+        low=low,
+        high=high,
+        choices=tuple(choices),
+        negation=negation,
+        joined=joined,
+        secret=secret,
+    )
+    return dataclasses.field(default=default, metadata={"flag": own}, repr=not secret)
 
 
 def _parser_of(kind: Any, meta: _Flag) -> Any:
@@ -124,7 +140,7 @@ def add_flags(
             metavar="{" + ",".join(meta.choices) + "}" if meta.choices else _metavar(kind, field.name),
             type=_parser_of(kind, meta),
             default=argparse.SUPPRESS,
-            action="append" if repeats else "store",
+            action="append" if repeats or meta.joined else "store",
             **options,
         )
         if meta.negation:
@@ -139,22 +155,30 @@ def add_flags(
 
 
 def resolve(
-    parser: argparse.ArgumentParser, config: type[Config], namespace: argparse.Namespace, environ: Mapping[str, str]
+    parser: argparse.ArgumentParser,
+    config: type[Config],
+    namespace: argparse.Namespace,
+    environ: Mapping[str, str],
+    file: FileValues = NO_VALUES,
 ) -> Config:
-    """Return the config from flags, environment and defaults, or end the program with a usage error.
+    """Return the config from flags, environment, ``file`` and defaults, or end the program with a usage error.
 
     A ValueError of the config's ``__post_init__`` is a usage error too.
     """
     try:
-        return config(**given_values(parser, config, namespace, environ))
+        return config(**given_values(parser, config, namespace, environ, file))
     except ValueError as error:
         parser.error(str(error))
 
 
 def given_values(
-    parser: argparse.ArgumentParser, config: type[Any], namespace: argparse.Namespace, environ: Mapping[str, str]
+    parser: argparse.ArgumentParser,
+    config: type[Any],
+    namespace: argparse.Namespace,
+    environ: Mapping[str, str],
+    file: FileValues = NO_VALUES,
 ) -> dict[str, Any]:
-    """Return the values that flags and environment set, by field of ``config``, or end the program with a usage error.
+    """Return the values that flags, environment and ``file`` set, by field of ``config``, or end with a usage error.
 
     What has its default is left out.
     """
@@ -163,17 +187,28 @@ def given_values(
     for field in dataclasses.fields(config):
         variable = f"CARAVAN_{field.name.upper()}"
         kind, repeats = _kind_of(hints[field.name])
+        meta: _Flag = field.metadata["flag"]
         if hasattr(namespace, field.name):
             value = getattr(namespace, field.name)
-            values[field.name] = tuple(value) if repeats else value
-        elif environ.get(variable):
-            parse = _parser_of(kind, field.metadata["flag"])
-            try:
-                texts = environ[variable].split(",") if repeats else [environ[variable]]
-                parsed = [parse(text) for text in texts]
-            except argparse.ArgumentTypeError as error:
-                parser.error(f"environment variable {variable}: {error}")
-            values[field.name] = tuple(parsed) if repeats else parsed[0]
+            values[field.name] = tuple(value) if repeats else ",".join(value) if meta.joined else value
+            continue
+        if environ.get(variable):
+            where, texts = f"environment variable {variable}", [environ[variable]]
+            if repeats:
+                texts = environ[variable].split(",")
+        elif field.name in file.texts:
+            where, texts = f"{file.path}: {field.name.replace('_', '-')}", list(file.texts[field.name])
+        else:
+            continue
+        if len(texts) > 1 and not repeats:
+            if not meta.joined:
+                parser.error(f"{where} has one value. Given: {len(texts)}")
+            texts = [",".join(texts)]
+        try:
+            parsed = [_parser_of(kind, meta)(text) for text in texts]
+        except argparse.ArgumentTypeError as error:
+            parser.error(f"{where}: {error}")
+        values[field.name] = tuple(parsed) if repeats else parsed[0]
     return values
 
 
@@ -238,10 +273,20 @@ def parser_of(config: type[Any], prog: str, description: str) -> Parser:
     parser.add_argument(
         "--version", action="version", version=f"{prog} {__version__}", help="print the version and exit"
     )
+    add_config_flag(parser)
     parser.add_argument(
         "--print-config", action="store_true", help="print the resulting configuration as JSON and exit"
     )
     return parser
+
+
+def _shown(config: Any) -> dict[str, Any]:
+    """Return the fields with their values, but for secrets."""
+    secrets = {field.name for field in dataclasses.fields(config) if field.metadata["flag"].secret}
+    return {
+        name: "***" if name in secrets and value is not None else value
+        for name, value in dataclasses.asdict(config).items()
+    }
 
 
 def load(config: type[Config], *, prog: str, description: str, argv: Sequence[str] | None = None) -> Config:
@@ -250,8 +295,8 @@ def load(config: type[Config], *, prog: str, description: str, argv: Sequence[st
     """
     parser = parser_of(config, prog, description)
     namespace = parser.parse_args(argv)
-    resolved = resolve(parser, config, namespace, os.environ)
+    resolved = resolve(parser, config, namespace, os.environ, read_config_file(parser, namespace, os.environ))
     if namespace.print_config:
-        print(json.dumps(dataclasses.asdict(typing.cast("Any", resolved)), indent=2))  # noqa: T201
+        print(json.dumps(_shown(resolved), indent=2))  # noqa: T201
         parser.exit()
     return resolved

@@ -3,6 +3,8 @@
 import json
 import logging
 import time
+from dataclasses import dataclass
+from logging.handlers import WatchedFileHandler
 
 # The attributes of every record. Other attributes come from `extra` and become fields of the line.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -33,8 +35,30 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure_logging(*, level: str, json_output: bool) -> None:
-    """Write log records of at least ``level`` to stderr, and nowhere else."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_JsonFormatter() if json_output else _TextFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+ACCESS_LOG = "caravan.access"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """``level``: the least one to log. ``file``: appended to; None for stderr. ``access``: with a line a request."""
+
+    level: str
+    json_output: bool = False
+    file: str | None = None
+    access: bool = True
+
+
+def configure_logging(settings: LogSettings) -> None:
+    """Write log records to stderr or a file, and nowhere else. Raises LogFileError."""
+    try:
+        # It opens the file again once it was moved away.
+        handler = logging.StreamHandler() if settings.file is None else WatchedFileHandler(settings.file)
+    except OSError as error:
+        raise LogFileError(f"--log-file: cannot write {settings.file}: {error.strerror}") from error
+    handler.setFormatter(_JsonFormatter() if settings.json_output else _TextFormatter())
+    logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
+    logging.getLogger(ACCESS_LOG).disabled = not settings.access
+
+
+class LogFileError(Exception):
+    """The file of the log cannot be written."""

@@ -48,7 +48,7 @@ from caravan_proto.messages.model import (
     TokenizedText,
 )
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved
-from caravan_proto.messages.sampling import SamplingParams
+from caravan_proto.messages.sampling import RequestDefaults, SamplingParams, valid_defaults
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 
 
@@ -123,6 +123,16 @@ def _metadata_value(value: MetadataValue) -> shard_pb2.MetadataValue:
             return shard_pb2.MetadataValue(text=value)
 
 
+class _RequestDefaults:
+    """Pairs of a field's name and its value. Those that no request could send are dropped."""
+
+    def put(self, value: RequestDefaults, into: dict[str, Any]) -> None:
+        into["request_defaults"] = dict(value)
+
+    def take(self, message: shard_pb2.ModelInfo) -> RequestDefaults:
+        return valid_defaults(message.request_defaults)
+
+
 CONSTRAINT = ConstraintCodec()
 THOUGHT = Codec(Thought, types_pb2.Thought, named={"ending": "ending_token_ids"})
 SAMPLING = Codec(SamplingParams, types_pb2.SamplingParameters, named={"biases": Columns("bias_token_ids", "biases")})
@@ -145,7 +155,12 @@ MEDIA_FACTS = Codec(MediaFacts, shard_pb2.MediaFacts)
 MODEL = Codec(
     ModelFile,
     shard_pb2.ModelInfo,
-    named={"eos_token_ids": "eog_token_ids", "fill": "fill_tokens", "metadata": _Metadata()},
+    named={
+        "eos_token_ids": "eog_token_ids",
+        "fill": "fill_tokens",
+        "metadata": _Metadata(),
+        "request_defaults": _RequestDefaults(),
+    },
     inner=[FILL_TOKENS, MEDIA_FACTS],
 )
 NUMERICS = Codec(Numerics, shard_pb2.Numerics, named={"kernels": Named("kernels", shard_pb2.Numerics, Kernels, None)})

@@ -17,14 +17,15 @@ from aiohttp import web
 import caravan_proto
 from caravan_dialects.bulk.store import BulkStore
 from caravan_dialects.conversations.store import Store
-from caravan_router.auth.keyring import KeyWatch
+from caravan_router.auth.keyring import KeyWatch, single_key
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import KubernetesService
 from caravan_router.engine.fleet import Fleet
 from caravan_router.http.app import Access, build_app
+from caravan_router.http.metrics import METRICS_ACCESS, MetricsAccess, serving_metrics
 from caravan_router.http.server.listener import Handover, Listen, Port, Tls, listening
-from caravan_router.http.server.state import TRACING, InfoExtras
+from caravan_router.http.server.state import STATE, TRACING, InfoExtras
 from caravan_router.kubernetes import WatchedService
 from caravan_router.metrics.recorder import Metrics
 from caravan_router.tracing.settings import tracing
@@ -167,6 +168,7 @@ async def http_service(
     Raises KeyFileError, TlsFileError or StateFileError.
     """
     keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
+    only_key = None if config.api_key is None else single_key(config.api_key)
     tls = None if config.tls is None else await asyncio.to_thread(Tls, config.tls)
     info = InfoExtras(
         version=caravan_proto.__version__,
@@ -176,10 +178,12 @@ async def http_service(
         max_batch_size=config.max_batch_size,
     )
     access = Access(
-        keyring=None if keys is None else keys.keyring,
+        keyring=only_key if keys is None else keys.keyring,
         cors_allow_origin=config.cors_allow_origin,
         page=config.page,
         trusted_proxies=config.proxies,
+        root_path=config.root_path,
+        metrics=MetricsAccess(key=config.metrics_key, port=config.metrics_port),
     )
     store = Store(config.store)
     await store.open()
@@ -226,12 +230,17 @@ class HttpService:
         )
         if config.is_open_to_strangers:
             _log.warning(
-                "anyone who reaches this port may use the models: there are no API keys (--api-keys-file)",
+                "anyone who reaches this port may use the models: there is no API key (--api-key, --api-keys-file)",
                 extra={"hostname": config.hostname, "port": config.port},
             )
         watching = [asyncio.create_task(watch.run()) for watch in self._watches]
         try:
-            async with listening(self._app, config.limits, listen) as port:
+            async with (
+                serving_metrics(self._app[STATE].metrics, self._app[METRICS_ACCESS], config.hostname) as metrics_url,
+                listening(self._app, config.limits, listen) as port,
+            ):
+                if metrics_url:
+                    _log.info("metrics have another port", extra={"url": metrics_url})
                 yield port
         finally:
             for task in watching:

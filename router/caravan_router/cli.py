@@ -10,7 +10,7 @@ import uvloop
 
 from caravan_dialects.conversations.database import StateFileError
 from caravan_proto.flags import load
-from caravan_proto.telemetry import configure_logging
+from caravan_proto.telemetry import LogFileError, configure_logging
 from caravan_proto.tls import TlsFileError
 from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
@@ -22,7 +22,7 @@ from caravan_studio.recording.recorder import RecordFileError
 _log = logging.getLogger(__name__)
 
 # Exceptions that `run_router` raises when the router cannot start with its configuration.
-STARTUP_ERRORS = (KeyFileError, TlsFileError, StateFileError, RecordFileError, TracingError, OSError)
+STARTUP_ERRORS = (KeyFileError, TlsFileError, StateFileError, RecordFileError, TracingError, LogFileError, OSError)
 
 
 def startup_problem(config: RouterConfig, error: Exception) -> str:
@@ -34,7 +34,7 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
             return f"--state-file: {error}"
         case RecordFileError():
             return f"--record: {error}"
-        case TlsFileError() | TracingError():
+        case TlsFileError() | TracingError() | LogFileError():
             return str(error)
         case _:
             return f"cannot listen on {config.hostname}:{config.port}: {getattr(error, 'strerror', None) or error}"
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not config.shard:
         sys.stderr.write("caravan-router: error: no shard given: pass --shard ADDRESS, or use `caravan serve`\n")
         return 2
-    configure_logging(level=config.log_level, json_output=config.json_output)
     try:
+        configure_logging(config.logging)
         uvloop.run(_run(config))
     except STARTUP_ERRORS as error:
         sys.stderr.write(f"caravan-router: error: {startup_problem(config, error)}\n")

@@ -3,6 +3,7 @@
 import ipaddress
 import math
 import os
+import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from caravan_dialects.api.openai.chat.thinking import checked_kwargs
 from caravan_dialects.bulk.store import BulkSettings
 from caravan_dialects.conversations.store import StoreSettings
 from caravan_proto.flags import flag
+from caravan_proto.telemetry import LogSettings
 from caravan_proto.tls import MutualTls, TlsFiles
 from caravan_router.engine.discovery import NamedSource, parse_source
 from caravan_router.engine.link_config import LinkConfig, ShardTls
@@ -24,6 +26,7 @@ from caravan_router.tracing.settings import TraceSettings, read_settings
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
 
 _NO_BUDGET = -1
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _LIFE_S, _LIFE_IN_FILE_S = 3600.0, 30 * 24 * 3600.0
 
 
@@ -37,6 +40,11 @@ def _template_kwargs(text: str) -> dict[str, Any]:
         raise ValueError(f"--chat-template-kwargs must be a JSON object: {error}. Given: {text[:200]!r}") from None
     except RequestError as error:
         raise ValueError(str(error)) from None
+
+
+def _is_token(text: str) -> bool:
+    """Whether a header can carry it: clients send keys in one."""
+    return text.isascii() and text.isprintable() and bool(text) and " " not in text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +151,20 @@ class RouterConfig:
         None, "maximum seconds that a request waits in the queue, after which it gets 429 (default: no limit)", low=0.1
     )
     api_keys_file: str | None = flag(None, "TOML file of API keys (see `caravan key`); without it, no key is needed")
+    api_key: str | None = flag(
+        None,
+        "the only API key, an operator's; lists of processes show it, so prefer CARAVAN_API_KEY",
+        secret=True,
+    )
     ssl_certfile: str | None = flag(None, "PEM file of the certificate chain; with it the router serves HTTPS")
     ssl_keyfile: str | None = flag(None, "PEM file of the private key (default: in --ssl-certfile)")
     ssl_ca_certs: str | None = flag(
         None, "PEM file of certificate authorities; a client's certificate must be signed by one of them"
+    )
+    root_path: str = flag(
+        "",
+        "path under which a proxy serves this router, such as /caravan, whether it strips it or not",
+        "--api-prefix",
     )
     advertise_url: str = flag(
         "",
@@ -277,6 +295,10 @@ class RouterConfig:
         False,
         "also expose queue, running requests, KV usage and speculation under vLLM's metric names",
     )
+    metrics_port: int | None = flag(
+        None, "TCP port of /metrics, over HTTP; 0 picks a free one [as --port]", low=0, high=65535
+    )
+    metrics_key: str | None = flag(None, "bearer token that /metrics asks for (default: metrics are open)", secret=True)
     otlp_endpoint: str | None = flag(
         None,
         "URL of an OpenTelemetry collector that receives a trace of each request, such as http://localhost:4317 "
@@ -287,6 +309,8 @@ class RouterConfig:
     )
     log_level: str = flag("info", "minimum level to log", choices=["debug", "info", "warning", "error"])
     json_output: bool = flag(False, "log JSON objects instead of text")
+    log_file: str | None = flag(None, "file to append the log to (default: standard error); logrotate may move it")
+    access_log: bool = flag(True, "log a line for each request", negation="--no-access-log")
 
     def __post_init__(self) -> None:
         try:
@@ -300,6 +324,19 @@ class RouterConfig:
             _ = self.proxies
         except ValueError as error:
             raise ValueError(f"--trusted-proxies: {error}") from None
+        if self.api_key is not None and (self.api_keys_file is not None or not _is_token(self.api_key)):
+            raise ValueError(
+                "--api-key and --api-keys-file exclude each other"
+                if self.api_keys_file is not None
+                else "--api-key must have printable characters of ASCII without spaces"
+            )
+        if self.metrics_key is not None and not _is_token(self.metrics_key):
+            raise ValueError("--metrics-key must have printable characters of ASCII without spaces")
+        if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
+            raise ValueError(
+                "--root-path must begin with a slash, end with none, and have letters, digits or ._~- between: "
+                f"such as /caravan. Given: {self.root_path!r}"
+            )
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"--otlp-endpoint must begin with http:// or https://. Given: {self.otlp_endpoint!r}")
         if self.advertise_url and not self.advertise_url.startswith(("http://", "https://")):
@@ -411,9 +448,21 @@ class RouterConfig:
         )
 
     @property
+    def needs_key(self) -> bool:
+        """Whether requests need an API key."""
+        return self.api_keys_file is not None or self.api_key is not None
+
+    @property
+    def logging(self) -> LogSettings:
+        """What is logged, and where to."""
+        return LogSettings(
+            level=self.log_level, json_output=self.json_output, file=self.log_file, access=self.access_log
+        )
+
+    @property
     def is_open_to_strangers(self) -> bool:
         """Whether other hosts reach the port, and need neither an API key nor a certificate."""
-        if self.api_keys_file is not None or self.ssl_ca_certs is not None or self.hostname == "localhost":
+        if self.needs_key or self.ssl_ca_certs is not None or self.hostname == "localhost":
             return False
         try:
             return not ipaddress.ip_address(self.hostname).is_loopback

@@ -12,9 +12,10 @@ from pathlib import Path
 import uvloop
 
 from caravan_models.errors import FetchError
+from caravan_proto.config_file import read_config_file
 from caravan_proto.flags import as_flags, resolve
 from caravan_proto.standard_output import write_at_once
-from caravan_proto.telemetry import configure_logging
+from caravan_proto.telemetry import LogFileError, configure_logging
 from caravan_router.app import run_router
 from caravan_router.cli import STARTUP_ERRORS, startup_problem, stop_on_signals
 from caravan_router.config import RouterConfig
@@ -23,6 +24,7 @@ from caravan_serve.catalogue.entries import CatalogueFileError
 from caravan_serve.catalogue.setup import make_catalogue
 from caravan_serve.serve_flags import ServeConfig, serve_parser
 from caravan_serve.shard_flags import (
+    SET_BY_ROUTER,
     ServeError,
     ShardValues,
     check_models,
@@ -34,6 +36,7 @@ from caravan_serve.shard_flags import (
     host_shares,
     is_toy,
     local_file,
+    memory_share,
     model_files,
     of_model,
     rollback_tokens,
@@ -52,10 +55,11 @@ _INTERRUPTED = 130
 def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[str], ShardValues]:
     parser = serve_parser()
     namespace = parser.parse_models(sys.argv[1:] if argv is None else argv)
-    serve = resolve(parser, ServeConfig, namespace, os.environ)
-    router = resolve(parser, RouterConfig, namespace, os.environ)
-    models, given = shard_values(parser, namespace, os.environ)
-    return serve, router, models, {**given, "log_level": router.log_level, "json_output": router.json_output}
+    file = read_config_file(parser, namespace, os.environ)
+    serve = resolve(parser, ServeConfig, namespace, os.environ, file)
+    router = resolve(parser, RouterConfig, namespace, os.environ, file)
+    models, given = shard_values(parser, namespace, os.environ, file)
+    return serve, router, models, {**given, **{name: getattr(router, name) for name in SET_BY_ROUTER}}
 
 
 async def _announce_when_ready(fleet: Fleet, url: str, router: RouterConfig) -> None:
@@ -74,7 +78,7 @@ def announcement(fleet: Fleet, url: str, router: RouterConfig) -> str:
             path, body = "/v1/embeddings", '{"input":"The capital of France"}'
             if engine.model.ranks:
                 path, body = "/v1/rerank", '{"query":"The capital of France","documents":["Paris","Bread"]}'
-    key = "" if router.api_keys_file is None else '-H "Authorization: Bearer $KEY" '
+    key = "" if not router.needs_key else '-H "Authorization: Bearer $KEY" '
     return (
         f"\nCaravan is ready on {url}\n"
         f"  model  {models}\n"
@@ -98,6 +102,10 @@ async def _serve(
         raise ServeError("--models-dir, --models-file and --models-hub name all models that are served: drop --model")
     of_models = [of_model(model, given) for model in models] or ([] if serve.has_catalogue else [{}])
     total = len(of_models) * serve.shards
+    if total > 1 and models and not is_toy(given):
+        files = [Path(model.path) for model in models]
+        shares = [memory_share(files, file, total) for file in files]
+        of_models = [{**share, **own} for share, own in zip(shares, of_models, strict=True)]
     check_rpc(total, given)
     speculate = draft_tokens(router.speculate, given)
     given = {**rollback_tokens(speculate), **given}
@@ -106,7 +114,7 @@ async def _serve(
         ShardProcess(
             f"shard-{number}",
             folder / f"{number}.sock",
-            as_flags(checked({**host_shares(total), **given, **own, **of_models[number // serve.shards]})),
+            as_flags(checked({**host_shares(total), **own, **of_models[number // serve.shards], **given})),
         )
         for number, own in enumerate(devices)
     ]
@@ -156,7 +164,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     serve, router, models, given = _parse(argv)
-    configure_logging(level=router.log_level, json_output=router.json_output)
+    try:
+        configure_logging(router.logging)
+    except LogFileError as error:
+        sys.stderr.write(f"caravan serve: error: {error}\n")
+        return 2
     if serve.exit_with_parent:
         end_with_parent()
     with tempfile.TemporaryDirectory(prefix="caravan-") as folder:

@@ -28,6 +28,8 @@ from caravan_serve.servers import (
 # The prompts of agents alone have 10 to 30 thousand tokens.
 LEAST_CONTEXT = 65536
 _INTERRUPTED = 130
+_SCHEMES = ("http", "https", "all")
+_THIS_HOST = ("127.0.0.1", "localhost")
 
 
 def launch_parser() -> Parser:
@@ -145,7 +147,13 @@ def write_files(folder: Path, launch: Launch) -> None:
 def environment(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the agent."""
     kept = {name: value for name, value in environ.items() if name not in launch.removed}
-    return {**kept, **launch.variables}
+    # The server may be on this host, which no proxy reaches.
+    direct = {
+        name: ",".join(filter(None, (environ.get(name, ""), *_THIS_HOST)))
+        for name in ("no_proxy", "NO_PROXY")
+        if any(environ.get(f"{scheme}_proxy") or environ.get(f"{scheme}_PROXY".upper()) for scheme in _SCHEMES)
+    }
+    return {**kept, **direct, **launch.variables}
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -43,21 +43,21 @@ SERVE_FLAGS = ForeignFlags(
         "--allowed-origins": "--cors-allow-origin",
         "--no-webui": "--no-page",
         "--no-ui": "--no-page",
+        "--disable-uvicorn-access-log": "--no-access-log",
+        "--disable-log-requests": "--no-access-log",
+        "--prometheus-port": "--metrics-port",
+        "--temperature": "--temp",
+        "--predict": "--max-tokens",
+        "--num-predict": "--max-tokens",
     },
     prefixed=dict.fromkeys(("-hf", "-hfr", "--hf-repo"), HUB_PREFIX),
     answers={
-        **dict.fromkeys(("--api-key", "--api-key-file"), _KEYS),
+        "--api-key-file": _KEYS,
         **dict.fromkeys(("--address", "--shard-id", "--ready-fd"), _OWN),
         **dict.fromkeys(("-v", "-vv", "--verbose", "-lv", "--verbosity", "--log-verbosity", "--debug"), _LEVEL),
-        "--log-file": "the log is standard error: 2>> FILE",
         "--log-disable": "pass --log-level error",
-        **dict.fromkeys(("--api-prefix", "--root-path"), "a proxy strips the prefix: see docs/operations.md"),
         "--chat-template": "pass --chat-template-file FILE with a Jinja template",
-        **dict.fromkeys(
-            ("--temp", "--temperature", "--top-p", "--top-k", "--min-p", "--repeat-penalty", "--seed", "-s"),
-            _BY_REQUEST,
-        ),
-        **dict.fromkeys(("-n", "--n-predict", "--predict", "--num-predict"), f"{_BY_REQUEST}, as max_tokens"),
+        **dict.fromkeys(("--seed", "-s"), _BY_REQUEST),
         **dict.fromkeys(("--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--pipeline-parallel-size"), _SPLIT),
         **dict.fromkeys(
             ("--gpu-memory-utilization", "--mem-fraction-static", "--cuda-memory-fraction"),
@@ -88,7 +88,6 @@ SERVE_FLAGS = ForeignFlags(
         ),
         "--swap-space": "--cache-ram MIB is host memory for prefixes and preempted requests",
         **dict.fromkeys(("--keep-alive", "--sleep-idle-seconds"), "--models-hub loads and unloads models on demand"),
-        "--config": "every flag is an environment variable too, such as CARAVAN_PORT",
     },
 )
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from caravan_proto.command_line import Parser
+from caravan_proto.config_file import add_config_flag
 from caravan_proto.flags import add_flags, flag
 from caravan_router.config import RouterConfig
 from caravan_serve.catalogue.setup import CatalogueFlags
 from caravan_serve.peers import SERVE_FLAGS
-from caravan_serve.shard_flags import SET_BY_SERVE
+from caravan_serve.shard_flags import SET_BY_ROUTER, SET_BY_SERVE
 from caravan_shard.config import ShardConfig
 
 _DESCRIPTION = """Serve models over HTTP, with the APIs of OpenAI, Anthropic, Google, Ollama, TGI and llama-server.
@@ -22,12 +23,12 @@ examples:
   caravan serve a.gguf b.gguf --port 8080 --hostname 0.0.0.0
   caravan serve --models-dir ./models             loads the model that a request names
 
-Every flag is an environment variable too, such as CARAVAN_PORT."""
+Every flag is an environment variable too, such as CARAVAN_PORT, and a key of the file that --config names."""
 
 # Listed before the others, in this order.
 _FIRST = (
     *("port", "hostname", "ctx_size", "parallel", "gpu_layers"),
-    *("shards", "models_dir", "models_hub", "api_keys_file", "log_level"),
+    *("shards", "models_dir", "models_hub", "api_key", "log_level"),
 )
 
 
@@ -43,7 +44,14 @@ class ServeConfig(CatalogueFlags):
 
 # The groups of a configuration: the field with which each begins, and its title.
 _GROUPS: tuple[tuple[type[Any], dict[str, str]], ...] = (
-    (ShardConfig, {"model": "the model, its cells and threads", "gpu_layers": "GPUs and memory"}),
+    (
+        ShardConfig,
+        {
+            "model": "the model, its cells and threads",
+            "gpu_layers": "GPUs and memory",
+            "temp": "defaults of requests",
+        },
+    ),
     (ServeConfig, {"models_dir": "models on demand"}),
     (
         RouterConfig,
@@ -95,6 +103,7 @@ def serve_parser() -> Parser:
     for name in _FIRST:
         config, field = next(one for one in every if one[1].name == name)
         add_flags(first, config, [field])
+    add_config_flag(first)
     first.add_argument("-h", "--help", action="help", help="show all flags")
     for config, titles in _GROUPS:
         for title, fields in _grouped(config, titles):
@@ -104,7 +113,7 @@ def serve_parser() -> Parser:
 
 def _fields(config: type[Any]) -> list[dataclasses.Field[Any]]:
     """Return the fields that are flags of `caravan serve`, each once."""
-    left_out = (*SET_BY_SERVE, "model", "log_level", "json_output") if config is ShardConfig else ()
+    left_out = (*SET_BY_SERVE, "model", *SET_BY_ROUTER) if config is ShardConfig else ()
     return [field for field in dataclasses.fields(config) if field.name not in left_out]
 
 

@@ -1,6 +1,7 @@
 """Servers that commands talk to: one that runs, or one that is started for a command and ends with it."""
 
 import contextlib
+import ipaddress
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,7 +57,7 @@ class Server:
         if self.api_key:
             request.add_header("Authorization", f"Bearer {self.api_key}")
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as reply:  # noqa: S310
+            with opener_for(self.url).open(request, timeout=timeout_s) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
             raise ServerError(f"{self.url}: {_message_of(error)}") from None
@@ -77,6 +79,19 @@ class Server:
         self.post("/api/generate", {"model": name, "stream": False}, _LOAD_TIMEOUT_S)
         loaded = self.get("/api/ps")["models"]
         return next((int(model["context_length"]) for model in loaded if model["model"] == name), 0)
+
+
+def opener_for(url: str) -> urllib.request.OpenerDirector:
+    """Return what opens ``url``: through the proxy that the environment names, unless it is on this host."""
+    direct = [urllib.request.ProxyHandler({})] if _is_loopback(urllib.parse.urlsplit(url).hostname or "") else []
+    return urllib.request.build_opener(*direct)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _message_of(error: urllib.error.HTTPError) -> str:
@@ -176,6 +191,11 @@ def started(model: str, flags: Sequence[str]) -> Iterator[Server]:
         "CARAVAN_HOSTNAME",
         "CARAVAN_HANDOVER",
         "CARAVAN_STATE_FILE",
+        "CARAVAN_CONFIG",
+        "CARAVAN_ROOT_PATH",
+        "CARAVAN_METRICS_PORT",
+        "CARAVAN_METRICS_KEY",
+        "CARAVAN_LOG_FILE",
     }
     environ = {name: value for name, value in os.environ.items() if name not in own} | {PARENT_PID: str(os.getpid())}
     with tempfile.TemporaryFile("w+") as log:

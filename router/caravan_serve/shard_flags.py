@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from caravan_models.cached_model import parts_of
 from caravan_models.fetching import fetch
 from caravan_models.progress import note, shown
 from caravan_models.reference import LocalFile, parse_reference
+from caravan_proto.config_file import FileValues
 from caravan_proto.flags import default_of, from_values, given_values
+from caravan_proto.host_memory import available_memory
 from caravan_proto.limits import MOST_ROLLBACK_TOKENS
 from caravan_shard.config import ShardConfig
 
@@ -29,6 +32,8 @@ _OF_ONE_MODEL = {
     "model_draft": "a draft model",
 }
 # What `ShardProcess` itself sets for each shard.
+# Those of the router are the shards' too.
+SET_BY_ROUTER = ("log_level", "json_output", "log_file")
 SET_BY_SERVE = ("address", "shard_id", "exit_with_parent", "ready_fd")
 
 
@@ -46,17 +51,17 @@ class ModelFile:
 
 
 def shard_values(
-    parser: argparse.ArgumentParser, namespace: argparse.Namespace, environ: Mapping[str, str]
+    parser: argparse.ArgumentParser, namespace: argparse.Namespace, environ: Mapping[str, str], file: FileValues
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the models that ``namespace`` names, and what it and ``environ`` say of all shards.
+    """Return the models that ``namespace`` names, and what it, ``environ`` and ``file`` say of all shards.
 
     Ends the program with a usage error if they are wrong.
     """
-    values = given_values(parser, ShardConfig, namespace, environ)
+    values = given_values(parser, ShardConfig, namespace, environ, file)
     given = {name: value for name, value in values.items() if name not in SET_BY_SERVE}
     of_environment = given.pop("model", "")
     models = [*namespace.words, *(namespace.models or ())]
-    return models or ([of_environment] if of_environment else []), given
+    return models or ([of_environment] if of_environment else list(file.texts.get("models", ()))), given
 
 
 def combined(*parts: ShardValues) -> dict[str, Any]:
@@ -153,6 +158,26 @@ def host_shares(shards: int) -> dict[str, Any]:
         "threads": max(1, len(os.sched_getaffinity(0)) // shards),
         "cache_ram": default_of(ShardConfig, "cache_ram") // shards,
     }
+
+
+def memory_share(files: Sequence[Path], own: Path, shares: int, total_bytes: int | None = None) -> dict[str, Any]:
+    """Return for how much memory a shard of the model ``own`` chooses its cells, if ``shares`` shards divide it.
+
+    The weights of ``files``, all models among them, are in memory once. ``total_bytes``: None for what is free.
+    """
+    total = available_memory() if total_bytes is None else total_bytes
+    if total is None:
+        return {}
+    of_own, of_all = _weight_bytes(own), sum(_weight_bytes(file) for file in files)
+    return {"fit_host": max(0, of_own + max(0, total - of_all) // shares) >> 20}
+
+
+def _weight_bytes(file: Path) -> int:
+    try:
+        return sum(part.stat().st_size for part in parts_of(file))
+    except OSError:
+        # The shard says what is wrong with it.
+        return 0
 
 
 def find_devices(shards: int, given: ShardValues) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from caravan_shard.service.starter import PARENT_PID
@@ -24,6 +24,14 @@ _KILL_AFTER_S = 45.0
 _READ_BYTES = 1 << 16
 # What the message of a shard that cannot start begins with.
 _ERROR = "caravan-shard: error: "
+
+# Variables of the router that shards must not read, or need not know.
+_NOT_OF_SHARDS = ("CARAVAN_CONFIG", "CARAVAN_API_KEY", "CARAVAN_METRICS_KEY")
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the programs of shards."""
+    return {name: value for name, value in environ.items() if name not in _NOT_OF_SHARDS}
 
 
 class ReadyPipe:
@@ -176,7 +184,7 @@ class ShardProcess:
                 *(*self._command, "--ready-fd", str(ready.descriptor)),
                 pass_fds=(ready.descriptor,),
                 start_new_session=True,
-                env={**os.environ, PARENT_PID: str(os.getpid())},
+                env={**environment(os.environ), PARENT_PID: str(os.getpid())},
                 stderr=asyncio.subprocess.PIPE if self._reads_errors else None,
             )
         finally:

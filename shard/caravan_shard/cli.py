@@ -12,7 +12,7 @@ import uvloop
 
 from caravan_proto.command_line import Parser
 from caravan_proto.flags import load
-from caravan_proto.telemetry import configure_logging
+from caravan_proto.telemetry import LogFileError, LogSettings, configure_logging
 from caravan_shard.backends.base import StartupError
 from caravan_shard.config import ShardConfig
 from caravan_shard.named_models import with_model_files
@@ -77,7 +77,10 @@ def _report(argv: list[str]) -> int:
 
 def _configured(argv: Sequence[str] | None) -> ShardConfig:
     config = load(ShardConfig, prog="caravan-shard", description=_DESCRIPTION, argv=argv)
-    configure_logging(level=config.log_level, json_output=config.json_output)
+    try:
+        configure_logging(LogSettings(level=config.log_level, json_output=config.json_output, file=config.log_file))
+    except LogFileError as error:
+        raise StartupError(str(error)) from error
     return config
 
 

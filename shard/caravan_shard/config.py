@@ -11,6 +11,7 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.model import ModelFile
 from caravan_proto.tls import TlsFiles
 from caravan_shard.cores import usable_cores
+from caravan_shard.default_flags import DefaultFlags
 from caravan_shard.model_flags import AdapterFile, MediaFlags, ModelFlags, RopeFlags, parse_adapter
 from caravan_shard.placement_flags import PlacementFlags
 
@@ -24,7 +25,7 @@ _ALIAS_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
+class ShardConfig(MediaFlags, RopeFlags, DefaultFlags, PlacementFlags, ModelFlags):
     """The flags of ``caravan-shard``. Raises ValueError if two fields contradict each other."""
 
     flash_attn: str = flag(
@@ -126,6 +127,7 @@ class ShardConfig(MediaFlags, RopeFlags, PlacementFlags, ModelFlags):
     )
     log_level: str = flag("info", "minimum level to log", choices=("debug", "info", "warning", "error"))
     json_output: bool = flag(False, "log JSON objects instead of text")
+    log_file: str | None = flag(None, "file to append the log to (default: standard error)")
 
     def __post_init__(self) -> None:
         if self.backend == "llama" and not self.model:

@@ -12,7 +12,8 @@ _NAME = re.compile(r"[^\s=]{1,128}")
 
 # llama.cpp compiles with LLAMA_MAX_SEQ = 256.
 MAX_SEQUENCES = 256
-_CELLS = 8192
+# Cells of a shard that chooses none by what the model was trained for and by what is free.
+USUAL_CELLS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,10 @@ class ModelFlags:
     model: str = flag("", "GGUF file to serve, or a model name: hf:OWNER/REPOSITORY:QUANTISATION, smollm2", "-m")
     alias: str = flag(
         "",
-        "name by which clients call the model; of several, separated by commas, the first is listed as its name [the "
-        "file's name]",
+        "name by which clients call the model; of several, separated by commas or flags, the first is listed as its "
+        "name [the file's name]",
         "-a",
+        joined=True,
     )
     chat_template_file: str = flag(
         "",
@@ -65,8 +67,8 @@ class ModelFlags:
     )
     ctx_size: int | None = flag(
         None,
-        "number of KV cells for all sequences together; 0 = the model's trained context [8192; on GPUs with --fit as "
-        "many as fit, from --fit-ctx to the trained context]",
+        "number of KV cells for all sequences together; 0 = the model's trained context, whether it fits or not [the "
+        "trained context, as far as it fits; 8192 with --fit off]",
         "-c",
         low=0,
         high=2**30,
@@ -111,7 +113,7 @@ class ModelFlags:
 
     def cells_of(self, trained_context: int) -> int:
         """Return the number of cells to ask for; llama.cpp may round it up."""
-        return _CELLS if self.ctx_size is None else self.ctx_size or trained_context
+        return USUAL_CELLS if self.ctx_size is None else self.ctx_size or trained_context
 
 
 @dataclass(frozen=True, kw_only=True)

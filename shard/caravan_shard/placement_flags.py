@@ -65,7 +65,7 @@ class PlacementFlags:
     fit: bool = flag(
         True,
         "choose --gpu-layers, --n-cpu-moe and --ctx-size, as far as they are not given, so that the model fits the "
-        "GPUs; no effect without GPUs",
+        "GPUs and cells take at most half of what the rest leaves of the host's memory",
         "-fit",
     )
     fit_target: str = flag(
@@ -74,6 +74,12 @@ class PlacementFlags:
         "-fitt",
     )
     fit_ctx: int = flag(4096, "minimum number of KV cells that --fit chooses", "-fitc", low=256, high=2**30)
+    fit_host: int | None = flag(
+        None,
+        "MiB of the host's memory for which --fit chooses cells, weights included [what is free]",
+        low=0,
+        high=2**30,
+    )
     allow_overcommit: bool = flag(False, "start even if the host or a GPU has less free memory than the model needs")
     cpu_moe: bool = flag(False, "keep the weights of all experts in host memory", "-cmoe")
     n_cpu_moe: int = flag(

@@ -23,10 +23,10 @@ def grpc_stays_up() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def router_files_are_read() -> None:
     """Read the files that a router also reads before its event loop runs."""
-    from caravan_router.http.ops import openapi_document
+    from caravan_router.http.docs.routes import docs_page
     from caravan_router.http.page import page
 
-    openapi_document()
+    docs_page()
     page()
 
 

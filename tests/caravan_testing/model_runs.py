@@ -3,12 +3,14 @@
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from caravan_proto.messages.commands import Chunk, Load, LoadEntry, PrefixCopy, Row, Save, SequenceParameters
 from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_proto.messages.results import Loaded, Saved
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.prompt_media import is_cell
+from caravan_scheduler.core.tokens import common_length
 from caravan_scheduler.events import SavedRun, ShardLimits
 from caravan_testing.model_media import is_border, is_whole, tokens_of
 
@@ -105,10 +107,24 @@ class HeldCells:
         self.limits = replace(self.limits, layout=other, other_layout=self.limits.layout)
         for sequence_id in lost:
             del self.sequences[sequence_id]
-        for held in self.sequences.values():
+        moved: list[Held] = []
+        for _, held in sorted(self.sequences.items()):
             assert len(held.cells) <= other.cells_per_sequence, "moved to a layout that has no room for it"
-            held.cells = self.new(len(held.cells))
+            shared = self._equal_beginning(held, moved)
+            held.cells = shared + self.new(len(held.cells) - len(shared))
+            moved.append(held)
         assert self.used <= other.cells
+
+    def _equal_beginning(self, held: Held, others: Iterable[Held]) -> list[int]:
+        if not self.layout.shares_cells or self.layout.whole_only or self.layout.saving is not Saving.ANY:
+            return []
+        cells = list(takewhile(lambda token: not is_cell(token), held.tokens[: len(held.cells) - 1]))
+        found = [
+            other.cells[: common_length(cells, other.tokens[: len(other.cells)])]
+            for other in others
+            if other.setup.adapter == held.setup.adapter
+        ]
+        return max(found, key=len, default=[])
 
 
 STATE_BYTES = 3

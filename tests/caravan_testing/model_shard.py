@@ -408,6 +408,7 @@ class ModelShard:
         assert other.layout is command.layout
         if self.refuse_next_layout:
             self.refuse_next_layout = False
+            self._cells.move(self.layout, ())
             self._cells.limits = replace(self.limits, other_layout=None)
             layout = self.layout
             return LayoutSet(shard=self.name, command_id=command.command_id, layout=layout, lost=(), seconds=0.2)

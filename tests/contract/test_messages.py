@@ -21,6 +21,7 @@ from caravan_proto.codec import Codec, MalformedError
 from caravan_proto.messages import commands, constraint, limits, media, model, results, sampling
 from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.messages.constraint import Constraint
+from caravan_proto.messages.sampling import valid_defaults
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
 from caravan_testing.model_media import with_pictures
 
@@ -51,6 +52,10 @@ _BY_FIELD: dict[tuple[type, str], st.SearchStrategy[Any]] = {
     (model.ModelFile, "metadata"): st.dictionaries(
         _BY_TYPE[str], st.booleans() | st.integers(-(2**63), 2**63 - 1) | _BY_TYPE[str], max_size=3
     ).map(lambda found: tuple(sorted(found.items()))),
+    # What no request could send does not arrive.
+    (model.ModelFile, "request_defaults"): st.dictionaries(
+        st.sampled_from(["temperature", "top_k", "top_p", "repetition_penalty", "max_tokens"]), st.floats(0, 5)
+    ).map(valid_defaults),
     (RunNote, "tokens"): st.lists(st.integers(0, 2**31 - 1), max_size=3).map(partial(array, "i")),
     **{
         (kind, "seconds"): st.integers(0, 10**12).map(lambda nanoseconds: nanoseconds / 1e9)

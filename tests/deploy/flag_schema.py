@@ -9,13 +9,14 @@ from caravan_shard.config import ShardConfig
 
 # The chart sets these from other values.
 _OWN_ROUTER = {
-    "advertise_url", "api_keys_file", "expected_model", "graceful_termination_timeout", "handover", "hostname", "port",
+    "advertise_url", "api_key", "api_keys_file", "expected_model", "graceful_termination_timeout", "handover",
+    "hostname", "log_file", "metrics_key", "metrics_port", "port",
     "shard", "shard_ca_certs", "shard_certfile", "shard_grace_s", "shard_hostname", "shard_keyfile", "ssl_ca_certs",
     "ssl_certfile", "ssl_keyfile", "state_file",
 }  # fmt: skip
 _OWN_SHARD = {
     "address", "alias", "allow_plaintext", "ca_certs", "cache_dir", "cache_dir_space", "certfile", "drain_timeout_s",
-    "exit_with_parent", "health_address", "keyfile", "model", "ready_fd", "shard_id",
+    "exit_with_parent", "fit_host", "health_address", "keyfile", "log_file", "model", "ready_fd", "shard_id",
 }  # fmt: skip
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 

@@ -75,6 +75,12 @@ def test_a_model_by_name_is_pulled_and_then_served_without_the_hub() -> None:
     assert policy["spec"]["egress"][1]["ports"] == [{"port": 8443, "protocol": "TCP"}]
 
 
+def test_a_model_with_several_aliases_is_expected_by_the_first() -> None:
+    text = render(CHART / "ci/by-name.yaml", "--set", "models.gemma.alias=gemma\\,gpt-4o")
+    assert '"--alias=gemma,gpt-4o"' in text
+    assert re.findall(r"--expected-model=([^\"]*)", text) == ["gemma"]
+
+
 def test_zones_are_added_to_nodes() -> None:
     for workload in ("caravan-router", "caravan-smollm-cpu"):
         nodes, zones = pod_of("zones", workload)["topologySpreadConstraints"]

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -275,6 +276,51 @@ async def test_an_agent_completes_a_task(agent: Agent, tmp_path: Path) -> None:
     # Each tool is in the prompt, but for those that its maker's servers run.
     assert [name for name, more in adds.items() if more <= 0] == list(agent.hosted)
     assert set(agent.offered) <= adds.keys()
+
+
+def shell_turns(place: Place) -> Turns:
+    """Return a task in which the note is written and read with commands."""
+    commands = (f"echo {NOTE} > {place.note}", f"cat {place.note}")
+    return {"qztask": [*(Call("exec_command", {"cmd": command}) for command in commands), DONE]}
+
+
+# By the agent: its own words on the command line, and what the model says.
+LAUNCHED = {
+    "codex": (["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK], shell_turns),
+    "claude": (["-p", TASK, "--allowedTools", "Write,Read"], writing("Write", "Read", "file_path")),
+    "opencode": (["run", TASK], writing("write", "read", "filePath")),
+}
+
+
+# They name other models, and stay as they are.
+USERS_FILES = {
+    ".codex/config.toml": 'model = "another"\n',
+    ".claude/settings.json": '{"model": "another"}',
+    ".config/opencode/opencode.json": '{"model": "another/model"}',
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+async def test_an_agent_that_is_launched_completes_a_task(name: str, tmp_path: Path) -> None:
+    place = Place(tmp_path / "home", tmp_path / "work")
+    words, turns = LAUNCHED[name]
+    theirs = {place.settings(file, text): text for file, text in USERS_FILES.items()}
+    place.work.mkdir()
+    assert (INSTALLED / name).exists(), f"{name} is not installed: run `make test-clients`"
+    async with hosting(turns(place)) as host:
+        command = [sys.executable, "-m", "caravan_serve", "launch", name, *words]
+        environment = {
+            "HOME": str(place.home),
+            "PATH": f"{INSTALLED}:{os.environ['PATH']}",
+            "CARAVAN_SERVER": host.url,
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        }
+        printed = await run_agent(command, place.work, environment)
+        assert DONE in printed
+        assert place.note.read_text().strip() == NOTE
+        assert NOTE in host.last_result, printed
+        assert host.refused == []
+    assert {file: file.read_text() for file in theirs} == theirs
 
 
 async def test_openai_node_and_the_ai_sdk_call_tools(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_a_tool_of_a_namespace_is_called_by_its_bare_name(openai: OpenAI) -> Non
 
 def test_refusals_name_the_field(openai: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="background"):
-        openai.responses.create(model="any", input="x", background=True)
+        openai.responses.create(model="any", input="x", background=True, store=False)
     with pytest.raises(NotFoundError):
         openai.responses.create(model="any", input="x", previous_response_id="resp_0")
     with pytest.raises(BadRequestError) as caught:

@@ -150,6 +150,13 @@ def test_custom_sampler(printed: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.slow
+def test_own_engine(printed: dict[str, list[str]]) -> None:
+    winter, coffee = printed["own_engine"]
+    assert winter.startswith("The best thing about winter is ")
+    assert coffee.startswith("The best thing about coffee is ")
+
+
+@pytest.mark.slow
 def test_yes_or_no(printed: dict[str, list[str]]) -> None:
     *answers, summary = printed["yes_or_no"]
     right = sum(f"? {word} (" in answer for answer, word in zip(answers, ("yes",) * 3 + ("no",) * 2, strict=True))

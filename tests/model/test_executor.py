@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,26 @@ def test_a_fork_writes_on_as_its_tokens_would(executor: Executor) -> None:
         tokens = root.tokens
         _check_same(executor, tokens, _written(root))
         assert len(set(map(tuple, texts.values()))) == 3
+
+
+_DRAWN = [
+    SamplingParams(temperature=1.0, seed=1),
+    SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.02, seed=2),
+    SamplingParams(temperature=1.3, repetition_penalty=1.2, dry_multiplier=0.8, logit_bias={300: 2.0}, seed=3),
+    SamplingParams(temperature=1.0, xtc_probability=0.5, xtc_threshold=0.00001, top_n_sigma=2.0, seed=4),
+    SamplingParams(temperature=1.0, samplers=["top_p", "temperature", "penalties"], top_p=0.7, seed=5),
+]
+
+
+def test_draws_are_those_of_the_server(executor: Executor) -> None:
+    """Both ways of drawing are in use: the call for common filters, and the reference for the others."""
+    params = [replace(one, max_tokens=24, ignore_eos=True) for one in _DRAWN]
+    with LLM(fetched(WORDS_MODEL), kv_layout="unified", **_OPTIONS) as llm:  # type: ignore[arg-type]
+        outputs = [llm.generate("The capital of France is", one)[0].outputs[0].token_ids for one in params]
+    for expected, one in zip(outputs, params, strict=True):
+        with executor.create() as conversation:
+            conversation.prompt("The capital of France is")
+            assert [token.id for token in conversation.generate(sampler=one)] == expected
 
 
 def test_turns_of_messages_have_the_tokens_of_a_chat_session(demo: Executor) -> None:

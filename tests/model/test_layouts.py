@@ -84,6 +84,24 @@ def test_states_move_between_layouts(model: Path, flash_attn: str) -> None:
     driver.engine.close()
 
 
+@pytest.mark.parametrize("model", [*MODELS, pytest.param(SMALL_WINDOW_MODEL, id="window")])
+def test_equal_beginnings_are_shared_where_the_layout_lets_them_be(model: Path) -> None:
+    driver = ModelDriver(fetched(model), ctx_size=4096, flash_attn="on")
+    common = driver.tokens("The values are transposed, or not, and nobody can tell from the outside. " * 4)
+    prompts = [common + driver.tokens(end) for end in (" One more thing: " * 12, " Two", " Three")]
+    expected = [driver.alone(prompt, NEW_TOKENS) for prompt in prompts]
+    for key, prompt in enumerate(prompts):
+        driver.prefill_long(key, prompt, max_new=NEW_TOKENS)
+    driver.decode([0, 1, 2], steps=2)
+    used = driver.engine.free_cells
+    assert driver.set_layout(KvLayout.UNIFIED) == []
+    assert driver.engine.free_cells >= used + 2 * len(common)
+    driver.decode([0, 1, 2])
+    for prompt, each, key in zip(prompts, expected, range(3), strict=True):
+        driver.check_same(prompt, each, driver.output[key])
+    driver.engine.close()
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
     ("flags", "flash"),

@@ -33,7 +33,7 @@ EXPECTED = (
     ("cleanliness 0.", "service 0.", "price 0."),
     (" Paris", "\n Paris"),
     ("(49152,)  Paris\n", "2 of 2\n", "The capital of France is Paris | The capital of France is"),
-    (" tokens stay: ", "Rome", "Madrid"),
+    (" tokens stay: ", "Rome"),
     ("True READY  Paris\n", "The capital of France is | ", " | "),
     ("Paris is the capital of [' ", "Rome is the capital of [' "),
     ("0 ' Paris", "1 '"),

@@ -23,7 +23,7 @@ from caravan_shard.memory_need import HOST, FreeMemory
 from caravan_shard.service.memory_report import memory_report
 from caravan_testing.shard_models import DEMO_MODEL, fetched
 from caravan_testing.shard_tiny_bert import TinyBert
-from caravan_testing.shard_tiny_llama import CONTEXT, write_tiny_llama
+from caravan_testing.shard_tiny_llama import CONTEXT, Shape, write_tiny_llama
 
 pytestmark = pytest.mark.model
 
@@ -196,8 +196,45 @@ def test_the_command_prints_json_for_programs(tiny: Path, capsys: pytest.Capture
 def test_the_report_is_for_people(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", str(tiny), "--fit-report", "--device", "none"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("tiny.gguf\n0 of 3 layers on GPUs\n8192 KV cells for up to 8 sequences\n\nhost: ")
+    assert text.startswith(
+        "tiny.gguf\n0 of 3 layers on GPUs\n8192 KV cells for up to 8 sequences\ncontext 8,192 cells ("
+    )
     assert "\n  left " in text
+
+
+LONG_CONTEXT = 65_536
+
+
+@pytest.mark.parametrize(
+    ("flags", "cells", "why"),
+    [
+        ((), LONG_CONTEXT, "trained for 65,536; 32 MiB of KV on host, "),
+        (("--fit-host", "1"), 4096, "as many of the trained 65,536 as fit; 2 MiB of KV on host, "),
+        (("--fit", "off"), 8192, "--fit off; "),
+        (("-c", "512", "-np", "2"), 512, "as -c says; "),
+        (("-c", "0"), LONG_CONTEXT, "trained for 65,536; "),
+    ],
+    ids=["fits", "the least", "not fitted", "given", "given as trained"],
+)
+def test_the_context_is_what_the_model_was_trained_for_if_it_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], cells: int, why: str
+) -> None:
+    model = write_tiny_llama(tmp_path / "long.gguf", Shape(context=LONG_CONTEXT))
+    assert main(["-m", str(model), "--fit-report", "--device", "none", "-ub", "64", *flags]) == 0
+    assert f"\ncontext {cells:,} cells ({why}" in capsys.readouterr().out
+
+
+def test_cells_take_half_of_the_memory_that_the_rest_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_tiny_llama(tmp_path / "long.gguf", Shape(context=LONG_CONTEXT))
+    room = 100 * MIB
+    flags = ("--device", "none", "-ub", "64", "--fit-host", str(room // MIB))
+    assert main(["-m", str(model), "--estimate", *flags]) == 0
+    told = json.loads(capsys.readouterr().out)
+    parts = told["parts"]["host"]
+    cells = parts.pop("cells") + parts.pop("cell_tables")
+    assert 4096 < told["chosen"]["cells"] < LONG_CONTEXT
+    # The next larger number would take an eighth more.
+    assert cells <= (room - sum(parts.values())) / 2 < cells * 1.2
 
 
 def test_show_says_where_a_shard_would_put_a_model(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

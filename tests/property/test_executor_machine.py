@@ -38,11 +38,12 @@ _ENDED = (caravan.ConversationEnded, caravan.ClosedError)
 
 @dataclass(frozen=True)
 class Kind:
-    """What cells can do."""
+    """What cells can do, and whether idle conversations give way."""
 
     layout: KvLayout = KvLayout.UNIFIED
     whole_only: bool = False
     saving: Saving = Saving.ANY
+    unload_idle: bool = False
 
 
 _KINDS = (
@@ -50,6 +51,9 @@ _KINDS = (
     Kind(layout=KvLayout.SPLIT),
     Kind(saving=Saving.NOTHING),
     Kind(whole_only=True, saving=Saving.WITH_STATE),
+    Kind(unload_idle=True),
+    Kind(unload_idle=True, saving=Saving.NOTHING),
+    Kind(unload_idle=True, whole_only=True, saving=Saving.WITH_STATE),
 )
 
 
@@ -82,8 +86,8 @@ class ExecutorMachine(RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(_KINDS))
     def open(self, kind: Kind) -> None:
         self.kind = kind
-        with patch("caravan.executor.backend_loader", self._loader):
-            self.executor = Executor("toy.gguf", backend="fake")
+        with patch("caravan.lowlevel.backend_loader", self._loader):
+            self.executor = Executor("toy.gguf", backend="fake", unload_idle=kind.unload_idle)
 
     def _loader(self, _config: object) -> Callable[[], ToyBackend]:
         def load() -> ToyBackend:
@@ -166,6 +170,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         assert sum(map(len, groups)) == len(waiting)
         if waiting and not did.done and not did.waiting:
             assert did.starved
+            assert not self.kind.unload_idle
         for pair in self.alive:
             if pair.real in did.done:
                 pair.state = State.READY
@@ -187,7 +192,7 @@ class ExecutorMachine(RuleBasedStateMachine):
             self.infer()
             if all(pair.state is not State.PENDING for pair in self.alive):
                 return
-            if not self._progresses():
+            if not self.kind.unload_idle and not self._progresses():
                 for pair in self.alive:
                     pair.real.unload()
         raise AssertionError("it never ends")
@@ -315,8 +320,8 @@ class ExecutorMachine(RuleBasedStateMachine):
             path = Path(folder) / "batch"
             self.opened.save(path)
             self.opened.close()
-            with patch("caravan.executor.backend_loader", self._loader):
-                self.executor = Executor.open(path, backend="fake")
+            with patch("caravan.lowlevel.backend_loader", self._loader):
+                self.executor = Executor.open(path, backend="fake", unload_idle=self.kind.unload_idle)
         for pair, real in zip(self.alive, self.opened.conversations, strict=True):
             pair.real = real
         if not fits or self.kind.saving is Saving.NOTHING:

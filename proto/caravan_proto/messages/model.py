@@ -6,6 +6,7 @@ from enum import Enum
 
 from caravan_proto.messages.limits import Limits
 from caravan_proto.messages.media import MediaFacts
+from caravan_proto.messages.sampling import RequestDefaults
 
 MetadataValue = str | int | bool
 
@@ -37,7 +38,7 @@ class ModelFile:
     "" if unknown. ``trained_context``: in tokens. ``tool_template``: that for prompts with tools, if the model has
     one beside ``chat_template``. ``eos_token_ids``: tokens that end an output. ``draft_model``: the name of the draft
     model, "" without one. ``fill``: None if the vocabulary lacks a token that filling in needs. ``media``: None if
-    prompts have text only.
+    prompts have text only. ``request_defaults``: of the file and the operator, see `valid_defaults`.
 
     The rest describes the file for people and tools. ``weight_bytes`` is the size of all weights, ``device_bytes`` of
     those in the memory of accelerators. ``quantization`` is the type of most weights. ``modified_s``: when the file was
@@ -60,6 +61,7 @@ class ModelFile:
     eos_token_ids: frozenset[int] = frozenset()
     fill: FillTokens | None = None
     media: MediaFacts | None = None
+    request_defaults: RequestDefaults = ()
     architecture: str = ""
     parameter_count: int = 0
     weight_bytes: int = 0

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 _MAX_INT32 = 2**31 - 1
 MAX_SEED = 2**64 - 1
@@ -140,6 +140,14 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {parameter.name: parameter.default for parameter in fields(SamplingParams)}
 )
 
+# What requests that do not say it get, by the field's name: a parameter of `RANGES` or `MAX_TOKENS`. Values are those
+# that a client may send.
+RequestDefaults: TypeAlias = tuple[tuple[str, float], ...]
+MAX_TOKENS = "max_tokens"
+_WHOLE = frozenset({MAX_TOKENS, "repeat_last_n", *(name for name, default in DEFAULTS.items() if type(default) is int)})
+# llama.cpp's, where a file or an operator gives a penalty.
+_PENALTY_LAST_N = 64
+
 # The parameters that each sampler applies, by llama-server's names: it is off while they have their defaults. The
 # samplers have the default order.
 SAMPLER_PARAMETERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -162,3 +170,47 @@ SAMPLERS = (*(name for name in SAMPLER_PARAMETERS if name != "temperature"), "te
 def switched_off(samplers: Iterable[str]) -> dict[str, Any]:
     """Return the parameters that switch off the samplers of these names, with their values."""
     return {name: DEFAULTS[name] for sampler in samplers for name in SAMPLER_PARAMETERS[sampler]}
+
+
+def valid_defaults(values: Mapping[str, float]) -> RequestDefaults:
+    """Return those of ``values`` that requests could send, by name, whole numbers as such.
+
+    A ``repetition_penalty`` without ``repeat_last_n`` counts the last 64 tokens, as in llama.cpp.
+    """
+    found = {name: int(value) if name in _WHOLE else value for name, value in values.items() if _may_be(name, value)}
+    if "repetition_penalty" in found:
+        found.setdefault("repeat_last_n", _PENALTY_LAST_N)
+    return tuple(sorted(found.items()))
+
+
+def _may_be(name: str, value: float) -> bool:
+    if name == MAX_TOKENS:
+        return 1 <= value <= _MAX_INT32
+    allowed = RANGES.get(name)
+    if allowed is None or name == "seed" or not allowed.lowest_sent <= value <= allowed.high:
+        return False
+    return (value > allowed.low or not allowed.above_low) and (name not in _WHOLE or value == int(value))
+
+
+def defaults_for(given: Mapping[str, Any], defaults: RequestDefaults) -> dict[str, float]:
+    """Return the parameters of ``defaults`` that a request gets that sets those of ``given``; None sets nothing.
+
+    With mirostat, which decides how many tokens are likely enough, filters have no defaults. The penalty that a request
+    sets has the window that it sets, or all tokens.
+    """
+    asked = {name for name, value in given.items() if value is not None}
+    found = {name: value for name, value in defaults if name not in asked and name != MAX_TOKENS}
+    if given.get("mirostat") if "mirostat" in asked else found.get("mirostat"):
+        for name in _FILTERS:
+            found.pop(name, None)
+    if "repetition_penalty" in asked:
+        found.pop("repeat_last_n", None)
+    return found
+
+
+_FILTERS = tuple(
+    parameter
+    for name, own in SAMPLER_PARAMETERS.items()
+    if name not in {"penalties", "dry", "temperature"}
+    for parameter in own
+)

@@ -385,6 +385,13 @@ class ResponseEndedError(RequestError):
         super().__init__(f"Cannot cancel a synchronous response. It has ended, and its status is {status}")
 
 
+class NoEventsError(RequestError):
+    """The response has no events: it was not generated in the background, or has ended long ago."""
+
+    kind = ErrorKind(400, "no_events", _CLIENT)
+    sentence = "Only responses with `background` can be streamed again, for some time after their end"
+
+
 class NoCompactionError(RequestError):
     """OpenAI's route that compacts a conversation does not exist here."""
 

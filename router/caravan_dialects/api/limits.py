@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caravan_proto.limits import MAX_CONSTRAINT_BYTES
+from caravan_proto.messages.sampling import MAX_TOKENS
 from caravan_scheduler.core.engine import ModelFacts
 
 # A text with more bytes per token is refused without tokenizing it. Only unusual texts have more, such as many spaces.
@@ -79,13 +80,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The smaller of the operator's and the model's limit, for each limit."""
+    """The smaller of the operator's and the model's limit, for each limit.
+
+    ``usual_new_tokens``: what requests get that name no number; None for the API's own default.
+    """
 
     max_total_tokens: int
     max_input_tokens: int
     max_top_n_tokens: int
     max_prompt_bytes: int
     max_request_new_tokens: int
+    usual_new_tokens: int | None = None
 
 
 def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
@@ -97,4 +102,5 @@ def bounds_of(limits: Limits, model: ModelFacts) -> Bounds:
         max_top_n_tokens=min(limits.max_top_n_tokens, model.max_top_n_tokens),
         max_prompt_bytes=min(limits.max_prompt_bytes or BYTES_PER_TOKEN * total, model.max_tokenize_bytes),
         max_request_new_tokens=limits.max_request_new_tokens or limits.max_best_of * total,
+        usual_new_tokens=dict[str, Any](model.request_defaults).get(MAX_TOKENS),
     )

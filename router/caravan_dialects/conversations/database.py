@@ -20,11 +20,9 @@ from caravan_dialects.conversations.nodes import (
     Chain,
     ExactTokens,
     Head,
-    Job,
     Json,
     Node,
     Position,
-    Step,
     Transaction,
 )
 from caravan_dialects.conversations.packing import packed, referenced, unpacked, with_files, without_files
@@ -215,20 +213,6 @@ class Database:
         with _tolerating():
             self._make_room()
         return True
-
-    def add_job(self, job: Job, step: Step, now: float) -> None:
-        """Add a job with its first step."""
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self.jobs.add(job, step, now)
-        with _tolerating():
-            self._make_room()
-
-    def append(self, job_id: str, step: Step) -> None:
-        """Add a step of a job."""
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self.jobs.append(job_id, step)
 
     def delete_response(self, owner: str, response_id: str) -> bool:
         """Forget a response and its job; return False if there is none. Its items stay while others continue it."""

@@ -68,19 +68,25 @@ class JobTable:
     """The jobs of one database. ``now`` is Unix time in seconds in all methods."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
         self._run = connection.execute
 
     def add(self, job: Job, step: Step, now: float) -> None:
-        """Add a job with its first ``step``. Call it in a transaction, as all methods that write."""
+        """Add a job with its first ``step``."""
         size = len(job.request) + len(job.response) + _JOB_BYTES
-        self._run(
-            "INSERT INTO jobs VALUES (?, ?, ?, ?, 0, 0, ?, ?)",
-            (job.id, job.owner, job.request, job.response, size, now),
-        )
-        self.append(job.id, step)
+        with self._connection:
+            self._run("BEGIN IMMEDIATE")
+            row = (job.id, job.owner, job.request, job.response, size, now)
+            self._run("INSERT INTO jobs VALUES (?, ?, ?, ?, 0, 0, ?, ?)", row)
+            self._append(job.id, step)
 
     def append(self, job_id: str, step: Step) -> None:
-        """Add a step, whose first event is the next one. One of a job that was deleted changes nothing."""
+        """Add a step. One that does not follow the last one, or whose job was deleted, changes nothing."""
+        with self._connection:
+            self._run("BEGIN IMMEDIATE")
+            self._append(job_id, step)
+
+    def _append(self, job_id: str, step: Step) -> None:
         events = zlib.compress(_encode(step.events), 1)
         tokens = _encode(step.tokens)
         size = len(events) + len(tokens) + _STEP_BYTES
@@ -95,8 +101,8 @@ class JobTable:
             )
 
     def end(self, end: JobEnd, now: float) -> None:
-        """Note the end of a job, whose events are kept for clients."""
-        self.append(end.id, end.step)
+        """Note the end of a job, whose events are kept for clients. Call it in a transaction."""
+        self._append(end.id, end.step)
         self._run(
             "UPDATE jobs SET ended = 1, request = x'', response = ?, used = ?, "
             "size = size - length(request) - length(response) + ? WHERE id = ?",

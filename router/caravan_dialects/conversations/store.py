@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import sqlite3
 import time
 from collections import Counter
@@ -36,7 +35,7 @@ class StoreSettings:
     file: Path | None = None
     max_bytes: int = 256 << 20
     life_s: float = 3600.0
-    job_life_s: float = math.inf
+    job_life_s: float = 28_800.0
 
 
 class Store:
@@ -106,11 +105,11 @@ class Store:
 
     async def add_job(self, job: Job, step: Step) -> None:
         """Add a job with its first step."""
-        await self._call(lambda database: database.add_job(job, step, time.time()))
+        await self._call(lambda database: database.jobs.add(job, step, time.time()))
 
     async def append(self, job_id: str, step: Step) -> None:
         """Add the next step of a job. Nothing is lost from then on if the process is killed."""
-        await self._call(lambda database: database.append(job_id, step))
+        await self._call(lambda database: database.jobs.append(job_id, step))
 
     async def job(self, owner: str, job_id: str) -> Job | None:
         """Return a job; None if the owner has none of this id."""

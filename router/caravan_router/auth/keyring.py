@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from caravan_dialects.auth.client import Client
-from caravan_dialects.auth.key import ApiKey, digest_of
+from caravan_dialects.auth.key import MAX_PRIORITY, ApiKey, digest_of
 from caravan_proto.files import CHECK_S, FileWatch
 from caravan_router.auth.key_file import KeyFileError, read_key_file
 from caravan_scheduler.core.generation import Tenant
 
 _log = logging.getLogger(__name__)
+# In the log, and as tenant of all requests.
+_ONLY_KEY = "api-key"
 
 
 class Keyring:
@@ -54,6 +56,12 @@ class Keyring:
                 client.change(key, now)
             clients[name] = client
         self._clients = clients
+
+
+def single_key(secret: str) -> Keyring:
+    """Return the keys of a server that has only one, which may do all that an operator's may."""
+    key = ApiKey(digest=digest_of(secret), tenant=Tenant(name=_ONLY_KEY), max_priority=MAX_PRIORITY, operator=True)
+    return Keyring([key], time.monotonic())
 
 
 class KeyWatch:

@@ -18,11 +18,12 @@ from caravan_router.http.server.event_stream import EventStream, until_the_end
 from caravan_router.http.server.route import GENERATION_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT, STATE
+from caravan_router.http.server.tags import Tag
 from caravan_scheduler.core import prefixes as core
 from caravan_scheduler.core.generation import Tenant
 from caravan_studio.timeline.messages import Message
 
-ROUTES = Routes(TGI, tolerance=Tolerance.NEVER, operator=True)
+ROUTES = Routes(TGI, tolerance=Tolerance.NEVER, operator=True, tag=Tag.ADMIN)
 
 
 @ROUTES.route(

@@ -24,12 +24,13 @@ from caravan_router.http.server.ignored import IGNORED
 from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.tags import Tag
 
 _VERSION = (Parameter(name="anthropic-version", place="header", description="Accepted and without effect"),)
 
 _PATH = "/v1/messages"
 
-ROUTES = Routes(ANTHROPIC, tolerance=Tolerance.ALWAYS)
+ROUTES = Routes(ANTHROPIC, tolerance=Tolerance.ALWAYS, tag=Tag.ANTHROPIC)
 
 
 @ROUTES.route(

@@ -17,10 +17,12 @@ from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.bulk.running import BULK, RUNNING_BATCHES, RunningBatches
+from caravan_router.http.docs.routes import docs_page
 from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED
+from caravan_router.http.metrics import METRICS_ACCESS, OPEN_METRICS, MetricsAccess
 from caravan_router.http.openai.background import BACKGROUND, BackgroundResponses
-from caravan_router.http.ops import read_documents
-from caravan_router.http.page import SHOWN, page
+from caravan_router.http.ops import read_document
+from caravan_router.http.page import SHOWN, page, root_routes
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES, UNSUPPORTED
 from caravan_router.http.server.authentication import Authentication
 from caravan_router.http.server.body import BoundingBodies
@@ -36,6 +38,7 @@ from caravan_router.http.server.middleware import (
     expected,
     identify_and_log,
 )
+from caravan_router.http.server.root_path import ROOT_PATH
 from caravan_router.http.server.state import ENDING, RUNNING, STATE, AppState, InfoExtras, Network
 from caravan_router.metrics.recorder import Metrics
 from caravan_scheduler.core.catalogue import Catalogue
@@ -48,13 +51,15 @@ class Access:
 
     ``keyring``: None if no API key is needed. ``cors_allow_origin``: origins whose pages may call the API; empty for
     any. ``page``: whether browsers get a page at `/`. ``trusted_proxies``: gateways whose headers say for whom a
-    request is.
+    request is. ``root_path``: what a proxy puts before all paths; "" for nothing. ``metrics``: see `MetricsAccess`.
     """
 
     keyring: Keyring | None = None
     cors_allow_origin: Sequence[str] = ()
     page: bool = True
     trusted_proxies: Sequence[Network] = ()
+    root_path: str = ""
+    metrics: MetricsAccess = OPEN_METRICS
 
 
 DEFAULT_INFO = InfoExtras()
@@ -77,7 +82,8 @@ def build_app(
     It closes ``bulk``, too, by default one that goes with it.
     """
     cors = Cors(access.cors_allow_origin)
-    authentication = Authentication(access.keyring, (*ROUTES, *UNSUPPORTED))
+    routes = (*ROUTES, *UNSUPPORTED, *root_routes(access.root_path))
+    authentication = Authentication(access.keyring, routes)
     neighbours = HandingOver()
     app = web.Application(
         # `read_json` knows the limit, which depends on the models.
@@ -122,9 +128,12 @@ def build_app(
     app.on_startup.append(lambda _app: batches.start())
     app.on_shutdown.append(lambda _app: batches.close())
     app[SHOWN] = access.page
-    read_documents()
+    app[ROOT_PATH] = access.root_path
+    app[METRICS_ACCESS] = access.metrics
+    read_document(access.root_path)
+    docs_page()
     page()
-    for route in (*ROUTES, *UNSUPPORTED):
+    for route in routes:
         # Not `add_get`, which would add HEAD: few paths have it.
         app.router.add_route(route.method, route.pattern, route.handler, expect_handler=expected)
     app.on_response_prepare.append(cors.add_headers)

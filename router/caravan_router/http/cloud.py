@@ -18,6 +18,7 @@ from caravan_router.http.server.ignored import note_ignored
 from caravan_router.http.server.route import EVENTS, JSON, Handler
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 from caravan_router.http.tgi import GENERATE_ERRORS, generate_compat
 
 # In TGI's order: the first field that is present decides.
@@ -29,7 +30,7 @@ _HANDLERS: tuple[tuple[str, Handler], ...] = (
 
 _KEYS = msgspec.json.Decoder(RequestKeys)
 
-ROUTES = Routes(TGI)
+ROUTES = Routes(TGI, tag=Tag.CLOUD)
 
 
 @ROUTES.route(

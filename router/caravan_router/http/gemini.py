@@ -32,6 +32,7 @@ from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.route import BODY_ERRORS, EVENTS, GENERATION_ERRORS, JSON, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 
 _KEY = Parameter(name="key", place="query", description="An API key, for clients that do not send `x-goog-api-key`")
 _MODEL = Parameter(name="model", place="path", description="Name of a model or of one of its adapters")
@@ -39,7 +40,7 @@ _ALT = Parameter(name="alt", place="query", description='"sse" for events; by de
 _TEXT_ERRORS = (*BODY_ERRORS, 404, 429, 503)
 _VECTOR_ERRORS = (*BODY_ERRORS, 404, 424, 429, 503)
 
-ROUTES = Routes(GEMINI, tolerance=Tolerance.ALWAYS, slashes=True, parameters=(_MODEL, _KEY))
+ROUTES = Routes(GEMINI, tolerance=Tolerance.ALWAYS, slashes=True, parameters=(_MODEL, _KEY), tag=Tag.GEMINI)
 
 
 @ROUTES.route(

@@ -7,7 +7,7 @@ from caravan_dialects.api.errors import NoSlotError, UnknownModelError
 from caravan_dialects.api.limits import bounds_of
 from caravan_dialects.api.llama_server.errors import LLAMA_SERVER
 from caravan_dialects.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
-from caravan_dialects.api.llama_server.reply import AskedLlamaServer
+from caravan_dialects.api.llama_server.reply import AskedLlamaServer, usual_settings
 from caravan_dialects.api.llama_server.schema import (
     InfillRequest,
     LlamaCompletion,
@@ -30,9 +30,10 @@ from caravan_router.http.server.event_stream import EventStream, until_the_end
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 from caravan_scheduler.core.catalogue import CatalogueError, StateChange
 
-ROUTES = Routes(LLAMA_SERVER, any_type=True)
+ROUTES = Routes(LLAMA_SERVER, any_type=True, tag=Tag.LLAMA_SERVER)
 
 
 _Whole = LlamaCompletion | list[LlamaCompletion]
@@ -83,11 +84,14 @@ async def infill(request: web.Request, body: InfillRequest) -> web.StreamRespons
 async def props(request: web.Request) -> web.Response:
     state = request.app[STATE]
     model = served_model(state, asked_model(request, request.query.get("model"))).engine.model
+    bounds = bounds_of(state.limits, model)
     reply = Props(
         model_alias=model.name,
         model_path=model.name,
         total_slots=state.limits.max_concurrent_requests,
-        default_generation_settings=ServedContext(bounds_of(state.limits, model).max_total_tokens),
+        default_generation_settings=ServedContext(
+            bounds.max_total_tokens, usual_settings(model.request_defaults, bounds.usual_new_tokens)
+        ),
         modalities=Modalities(
             vision=model.media is not None and model.media.images, audio=model.media is not None and model.media.audio
         ),
@@ -117,7 +121,7 @@ async def slots(request: web.Request) -> web.Response:
     return json_reply([Slot(number, context, number < busy) for number in range(total)])
 
 
-CATALOGUE_ROUTES = Routes(OPENAI, any_type=True, operator=True)
+CATALOGUE_ROUTES = Routes(OPENAI, any_type=True, operator=True, tag=Tag.LLAMA_SERVER)
 
 
 @CATALOGUE_ROUTES.route(

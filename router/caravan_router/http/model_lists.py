@@ -20,6 +20,7 @@ from caravan_router.http.openai.models import SUMMARY, found, listed
 from caravan_router.http.server.route import JSON, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
+from caravan_router.http.server.tags import Tag
 from caravan_scheduler.core.engine import ModelFacts
 
 VERSION_HEADER = "anthropic-version"
@@ -44,8 +45,8 @@ _GOOGLES_PAGE = (
 )
 _MODEL = Parameter(name="model", place="path", description="Name of the model or adapter")
 
-ROUTES = Routes(OPENAI)
-GEMINI_ROUTES = Routes(GEMINI, parameters=(_KEY,))
+ROUTES = Routes(OPENAI, tag=Tag.OPENAI)
+GEMINI_ROUTES = Routes(GEMINI, parameters=(_KEY,), tag=Tag.GEMINI)
 
 # The dialects of clients that send one of these headers to a path of `ROUTES`.
 DIALECTS = {VERSION_HEADER: ANTHROPIC, "x-goog-api-client": GEMINI, "x-goog-api-key": GEMINI}

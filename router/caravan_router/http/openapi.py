@@ -12,15 +12,17 @@ from caravan_dialects.api.generation.context import MODEL_HEADER
 from caravan_dialects.api.generation.serving import PRIORITY_HEADER, SPECULATE_HEADER, TIMEOUT_HEADER
 from caravan_dialects.auth.key import MAX_PRIORITY, MIN_PRIORITY
 from caravan_proto.messages.sampling import RANGES
+from caravan_router.http.docs.examples import EXAMPLES, Example
 from caravan_router.http.routes import DIALECTS_OF_ROUTES, ROUTES
 from caravan_router.http.server.form import FORM
-from caravan_router.http.server.route import EVENTS, Parameter, Route
+from caravan_router.http.server.route import EVENTS, GENERATION_ERRORS, JSON, Parameter, Route
+from caravan_router.http.server.tags import DESCRIPTIONS, Tag
 
 _ABOUT = (
     "Text generation by GGUF models. TGI's routes, OpenAI's and Anthropic's under /v1, Google's under /v1beta, and "
     "Ollama's under /api. Every route takes a key as `x-api-key` or `x-goog-api-key`, too."
 )
-_DESCRIPTIONS = {
+_STATUSES = {
     400: "The body is neither JSON nor a form; under /v1 also: the request is not valid",
     401: "The API key is missing or unknown",
     403: "The API key is not an operator's; without API keys: another host asks",
@@ -71,6 +73,7 @@ def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
+    _add_links(paths)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -78,12 +81,33 @@ def document() -> dict[str, Any]:
             "description": _ABOUT,
             "version": "1",
         },
+        "tags": [{"name": tag, "description": DESCRIPTIONS[tag]} for tag in Tag],
         "paths": paths,
         "components": {
             "schemas": components,
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _add_links(paths: dict[str, dict[str, Any]]) -> None:
+    """Tell of each reply which parameters of other operations take their values from it."""
+    replies = {
+        operation["operationId"]: operation["responses"]["200"]
+        for path in paths.values()
+        for operation in path.values()
+    }
+    for route in ROUTES:
+        for parameter, source in _example(route).sources.items():
+            links = replies[source.operation].setdefault("links", {})
+            links[f"{route.operation_id}_{parameter}"] = {
+                "operationId": route.operation_id,
+                "parameters": {parameter: f"$response.body#{source.pointer}"},
+            }
+
+
+def _example(route: Route) -> Example:
+    return EXAMPLES.get(route.handler.__name__, Example())
 
 
 def _add_range(name: str, described: dict[str, Any]) -> None:
@@ -109,20 +133,26 @@ def _types() -> list[Any]:
 
 def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": "_".join(filter(None, (route.handler.__name__, route.alias))),
+        "operationId": route.operation_id,
         "summary": route.summary,
+        "tags": [route.tag],
     }
+    example = _example(route)
+    if example.needs:
+        operation["description"] = example.needs
     if route.body:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": _any_of([by_type[id(kind)] for kind in route.body])}},
-        }
+        content: dict[str, Any] = {"schema": _any_of([by_type[id(kind)] for kind in route.body])}
+        if example.bodies:
+            content["examples"] = {name: {"value": body} for name, body in example.bodies.items()}
+        operation["requestBody"] = {"required": True, "content": {JSON: content}}
     if route.form is not None:
-        operation["requestBody"] = {"required": True, "content": {FORM: {"schema": by_type[id(route.form)]}}}
+        content = {"schema": by_type[id(route.form)], "example": dict(example.form)}
+        operation["requestBody"] = {"required": True, "content": {FORM: content}}
     if not route.open:
         operation["security"] = _SECURITY
-    parameters = [_parameter(parameter) for parameter in route.parameters]
-    if any("priority" in _fields(kind) for kind in route.body):
+    parameters = [_parameter(parameter, example.values.get(parameter.name)) for parameter in route.parameters]
+    # Routes that count or render generate nothing, and do not read them, though their bodies have the fields.
+    if {*GENERATION_ERRORS} <= {*route.errors} and any("priority" in _fields(kind) for kind in route.body):
         parameters += _SERVING_HEADERS
     if any("model" in _fields(kind) for kind in route.body):
         parameters.append(_parameter(_MODEL_HEADER))
@@ -141,7 +171,7 @@ def _operation(route: Route, by_type: dict[int, dict[str, Any]]) -> dict[str, An
         }
     operation["responses"] = {"200": good} | {
         str(status): {
-            "description": _DESCRIPTIONS[status],
+            "description": _STATUSES[status],
             "content": {"application/json": {"schema": envelope}},
         }
         for status in sorted({*route.errors, 500, *_access_errors(route)})
@@ -161,14 +191,15 @@ def _access_errors(route: Route) -> tuple[int, ...]:
     return () if route.open else (401,)
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
-    return {
+def _parameter(parameter: Parameter, example: str | None = None) -> dict[str, Any]:
+    described: dict[str, Any] = {
         "name": parameter.name,
         "in": parameter.place,
         "description": parameter.description,
         "required": parameter.place == "path",
         "schema": {"type": "string"},
     }
+    return described if example is None else described | {"example": example}
 
 
 def _fields(kind: type) -> set[str]:
@@ -190,8 +221,16 @@ def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def render() -> bytes:
-    """Return the document as it is committed: keys sorted, indented by two spaces, with a final line break."""
-    return msgspec.json.format(msgspec.json.encode(document(), order="sorted"), indent=2) + b"\n"
+    """Return the document as it is committed: indented by two spaces, with a final line break.
+
+    Keys are sorted, but those of examples, whose fields are in the order in which people write them.
+    """
+    whole = document()
+    for operation in (one for path in whole["paths"].values() for one in path.values()):
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            if "examples" in content:
+                content["examples"] = msgspec.Raw(msgspec.json.encode(content["examples"]))
+    return msgspec.json.format(msgspec.json.encode(whole, order="sorted"), indent=2) + b"\n"
 
 
 if __name__ == "__main__":

@@ -12,15 +12,17 @@ from aiohttp import web
 from caravan_dialects.api.errors import NotFoundError
 from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http.ops import health
-from caravan_router.http.server.route import Compressed, Parameter
+from caravan_router.http.server.route import Compressed, Parameter, Route
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 
 _CONTENT_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "woff2": "font/woff2",
 }
 
 
@@ -75,14 +77,17 @@ def _ending(name: str) -> str:
 SHOWN = web.AppKey("page_shown", bool)
 
 
-# Scripts and styles are files of the page alone, and no text becomes HTML but through the sanitiser's policy. Pictures
-# that a user sends are shown from memory. Nothing is fetched from, sent to or shown in the page of another host.
+# Scripts and styles are files of the page alone, and no text becomes HTML but through the sanitiser's policy. Images
+# and audio that a user sends are shown from memory. Nothing is fetched from, sent to or shown in the page of another
+# host.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
+        "font-src 'self'",
         "img-src 'self' data: blob:",
+        "media-src data:",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -106,7 +111,7 @@ _SECURITY = {
 _FOR_EVER = "public, max-age=31536000, immutable"
 
 
-ROUTES = Routes(TGI, open=True)
+ROUTES = Routes(TGI, open=True, tag=Tag.STATE)
 
 
 @ROUTES.route(
@@ -138,7 +143,7 @@ async def front_page(request: web.Request) -> web.StreamResponse:
         Parameter(name="folder", place="path", description="Folder of the file"),
         Parameter(name="file", place="path", description="Name of the file"),
     ),
-    replies=(("text/css", str), ("text/javascript", str), ("image/svg+xml", str)),
+    replies=(("text/css", str), ("text/javascript", str), ("image/svg+xml", str), ("font/woff2", bytes)),
     errors=(404,),
 )
 async def page_file(request: web.Request) -> web.StreamResponse:
@@ -148,3 +153,23 @@ async def page_file(request: web.Request) -> web.StreamResponse:
     if known is None or asked["version"] != found.version or not request.app[SHOWN]:
         raise NotFoundError(request.path)
     return known.reply(request, _SECURITY | {"Cache-Control": _FOR_EVER})
+
+
+def root_routes(root_path: str) -> tuple[Route, ...]:
+    """Return the route of ``root_path`` without a slash at its end, from which the page's own paths would not work."""
+    if not root_path:
+        return ()
+
+    async def to_page(_request: web.Request) -> web.StreamResponse:
+        raise web.HTTPPermanentRedirect(f"{root_path}/")
+
+    route = Route(
+        method="GET",
+        path=root_path,
+        handler=to_page,
+        dialect=TGI,
+        tag=Tag.STATE,
+        summary="Redirect to the page",
+        open=True,
+    )
+    return (route,)

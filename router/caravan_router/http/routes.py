@@ -5,8 +5,9 @@ from caravan_dialects.api.gemini.errors import GEMINI
 from caravan_dialects.api.ollama.errors import OLLAMA
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.tgi.errors import TGI
-from caravan_router.http import admin, anthropic, cloud, gemini, llama_server, model_lists, ops, page, tgi
+from caravan_router.http import admin, anthropic, cloud, gemini, llama_server, metrics, model_lists, ops, page, tgi
 from caravan_router.http.bulk import batches, files, message_batches
+from caravan_router.http.docs import routes as docs
 from caravan_router.http.ollama import models as ollama_models
 from caravan_router.http.ollama import routes as ollama
 from caravan_router.http.ollama import stock as ollama_stock
@@ -40,6 +41,8 @@ ROUTES: tuple[Route, ...] = (
     *cloud.ROUTES,
     *page.ROUTES,
     *ops.ROUTES,
+    *docs.ROUTES,
+    *metrics.ROUTES,
     *admin.ROUTES,
 )
 

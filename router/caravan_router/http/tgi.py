@@ -42,11 +42,12 @@ from caravan_router.http.generation.models import (
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 
 GENERATE_ERRORS = (*GENERATION_ERRORS, 422)
 
 
-ROUTES = Routes(TGI)
+ROUTES = Routes(TGI, tag=Tag.TGI)
 
 
 @ROUTES.route(
@@ -172,6 +173,7 @@ async def info(request: web.Request) -> web.Response:
         max_batch_size=state.info.max_batch_size,
         models=[each.name for each in listed_models(state)],
         draft_model=model.draft_model or None,
+        request_defaults=dict(model.request_defaults),
     )
     return json_reply(reply)
 

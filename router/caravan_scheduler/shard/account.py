@@ -11,7 +11,7 @@ from caravan_proto.messages.media import MediaSpan
 from caravan_scheduler.config import Clock, SchedulerConfig
 from caravan_scheduler.events import ShardLimits
 from caravan_scheduler.pins import Pins
-from caravan_scheduler.prefix_tree import PrefixTree
+from caravan_scheduler.prefix_tree import NO_MATCH, Match, PrefixTree
 from caravan_scheduler.shard.capacity import ShardCapacity
 from caravan_scheduler.shard.checkpoints import Checkpoints
 from caravan_scheduler.shard.command import NextHeader, ShardCommands
@@ -160,17 +160,34 @@ class ShardCells:
         self.tree.remove(resident.sequence_id)
 
     def rebuild(self) -> None:
-        """Enter every sequence on a path of its own: a sequence that was moved shares no cells with others."""
+        """Enter every sequence anew. The shard lets one that was moved share the beginnings of those with lower ids."""
         held = (*self._stays.residents.values(), *self._stays.parked.values())
         self.tree = PrefixTree()
-        self.tails = sum(one.computed for one in held)
-        for resident in held:
-            self.tree.insert(resident.sequence_id, resident.sequence.request.prefix_namespace)
-            resident.shared = 0
+        self.tails = 0
+        for resident in sorted(held, key=lambda one: one.sequence_id):
+            found = self._equal_beginning(resident)
+            if found.length:
+                self.tree.fork(resident.sequence_id, found.sources[0], found.length)
+            else:
+                self.tree.insert(resident.sequence_id, resident.sequence.request.prefix_namespace)
+            resident.shared = found.length
+            self.tails += self.tail(resident)
             if resident.status is not Status.LOADED:
                 self.index(resident)
             if resident.status is Status.PARKED:
                 self.tree.park(resident.sequence_id)
+
+    def _equal_beginning(self, resident: Resident) -> Match:
+        """Return the cells in the tree that a sequence which was moved begins with. The shard finds at least these."""
+        layout, sequence = self._capacity.limits.layout, resident.sequence
+        if not layout.shares_cells or layout.whole_only or layout.saving is not Saving.ANY:
+            return NO_MATCH
+        most, media = resident.computed - 1, sequence.spec.media
+        if media is not None:
+            most = min(most, media.spans[0].offset)
+        if resident.status is Status.LOADED or most <= 0:
+            return NO_MATCH
+        return self.tree.match(sequence.request.prefix_namespace, sequence.tokens(0, most), most)
 
 
 class ShardAccount:

@@ -11,7 +11,7 @@ from pathlib import Path
 from caravan_proto.flags import as_flags
 from caravan_router.engine.discovery import AddressBook
 from caravan_serve.catalogue.entries import CatalogueEntry
-from caravan_serve.shard_flags import ShardValues, combined
+from caravan_serve.shard_flags import ShardValues, combined, memory_share
 from caravan_serve.shard_process import ShardProcess, ShardStartError
 
 _POLL_S = 0.02
@@ -19,11 +19,24 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """``folder``: for sockets. ``flags``: of all shards. ``shards``: processes of each model."""
+    """``folder``: for sockets. ``flags``: of all shards. ``shards``: processes of each model.
+
+    ``memory_bytes``: of the host, from which models choose their cells, whatever is loaded; None if it is unknown.
+    ``side_by_side``: how many models should fit into it at a time.
+    """
 
     folder: Path
     flags: ShardValues
     shards: int = 1
+    memory_bytes: int | None = None
+    side_by_side: int = 2
+
+    def flags_of(self, entry: CatalogueEntry, file: Path) -> list[str]:
+        """Return the flags of a shard for a model, whose first file is ``file``."""
+        share = {}
+        if self.memory_bytes is not None and self.flags.get("backend") != "fake":
+            share = memory_share([file], file, self.shards * self.side_by_side, self.memory_bytes)
+        return as_flags(combined(share, self.flags, entry.flags, {"model": str(file), "alias": entry.name}))
 
 
 class RunningModel:
@@ -67,8 +80,7 @@ class ShardHost:
     def start(self, entry: CatalogueEntry, file: Path) -> RunningModel:
         """Start the shards of a model, whose first file is ``file``."""
         settings, number = self._settings, next(self._starts)
-        values = combined(settings.flags, entry.flags, {"model": str(file), "alias": entry.name})
-        flags = as_flags(values)
+        flags = settings.flags_of(entry, file)
         name = re.sub(r"[^A-Za-z0-9._-]", "-", entry.name)
         return RunningModel(
             [

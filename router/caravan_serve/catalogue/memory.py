@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +13,14 @@ from caravan_models.errors import FetchError
 from caravan_models.fetching import fetch
 from caravan_models.progress import OnProgress, ignore_progress
 from caravan_models.reference import LocalFile, parse_reference
-from caravan_proto.flags import as_flags
 from caravan_proto.host_memory import available_memory
 from caravan_scheduler.residency import HOST, ModelNeed, Phase, Room
 from caravan_serve.catalogue.entries import CatalogueEntry
 from caravan_serve.catalogue.host import HostSettings
-from caravan_serve.shard_flags import combined
+from caravan_serve.shard_process import environment
 
 # What a load leaves free on this host, for what everybody else may need meanwhile.
-_MARGIN_BYTES = 256 << 20
+MARGIN_BYTES = 256 << 20
 
 
 class MemoryProblem(Exception):
@@ -60,7 +60,7 @@ class Memory:
         file = await self._file_of(entry, on_progress)
         if entry.memory_bytes is not None:
             return Prepared(file, {HOST: entry.memory_bytes})
-        told = await _estimate(as_flags(combined(self._host.flags, entry.flags, {"model": str(file)})))
+        told = await _estimate(self._host.flags_of(entry, file))
         if told["host_bytes"] is None:
             raise MemoryProblem("this build of llama.cpp does not report what a model takes: set memory_mib")
         shards = self._host.shards
@@ -90,7 +90,7 @@ class Memory:
         if self._budget_bytes is not None:
             free[HOST] = self._budget_bytes - sum(need.bytes_at.get(HOST, 0) for need in there)
         elif (available := available_memory()) is not None:
-            free[HOST] = available - _MARGIN_BYTES - sum(self._mapped.get(need.name, 0) for need in there)
+            free[HOST] = available - MARGIN_BYTES - sum(self._mapped.get(need.name, 0) for need in there)
         return Room(free_at=free, max_models=self._max_models)
 
 
@@ -101,6 +101,7 @@ async def _estimate(flags: Sequence[str]) -> dict[str, Any]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
+        env=environment(os.environ),
     )
     try:
         output, errors = await process.communicate()

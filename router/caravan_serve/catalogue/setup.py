@@ -9,11 +9,12 @@ from typing import Any
 
 from caravan_models.cache_layout import cache_folder
 from caravan_proto.flags import flag
+from caravan_proto.host_memory import available_memory
 from caravan_router.app import CatalogueOf
 from caravan_router.engine.fleet import Fleet
 from caravan_serve.catalogue.entries import CatalogueEntry, read_catalogue
 from caravan_serve.catalogue.host import HostSettings, ShardHost
-from caravan_serve.catalogue.memory import Memory
+from caravan_serve.catalogue.memory import MARGIN_BYTES, Memory
 from caravan_serve.catalogue.model_catalogue import CatalogueSettings, ModelCatalogue
 from caravan_serve.catalogue.stock import MadeFile, stored_entries
 from caravan_serve.shard_flags import ShardValues
@@ -68,10 +69,17 @@ async def make_catalogue(flags: CatalogueFlags, given: ShardValues, shards: int,
         made_file = MadeFile(cache_folder())
         made = await asyncio.to_thread(made_file.read)
         entries = with_stored(entries, await asyncio.to_thread(stored_entries))
-    host = HostSettings(folder=folder, flags={**kept_cells(given, folder), **given}, shards=shards)
+    budget_bytes = None if flags.models_memory is None else flags.models_memory << 20
+    available = available_memory()
+    host = HostSettings(
+        folder=folder,
+        flags={**kept_cells(given, folder), **given},
+        shards=shards,
+        memory_bytes=budget_bytes or (None if available is None else max(0, available - MARGIN_BYTES)),
+        side_by_side=1 if flags.models_max == 1 else 2,
+    )
 
     def catalogue_of(fleet: Fleet) -> ModelCatalogue:
-        budget_bytes = None if flags.models_memory is None else flags.models_memory << 20
         memory = Memory(host, budget_bytes, flags.models_max)
         settings = CatalogueSettings(
             turn_s=flags.models_turn_s, autoload=flags.models_autoload, made_file=made_file, made=made

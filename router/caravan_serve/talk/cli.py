@@ -11,6 +11,7 @@ from caravan.client import ApiError, BadReplyError, Client, ClientOptions, Serve
 from caravan.errors import RequestError
 from caravan_models.errors import FetchError
 from caravan_proto.command_line import ForeignFlags, Parser
+from caravan_proto.flags import as_flags
 from caravan_serve.servers import ServerError, add_server_flags, server_for, server_of, state_folder
 from caravan_serve.talk.commands import Command, Say, Wrong, changed, help_text, parse
 from caravan_serve.talk.conversation import Branches, Conversation, ConversationFileError, read, titles, written
@@ -18,7 +19,6 @@ from caravan_serve.talk.terminal import Terminal, plain
 
 _INTERRUPTED = 130
 _ERRORS = (ApiError, ServerConnectionError, BadReplyError, RequestError, TypeError, OSError)
-_CTX_SIZE = 8192
 
 
 def run_parser() -> Parser:
@@ -52,7 +52,11 @@ def run_parser() -> Parser:
     add_server_flags(parser)
     start = parser.add_argument_group("if no server that runs has the model")
     start.add_argument(
-        "-c", "--ctx-size", type=int, default=_CTX_SIZE, metavar="N", help=f"tokens of the context [{_CTX_SIZE}]"
+        "-c",
+        "--ctx-size",
+        type=int,
+        metavar="N",
+        help="tokens of the context [what the model was trained for, if it fits]",
     )
     start.add_argument("-ngl", "--gpu-layers", type=int, metavar="N", help="layers on GPUs [as many as fit]")
     start.add_argument(
@@ -61,15 +65,15 @@ def run_parser() -> Parser:
     return parser
 
 
-def serve_flags(parser: Parser, ctx_size: int, gpu_layers: int | None, others: Sequence[str]) -> list[str]:
+def serve_flags(parser: Parser, ctx_size: int | None, gpu_layers: int | None, others: Sequence[str]) -> list[str]:
     """Return the flags of a server for one user, or end the program if one of ``others`` is none."""
     for other in others:
         if "=" not in other:
             parser.error(f"argument --serve must be FLAG=VALUE, such as threads=4. Given: {other!r}")
-    layers = [] if gpu_layers is None else [f"--gpu-layers={gpu_layers}"]
+    sizes = as_flags({"ctx_size": ctx_size, "gpu_layers": gpu_layers})
     # Conversations share one pool of cells, so that a single one may have all.
-    own = ["--parallel=4", "--kv-layout=unified", f"--ctx-size={ctx_size}"]
-    return [*own, *layers, *(f"--{other.lstrip('-')}" for other in others)]
+    own = ["--parallel=4", "--kv-layout=unified"]
+    return [*own, *sizes, *(f"--{other.lstrip('-')}" for other in others)]
 
 
 def main(argv: Sequence[str]) -> int:

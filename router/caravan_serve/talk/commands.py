@@ -4,7 +4,8 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from caravan.sampling_params import SamplingParams
 from caravan_proto.command_line import nearest
@@ -115,7 +116,7 @@ def changed(settings: Mapping[str, Any], argument: str) -> dict[str, Any] | str:
         value = json.loads(text)
     except ValueError:
         value = text
-    if isinstance(getattr(SamplingParams(), name), float | int) and not isinstance(value, float | int):
+    if set(get_args(_KINDS[name]) or (_KINDS[name],)) <= {int, float, NoneType} and not isinstance(value, float | int):
         return f"{name} must be a number, such as {example(name)}. Given: {text}"
     return {**rest, name: value}
 

@@ -1,6 +1,8 @@
 """What the user of `caravan run` types and sees."""
 
+import contextlib
 import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -22,6 +24,8 @@ from caravan_serve.talk.commands import COMMANDS, is_whole
 from caravan_serve.talk.markdown import Blocks
 
 _REFRESHES_PER_S = 12
+# The place of the flags of the terminal itself in what `tcgetattr` returns.
+_LOCAL_FLAGS = 3
 
 
 class _Tail:
@@ -119,8 +123,8 @@ def show(console: Console, parts: Iterator[tuple[str, str]]) -> str:
 
     Ctrl-C ends it: what has come so far is the answer.
     """
-    blocks, text, reasoning = Blocks(), "", ""
-    with Live(console=console, refresh_per_second=_REFRESHES_PER_S, transient=True) as live:
+    blocks, text, reasoning, is_interrupted = Blocks(), "", "", False
+    with _without_echo(), Live(console=console, refresh_per_second=_REFRESHES_PER_S, transient=True) as live:
         try:
             for thinking, piece in parts:
                 if thinking:
@@ -136,14 +140,34 @@ def show(console: Console, parts: Iterator[tuple[str, str]]) -> str:
                     console.print(Markdown(block), "")
                 live.update(_Tail(Markdown(blocks.rest)))
         except KeyboardInterrupt:
-            console.print(Text("ended", style="dim"))
+            is_interrupted = True
         finally:
             live.update("")
     if reasoning:
         console.print(Text(reasoning.strip(), style="dim"))
     for block in blocks.end():
         console.print(Markdown(block), "")
+    if is_interrupted:
+        console.print(Text("ended", style="dim"))
     return text
+
+
+@contextlib.contextmanager
+def _without_echo() -> Iterator[None]:
+    """Let the terminal not show what is typed, such as ^C: it would move the cursor from where `Live` has left it."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except (OSError, ValueError, termios.error):
+        # It is no terminal, or closed.
+        yield
+        return
+    changed = [*before]
+    changed[_LOCAL_FLAGS] &= ~termios.ECHO
+    try:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, changed)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def plain(parts: Iterator[tuple[str, str]], write: Callable[[str], object] = sys.stdout.write) -> str:

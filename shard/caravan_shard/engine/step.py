@@ -71,13 +71,12 @@ class Part(NamedTuple):
         return count + (self.has_last_output and count < len(self.tokens))
 
 
-def _single_tokens(parts: Sequence[Part], adapter: str) -> TokenBatch:
-    """Return the first token of each part. This runs between any two forward passes: it makes one array for columns."""
-    count = len(parts)
-    numbers = [part.tokens[0] for part in parts]
-    numbers += [part.start for part in parts]
-    numbers += [part.sequence.sequence_id for part in parts]
-    columns = np.array(numbers, np.int32)
+def single_tokens(
+    tokens: Sequence[int], positions: Sequence[int], sequence_ids: Sequence[int], adapter: str = ""
+) -> TokenBatch:
+    """Return a token of each sequence, all with logits. It makes one array, since it runs between any two passes."""
+    count = len(tokens)
+    columns = np.array([*tokens, *positions, *sequence_ids], np.int32)
     return TokenBatch(columns[:count], columns[count:-count], columns[-count:], _all_outputs(count), adapter)
 
 
@@ -95,7 +94,8 @@ def assemble(parts: Sequence[Part]) -> TokenBatch:
     """
     adapter = parts[0].sequence.parameters.adapter
     if not any(part.prompt or part.draft or part.row is not None for part in parts):
-        return _single_tokens(parts, adapter)
+        ids = [part.sequence.sequence_id for part in parts]
+        return single_tokens([part.tokens[0] for part in parts], [part.start for part in parts], ids, adapter)
     outputs = np.zeros(sum(len(part.tokens) for part in parts), np.int8)
     media: list[MediaRows] = []
     end = 0

@@ -4,13 +4,16 @@ import logging
 from collections.abc import Iterable
 from itertools import count
 
+import numpy as np
+from numpy.typing import NDArray
+
 from caravan_proto.messages.commands import Chunk, Header, LoadEntry, PrefixCopy, Row, SaveEntry
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import State
 from caravan_shard.backends.base import Backend, CellSlice, Vocabulary
 from caravan_shard.constraints.matching import Matching, ThoughtMatching
-from caravan_shard.media import held_spans, spans_before, with_media
+from caravan_shard.media import NO_TOKEN, held_spans, spans_before, with_media
 from caravan_shard.protocol.commands import PreparedParameters, StoredRun
 from caravan_shard.sampling.feedback import make_feedback
 from caravan_shard.sampling.penalties import make_biases, make_penalties
@@ -239,15 +242,25 @@ class SequencePool:
         return sequence
 
     def set_layout(self, layout: KvLayout) -> list[int]:
-        """Give the cells another layout, with all sequences in them. Return the ids of those that are lost."""
-        held = list(self.held.values())
+        """Give the cells another layout, with all sequences in them. Return the ids of those that are lost.
+
+        Where cells are shared, each begins with the cells of one with a lower id, as far as their tokens are equal. The
+        router counts on that.
+        """
+        held = sorted(self.held.values(), key=lambda sequence: sequence.sequence_id)
         states = [self._slices_to_move(sequence) for sequence in held]
         self._backend.set_layout(layout)
-        lost = []
+        limits, lost, restored = self._limits, list[int](), list[Sequence]()
+        shares = limits.shares_cells and not limits.whole_only and limits.saving is Saving.ANY
         for sequence, slices in zip(held, states, strict=True):
-            # Each has cells of its own now.
+            shared = _equal_beginning(sequence, restored) if shares else None
             sequence.birth, sequence.inherited, sequence.own_start = next(self._births), (), 0
-            if not slices or not self._backend.restore(sequence.sequence_id, slices, spans=sequence.spans):
+            if shared is not None:
+                sequence.own_start = shared.length
+                self._inherit(sequence, shared)
+            if not slices or not self._backend.restore(
+                sequence.sequence_id, slices, shared=shared, spans=sequence.spans
+            ):
                 lost.append(sequence.sequence_id)
                 self._backend.trim(sequence.sequence_id, 0)
                 log_traced(sequence, "sequence lost with the layout")
@@ -255,6 +268,7 @@ class SequencePool:
                 self._keep_draft(sequence.sequence_id, 0)
             else:
                 self._expect(sequence.sequence_id, sequence.computed)
+                restored.append(sequence)
         if lost:
             _log.warning("sequences are lost with the layout", extra={"sequences": len(lost)})
         return lost
@@ -293,6 +307,25 @@ class SequencePool:
     def _expect(self, sequence_id: int, length: int) -> None:
         held = self._backend.length(sequence_id)
         assert held == length, f"sequence {sequence_id} holds {held} tokens, not {length}"
+
+
+def _equal_beginning(sequence: Sequence, others: Iterable[Sequence]) -> PrefixCopy | None:
+    """Return which first cells of the ``others`` may be those of ``sequence``, the last one and media excepted."""
+    tokens = np.array(sequence.tokens[: sequence.computed - 1], np.int32)
+    tokens = tokens[: _first(tokens == NO_TOKEN)]
+    best: PrefixCopy | None = None
+    for other in others:
+        if other.parameters.adapter == sequence.parameters.adapter:
+            theirs = np.array(other.tokens[: min(other.computed, len(tokens))], np.int32)
+            length = _first(theirs != tokens[: len(theirs)])
+            if length > (0 if best is None else best.length):
+                best = PrefixCopy(source_id=other.sequence_id, length=length)
+    return best
+
+
+def _first(flags: NDArray[np.bool_]) -> int:
+    """Return the place of the first one that is set, or how many there are."""
+    return int(flags.argmax()) if flags.any() else len(flags)
 
 
 def _make_matching(parameters: PreparedParameters, vocabulary: Vocabulary) -> Matching | ThoughtMatching | None:

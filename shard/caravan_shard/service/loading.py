@@ -91,7 +91,7 @@ def _load_toy(config: ShardConfig) -> Backend:
     if config.model:
         backend.facts = replace(backend.facts, name=Path(config.model).name, fingerprint=f"toy-{config.model}")
         backend.contents.sha256 = backend.facts.fingerprint
-    backend.facts = config.named(backend.facts)
+    backend.facts = replace(config.named(backend.facts), request_defaults=config.request_defaults(lambda _key: None))
     return backend
 
 
@@ -115,6 +115,8 @@ def _load_llama(config: ShardConfig, read_vocabulary: ReadVocabulary | None) -> 
     warn_of_missing_kernels()
     with gpu_turn() if devices else contextlib.nullcontext():
         plan = checked(plan_load(config, find_devices() if devices else []))
+        if plan.context_line:
+            _log.info(plan.context_line)
         config = plan.config
         loaded = open_model(config, plan.devices)
         loaded = replace(loaded, facts=config.named(loaded.facts))

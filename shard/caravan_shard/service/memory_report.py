@@ -14,6 +14,7 @@ class MemoryReport:
     """``need``: None if it is unknown. ``gpu_layers``: with the output layer, of ``layers``. ``problem``: in one line.
 
     ``experts_on_host``: number of layers whose experts lie there. ``saved_prefixes``: most bytes of them.
+    ``context_line``: see `LoadPlan`.
     """
 
     model: str
@@ -26,6 +27,7 @@ class MemoryReport:
     cells: int = 0
     sequences: int = 0
     saved_prefixes: int = 0
+    context_line: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Return it for programs. ``host_bytes`` and ``devices`` are null if this build of llama.cpp does not tell."""
@@ -55,6 +57,7 @@ class MemoryReport:
             self.model,
             f"{self.gpu_layers} of {self.layers} layers on GPUs{experts}",
             f"{self.cells} KV cells for up to {self.sequences} sequences",
+            *([self.context_line] if self.context_line else []),
         ]
         for place, parts in (self.need.by_place if self.need is not None else {}).items():
             taken, room = sum(parts.values()), self.free.of(place)
@@ -95,4 +98,5 @@ def memory_report(config: ShardConfig) -> MemoryReport:
         cells=found.cells,
         sequences=config.parallel,
         saved_prefixes=room_for_runs(config, left),
+        context_line=plan.context_line,
     )

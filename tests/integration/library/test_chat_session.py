@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import caravan
-from caravan import LLM, AsyncLLM, ChatSession, SamplingParams
+from caravan import LLM, AsyncLLM, ChatSession, Picture, SamplingParams
+from caravan_testing.media_prompts import spelled_picture
 from caravan_testing.waiting import eventually
 
 _GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -53,6 +54,17 @@ def test_a_session_keeps_the_turns_with_their_exact_tokens(llm: LLM) -> None:
         *second.token_ids,
     )
     assert len(session.messages) == 5
+
+
+def test_the_cells_of_an_image_count_as_tokens_of_the_prompt() -> None:
+    image = Picture.of(*spelled_picture("a cat" * 30))
+    with LLM("toy.gguf", backend="fake", mmproj="toy", ctx_size=1024, cache_ram=0) as seeing:
+        session = seeing.chat_session()
+        first = session.respond([{"role": "user", "content": ["see ", image]}], _GREEDY)
+        second = session.respond("And now?", _GREEDY)
+        assert first.prompt_tokens > 150 < second.cached_tokens < second.prompt_tokens
+        (again,) = seeing.chat(session.messages, _GREEDY)
+        assert len(again.prompt_token_ids) < 150 < again.num_cached_tokens < again.num_prompt_tokens
 
 
 def test_the_first_turn_is_that_of_a_chat(llm: LLM) -> None:

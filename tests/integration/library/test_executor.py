@@ -73,6 +73,15 @@ def test_the_rest_goes_on_when_the_oldest_has_no_room(executor: Executor) -> Non
     assert (did.done, did.starved) == ((small,), (big,))
 
 
+def test_the_rest_goes_on_when_the_oldest_fills_the_batch_and_has_no_room(executor: Executor) -> None:
+    filler, big, small = executor.create(), executor.create(), executor.create()
+    filler.prompt(list(range(60)))
+    _infer_all(executor)
+    big.prompt(list(range(16)))
+    small.prompt([7])
+    assert executor.infer() == caravan.Inference((small,), (), (big,))
+
+
 @pytest.mark.parametrize("how", ["fork", "load"])
 def test_a_copy_without_cells_drops_the_logits_that_it_will_compute_again(how: str) -> None:
     tokens = list(range(30))
@@ -413,6 +422,63 @@ def test_forks_edits_and_rewinds_keep_the_pictures(kind: str) -> None:
         fork.unload()
         fork.prompt("again")
         executor.infer()
+
+
+@pytest.mark.parametrize("kind", ["toy", "toy-atomic"])
+def test_an_image_is_removed_by_its_name_or_its_place(kind: str) -> None:
+    cat, dog = _picture("a cat"), _sound("a dog" * 20)
+    with _media_executor(kind) as executor:
+        shown = executor.create()
+        shown.prompt(["see ", cat, " hear ", dog, " see ", cat, "!"])
+        with pytest.raises(caravan.NeedsInfer):
+            shown.remove(cat)
+        executor.infer()
+        assert [one.media for one in shown.media] == [cat, dog, cat]
+        first = shown.media[0]
+        assert (first.start, first.stop - first.start) == (5, len(executor.media.tokens_of(cat)))
+        shown.remove(first)
+        executor.infer()
+        assert _generated(shown.fork()) == _generated(_words(executor, f"see  hear {'a dog' * 20} see a cat!"))
+        with pytest.raises(ValueError, match="does not have this image or audio there"):
+            shown.remove(first)
+        fork = shown.fork()
+        shown.remove(dog)
+        executor.infer()
+        shown.remove(_Pillow(cat))
+        executor.infer()
+        assert (shown.media, [one.media for one in fork.media]) == ([], [dog, cat])
+        assert _generated(shown) == _generated(_words(executor, "see  hear  see !"))
+
+
+def test_an_image_is_removed_with_the_tokens_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _media_executor() as executor:
+        encoder = executor.backend.media
+        assert encoder is not None
+        layout = encoder.tokenize
+        monkeypatch.setattr(encoder, "tokenize", lambda shape: [[60], *layout(shape), [62]])
+        shown = executor.create()
+        shown.prompt(["<see", _picture("a cat"), _picture("!" * 150), ">"])
+        executor.infer()
+        tokens = shown.tokens
+        assert [tokens[one.start] for one in shown.media] == [60, 60]
+        assert [tokens[one.stop - 1] for one in shown.media] == [62, 62]
+        shown.remove(_picture("!" * 150))
+        executor.infer()
+        shown.remove(_picture("a cat"))
+        assert shown.tokens == executor.tokenize("<see>")
+
+
+def test_of_an_image_that_was_cut_the_rest_is_removed() -> None:
+    with _media_executor() as executor:
+        shown = executor.create()
+        shown.prompt(["see ", _picture("a cat" * 30)])
+        executor.infer()
+        shown.rewind(30)
+        shown.prompt("!")
+        executor.infer()
+        shown.remove(shown.media[0].media)
+        executor.infer()
+        assert _generated(shown) == _generated(_words(executor, "see !"))
 
 
 def test_part_of_a_picture_is_left_only_where_it_may_be_cut() -> None:

@@ -52,12 +52,15 @@ def test_bulk_work_does_not_start_beside_others() -> None:
 
 
 def test_bulk_work_leaves_an_id_free() -> None:
-    sim = simulation(limits=limits_of(max_sequences=8))
-    for number in range(10):
-        sim.submit(prompt_of(10, number), 5, priority=BULK_PRIORITY)
+    sim = simulation(limits=limits_of(max_sequences=16, cells=2000))
+    for number in range(20):
+        sim.submit(prompt_of(10, number), 60, ignore_eos=True, priority=BULK_PRIORITY)
     (shard,) = sim.scheduler.shards.values()
-    sim.run()
-    assert len(shard.stays.residents) <= 7
+    counts = set()
+    for _ in range(30):
+        sim.advance("a")
+        counts.add(len(shard.stays.residents))
+    assert max(counts) == 15
     sim.settle()
     assert outputs_are_right(sim)
 

@@ -58,6 +58,22 @@ def test_running_sequences_move_without_losing_a_token() -> None:
     assert len(restarted) == 1, "only the long one was computed"
 
 
+def test_sequences_that_moved_share_their_equal_beginnings() -> None:
+    sim = simulation()
+    for number in range(3):
+        sim.submit((*prompt(50), *prompt(5, number + 7)), 40, ignore_eos=True)
+    sim.advance("a", 10)
+    shard, cells = sim.shards["a"], sim.scheduler.shards["a"].cells
+    apart = shard.used_cells
+    sim.submit(prompt(200, 5), 20, ignore_eos=True)
+    while shard.layout.layout is KvLayout.SPLIT:
+        sim.advance("a")
+    assert shard.used_cells < apart - 90
+    assert cells.held == shard.used_cells
+    sim.settle()
+    sim.check_at_rest()
+
+
 def test_an_output_that_grows_too_long_moves_its_shard() -> None:
     sim = simulation()
     sim.submit(prompt(60), 200, ignore_eos=True)

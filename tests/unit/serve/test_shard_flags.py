@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from caravan_proto.config_file import NO_VALUES
 from caravan_proto.flags import as_flags, load
 from caravan_serve.cli import _parse
 from caravan_serve.serve_flags import serve_parser
@@ -32,7 +33,7 @@ from caravan_shard.config import ShardConfig
 
 def parse_shard_flags(flags: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
     parser = serve_parser()
-    return shard_values(parser, parser.parse_models(flags), environ)
+    return shard_values(parser, parser.parse_models(flags), environ, NO_VALUES)
 
 
 def given(*flags: str, **environ: str) -> dict[str, Any]:

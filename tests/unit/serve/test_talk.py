@@ -79,8 +79,8 @@ def test_help_has_each_command() -> None:
         ("seed off", {}),
         ("top_k off", {"seed": 1}),
         ("temperatur 1", "there is no parameter temperatur; did you mean temperature?"),
-        ("temperature hot", "temperature must be a number, such as 1.0. Given: hot"),
-        ("temperature", "/set temperature needs a value, such as 1.0; off resets it"),
+        ("temperature hot", "temperature must be a number, such as 1. Given: hot"),
+        ("temperature", "/set temperature needs a value, such as 1; off resets it"),
         ("n 2", "there is no parameter n; such as temperature and top_p"),
     ],
 )
@@ -214,5 +214,5 @@ def test_an_answer_is_shown_as_markdown_after_its_reasoning() -> None:
 
 
 def test_an_answer_that_is_ended_is_what_has_come() -> None:
-    assert shown(("", "half an"), interrupted=True) == ("half an", ["ended", "half an"])
-    assert shown(("I think", ""), interrupted=True) == ("", ["ended", "I think"])
+    assert shown(("", "half an"), interrupted=True) == ("half an", ["half an", "ended"])
+    assert shown(("I think", ""), interrupted=True) == ("", ["I think", "ended"])

@@ -73,7 +73,7 @@ margins = st.integers(0, 4 << 30)
 def chosen(model: Model, free: FreeMemory, margin: int) -> Choice | None:
     devices = list(free.devices)
     return best(
-        choices(CONFIG, model.shape, len(devices)),
+        choices(CONFIG, model.shape, free),
         lambda choice: leaves_margins(model.need(choice, devices), free, [margin]),
     )
 
@@ -94,7 +94,7 @@ def test_what_is_chosen_leaves_the_margin_of_every_device(model: Model, sizes: l
 @given(models, frees, margins)
 def test_all_of_it_lies_on_devices_if_that_fits(model: Model, sizes: list[int], margin: int) -> None:
     free = memory(sizes)
-    first = choices(CONFIG, model.shape, len(sizes))[0]
+    first = choices(CONFIG, model.shape, free)[0]
     assert (first.gpu_layers, first.host_experts, first.cells) == (ALL_LAYERS, (), model.trained_context)
     fits = leaves_margins(model.need(first, list(free.devices)), free, [margin])
     assert (chosen(model, free, margin) == first) == fits
@@ -102,7 +102,7 @@ def test_all_of_it_lies_on_devices_if_that_fits(model: Model, sizes: list[int], 
 
 @given(models, st.integers(0, 96 << 30), st.integers(0, 32 << 30), margins)
 def test_more_free_memory_never_gives_less(model: Model, size: int, more: int, margin: int) -> None:
-    order = choices(CONFIG, model.shape, 1)
+    order = choices(CONFIG, model.shape, memory([size]))
     with_less, with_more = (chosen(model, memory([free]), margin) for free in (size, size + more))
     if with_less is not None:
         assert with_more is not None
@@ -113,7 +113,7 @@ def test_more_free_memory_never_gives_less(model: Model, size: int, more: int, m
 def test_each_choice_takes_less_of_the_devices_than_the_one_before(model: Model, count: int) -> None:
     devices = [f"GPU{number}" for number in range(count)]
     taken = []
-    for choice in choices(CONFIG, model.shape, count):
+    for choice in choices(CONFIG, model.shape, memory([0] * count)):
         places = model.need(choice, devices).places
         taken.append(sum(size for place, size in places.items() if place != HOST))
     assert taken == sorted(taken, reverse=True)
@@ -137,7 +137,7 @@ def test_only_what_no_flag_names_is_chosen() -> None:
     shape = ModelShape(layers=4, has_experts=True, trained_context=8192)
 
     def open_to(**flags: object) -> tuple[set[int | None], set[int], set[int | None]]:
-        found = choices(ShardConfig(model="m.gguf", **flags), shape, 1)  # type: ignore[arg-type]
+        found = choices(ShardConfig(model="m.gguf", **flags), shape, memory([0]))  # type: ignore[arg-type]
         return (
             {choice.gpu_layers for choice in found},
             {len(choice.host_experts) for choice in found},
@@ -165,6 +165,7 @@ def test_a_choice_becomes_flags() -> None:
     assert override.buffer_type == "CPU"
     host = Choice(gpu_layers=0, leaves_devices=True).apply(ShardConfig(model="m.gguf", rpc="a:1"))
     assert (host.gpu_layers, host.device, host.rpc) == (0, "none", "")
+    assert (Choice(gpu_layers=0, cells=512, leaves_devices=True).apply(CONFIG)).ctx_size == 512
     assert Choice(gpu_layers=None).apply(CONFIG) == CONFIG
 
 

@@ -66,10 +66,10 @@ annotations: {{- toYaml . | nindent 2 }}
 {{ .settings.repository }}:{{ coalesce .settings.tag .root.Values.image.tag .root.Chart.AppVersion }}
 {{- end -}}
 
-{{/* The name by which clients call a model. */}}
+{{/* The name by which clients call a model: the first alias, or its file's name. */}}
 {{- define "caravan.servedName" -}}
 {{- $download := .source.download | default dict -}}
-{{- coalesce .alias .file ($download.name | default "" | trimPrefix "hf:") -}}
+{{- coalesce (.alias | default "" | splitList "," | first) .file ($download.name | default "" | trimPrefix "hf:") -}}
 {{- end -}}
 
 {{/* Every pool with all its settings: a map with items, a list of model, file, alias,

@@ -318,6 +318,26 @@ class ModelInfo(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RequestDefaultsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
@@ -341,6 +361,7 @@ class ModelInfo(_message.Message):
     MEDIA_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    REQUEST_DEFAULTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """File name without directories."""
     fingerprint: _builtins.str
@@ -396,6 +417,12 @@ class ModelInfo(_message.Message):
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names that clients may use."""
 
+    @_builtins.property
+    def request_defaults(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """What requests that do not say it get, by the field's name: sampling parameters such as "temperature", and
+        "max_tokens".
+        """
+
     def __init__(
         self,
         *,
@@ -422,10 +449,11 @@ class ModelInfo(_message.Message):
         media: Global___MediaFacts | None = ...,
         aliases: _abc.Iterable[_builtins.str] | None = ...,
         sha256: _builtins.str = ...,
+        request_defaults: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "device_bytes", b"device_bytes", "fill_tokens", b"fill_tokens", "media", b"media"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "aliases", b"aliases", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "draft_model", b"draft_model", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "media", b"media", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "sha256", b"sha256", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes", "adapters", b"adapters", "aliases", b"aliases", "architecture", b"architecture", "bos_text", b"bos_text", "chat_template", b"chat_template", "device_bytes", b"device_bytes", "draft_model", b"draft_model", "eog_token_ids", b"eog_token_ids", "eos_text", b"eos_text", "fill_tokens", b"fill_tokens", "fingerprint", b"fingerprint", "media", b"media", "metadata", b"metadata", "modified_s", b"modified_s", "name", b"name", "parameter_count", b"parameter_count", "quantization", b"quantization", "request_defaults", b"request_defaults", "sha256", b"sha256", "tool_template", b"tool_template", "trained_context", b"trained_context", "vocabulary_fingerprint", b"vocabulary_fingerprint", "vocabulary_size", b"vocabulary_size", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__device_bytes: _TypeAlias = _typing.Literal["device_bytes"]  # noqa: Y015
     _WhichOneofArgType__device_bytes: _TypeAlias = _typing.Literal["_device_bytes", b"_device_bytes"]  # noqa: Y015

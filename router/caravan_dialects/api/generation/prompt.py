@@ -120,7 +120,7 @@ def nth(field: str, number: int, count: int) -> str:
 
 
 def fit(prompt: Sequence[int], max_new: int | None, bounds: Bounds, names: tuple[str, str]) -> int:
-    """Return the number of new tokens: ``max_new``, or all that fit if it is None.
+    """Return the number of new tokens: ``max_new``; if it is None, the model's default, or all that fit.
 
     ``names``: what the client calls the prompt and the number of new tokens.
     """
@@ -131,7 +131,10 @@ def fit(prompt: Sequence[int], max_new: int | None, bounds: Bounds, names: tuple
         raise TotalTooLongError(field, new_field, bounds.max_total_tokens, len(prompt), max_new)
     if len(prompt) > bounds.max_input_tokens:
         raise PromptTooLongError(field, bounds.max_input_tokens, len(prompt), bounds.max_total_tokens)
-    return max_new if max_new is not None else bounds.max_total_tokens - len(prompt)
+    if max_new is not None:
+        return max_new
+    room = bounds.max_total_tokens - len(prompt)
+    return room if bounds.usual_new_tokens is None else min(room, bounds.usual_new_tokens)
 
 
 def clamped(prompt: Sequence[int], max_new: int | None, bounds: Bounds) -> int | None:

@@ -19,13 +19,13 @@ from caravan_dialects.api.llama_server.schema import (
     TokenProbabilities,
     TokenProbability,
 )
-from caravan_dialects.api.llama_server.validation import validate_llama
+from caravan_dialects.api.llama_server.validation import sampling_of, validate_llama
 from caravan_dialects.api.openai.usage import progress_shown, timings_at, timings_of
 from caravan_dialects.api.stream import Events
 from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import display_text
 from caravan_proto.messages.results import FinishReason
-from caravan_proto.messages.sampling import RANGES
+from caravan_proto.messages.sampling import DEFAULTS, RANGES, RequestDefaults
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken
 
 _ENCODER = msgspec.json.Encoder()
@@ -268,6 +268,18 @@ def _settings(body: LlamaServerFields, run: Run) -> dict[str, Any]:
         "ignore_eos": stopping.ignore_eos,
         "stop": [body.stop] if isinstance(body.stop, str) else body.stop or [],
         "stream": bool(body.stream),
+    }
+
+
+def usual_settings(defaults: RequestDefaults, max_tokens: int | None) -> dict[str, Any]:
+    """Return what requests get that do not say it, by llama-server's names. ``max_tokens``: None for all that fit."""
+    usual = {name: value for name, value in sampling_of(LlamaServerFields(), defaults).items() if value is not None}
+    sampling: dict[str, Any] = {**DEFAULTS, **usual}
+    return {
+        "n_predict": -1 if max_tokens is None else max_tokens,
+        **{name: _shown(name, sampling[name]) for name in RANGES if name not in {"repetition_penalty", "seed"}},
+        "repeat_penalty": sampling["repetition_penalty"],
+        "samplers": sampling["samplers"],
     }
 
 

@@ -41,7 +41,7 @@ LogitBias = Annotated[
 
 
 class LlamaServerFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Defaults are llama-server's: ``temperature`` 0.8, ``top_k`` 40, ``top_p`` 0.95, ``min_p`` 0.05.
+    """Defaults are the model's, else llama-server's: ``temperature`` 0.8, ``top_k`` 40, ``top_p`` 0.95, ``min_p`` 0.05.
 
     ``n`` and ``n_cmpl`` mean the same: the number of completions of each prompt.
 
@@ -204,9 +204,13 @@ class Modalities(msgspec.Struct, frozen=True):
 
 
 class ServedContext(msgspec.Struct, frozen=True):
-    """``n_ctx``: maximum tokens of a prompt and its output together."""
+    """``n_ctx``: maximum tokens of a prompt and its output together.
+
+    ``params``: what requests get that do not say it, by llama-server's names.
+    """
 
     n_ctx: int
+    params: dict[str, Any]
 
 
 class Props(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from caravan_dialects.api.openai.completions.validation import CompletionPlan, v
 from caravan_dialects.api.openai.prompts import TokensPrompt
 from caravan_dialects.api.openai.rules import too_many_biases_error
 from caravan_dialects.api.openai.schema import SamplingFields
-from caravan_proto.messages.sampling import DEFAULTS, RANGES, SAMPLERS
+from caravan_proto.messages.sampling import DEFAULTS, RANGES, SAMPLERS, RequestDefaults, defaults_for
 
 _SAMPLING = tuple({*SamplingFields.__struct_fields__} & {*LlamaServerFields.__struct_fields__} - {"seed"})
 _DEFAULTS: dict[str, Any] = {
@@ -49,7 +49,7 @@ async def validate_llama(context: Context, body: LlamaServerFields, prompts: Pro
     check_range("t_max_predict_ms", body.t_max_predict_ms, -1, _MAX_INT32)
     max_tokens = min(_new_tokens(body, tokens, bounds) for tokens in prompts.tokens)
     request = CompletionRequest(
-        **_sampling(body),
+        **sampling_of(body, context.model.request_defaults),
         prompt="",
         model=body.model,
         max_tokens=max_tokens,
@@ -76,18 +76,24 @@ async def validate_llama(context: Context, body: LlamaServerFields, prompts: Pro
 
 def _new_tokens(body: LlamaServerFields, prompt: Sequence[int], bounds: Bounds) -> int:
     # A step over a prompt always ends with a token, even if none is wanted.
-    wanted = None if body.n_predict in {None, -1} else max(1, body.n_predict or 0)
+    wanted = None if body.n_predict is None else _MAX_INT32 if body.n_predict == -1 else max(1, body.n_predict)
     return fit(prompt, clamped(prompt, wanted, bounds), bounds, ("prompt", "n_predict"))
 
 
-def _sampling(body: LlamaServerFields) -> dict[str, Any]:
+def sampling_of(body: LlamaServerFields, defaults: RequestDefaults) -> dict[str, Any]:
+    """Return the sampling parameters of a request by OpenAI's names.
+
+    ``defaults``: the model's, which prevail over llama-server's.
+    """
     given = {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    given = _DEFAULTS | (_DEFAULTS_WITH_MIROSTAT if body.mirostat else {}) | given
+    own = defaults_for({**given, "repetition_penalty": body.repeat_penalty}, defaults)
+    mirostat = given.get("mirostat", own.get("mirostat"))
+    given = _DEFAULTS | (_DEFAULTS_WITH_MIROSTAT if mirostat else {}) | own | given
     return given | {
         # llama-server's greedy temperatures are those that are not above 0.
         "temperature": max(0.0, given["temperature"]),
         "top_k": max(0, given["top_k"]),
-        "repetition_penalty": body.repeat_penalty,
+        "repetition_penalty": given.get("repetition_penalty", body.repeat_penalty),
     }
 
 

@@ -29,7 +29,7 @@ Format = Annotated[
 
 
 class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Defaults are Ollama's: ``temperature`` 0.8, ``top_k`` 40, ``top_p`` 0.9; but ``repeat_penalty`` is 1.
+    """Defaults are the model's, else Ollama's: ``temperature`` 0.8, ``top_k`` 40, ``top_p`` 0.9; but no penalty.
 
     ``num_predict``: -1 and -2 mean all that fits in the context, and so does more than that. ``num_ctx``: more than
     the context that is served counts as that; it limits no generation. ``repeat_penalty`` counts prompt and output

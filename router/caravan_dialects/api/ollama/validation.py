@@ -29,10 +29,11 @@ from caravan_dialects.api.openai.chat.validation import ChatSource
 from caravan_dialects.api.openai.sampling import check_sampling
 from caravan_dialects.api.openai.schema import SamplingFields
 from caravan_dialects.chat.thought_format import thought_format_of
-from caravan_proto.messages.sampling import RANGES
+from caravan_proto.messages.sampling import RANGES, RequestDefaults, defaults_for
 
 DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P = 0.8, 40, 0.9
 _NEW_TOKENS = "options.num_predict"
+_MAX_INT32 = 2**31 - 1
 _ALL_THAT_FITS = frozenset({-1, -2})
 _SAMPLING = tuple({*RANGES} & {*ollama.OllamaOptions.__struct_fields__} - {"seed"})
 _HUBS = frozenset({"hf.co", "huggingface.co"})
@@ -119,12 +120,12 @@ def _chat_request(
         raise unsupported_field_error("think", "set it to false: the model does not think", body.think)
     options = _NO_OPTIONS if body.options is None else body.options
     check_ranges(options, "options.")
-    num_predict = None if options.num_predict in _ALL_THAT_FITS else options.num_predict
+    num_predict = _MAX_INT32 if options.num_predict in _ALL_THAT_FITS else options.num_predict
     return ChatRequest(
         messages=list(messages),
         model=bare_name(body.model),
         max_tokens=num_predict,
-        **_sampling(options),
+        **_sampling(options, context.model.request_defaults),
         seed=None if options.seed is None or options.seed < 0 else options.seed,
         stop=options.stop,
         repetition_penalty=options.repeat_penalty,
@@ -139,11 +140,15 @@ def _chat_request(
     )
 
 
-def _sampling(options: ollama.OllamaOptions) -> dict[str, Any]:
+def _sampling(options: ollama.OllamaOptions, defaults: RequestDefaults) -> dict[str, Any]:
     given = {name: value for name in _SAMPLING if (value := getattr(options, name)) is not None}
     # Mirostat decides how many tokens are likely enough, as in llama.cpp.
-    filters = {} if options.mirostat else {"top_k": DEFAULT_TOP_K, "top_p": DEFAULT_TOP_P}
-    return {"temperature": DEFAULT_TEMPERATURE, **filters, **given}
+    own = defaults_for({**given, "repetition_penalty": options.repeat_penalty}, defaults)
+    mirostat = own.get("mirostat") if options.mirostat is None else options.mirostat
+    filters = {} if mirostat else {"top_k": DEFAULT_TOP_K, "top_p": DEFAULT_TOP_P}
+    # The model's own penalty is found where OpenAI's requests are read.
+    own = {name: value for name, value in own.items() if name in _SAMPLING}
+    return {"temperature": DEFAULT_TEMPERATURE, **filters, **own, **given}
 
 
 def _thinking(think: bool | str | None) -> dict[str, Any]:

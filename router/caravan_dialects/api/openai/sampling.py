@@ -30,7 +30,15 @@ from caravan_dialects.api.openai.rules import (
 from caravan_dialects.api.openai.schema import GeneratingFields, SamplingFields
 from caravan_dialects.text.assembler import TextOptions
 from caravan_proto.limits import MAX_BIAS, MAX_STOP_TOKEN_IDS
-from caravan_proto.messages.sampling import MAX_SEED, RANGES, SAMPLERS, SamplingParams, switched_off
+from caravan_proto.messages.sampling import (
+    MAX_SEED,
+    RANGES,
+    SAMPLERS,
+    RequestDefaults,
+    SamplingParams,
+    defaults_for,
+    switched_off,
+)
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.generation import StoppingParams
 
@@ -146,7 +154,7 @@ def samplings_of(
         target = fields.adaptive_target
         if fields.mirostat and target is not None and target >= 0:
             raise mirostat_error(target)
-        wanted = _wanted(fields)
+        wanted = _wanted(fields, () if request.use_beam_search else model.request_defaults)
         temperature = effective_temperature(wanted.temperature)
         # Signed seeds are read as the same 64 bits, unsigned.
         own_seed = draw_seed() if choice.seed == RANDOM_SEED else choice.seed
@@ -166,9 +174,10 @@ def samplings_of(
     return samplings
 
 
-def _wanted(fields: SamplingFields) -> SamplingParams:
-    """Return the parameters that ``fields`` set."""
+def _wanted(fields: SamplingFields, defaults: RequestDefaults) -> SamplingParams:
+    """Return the parameters that ``fields`` set, and ``defaults`` for the others."""
     given: dict[str, Any] = {name: getattr(fields, name) for name in RANGES}
+    given |= defaults_for(given, defaults)
     return SamplingParams(**{name: RANGES[name].meant(sent) for name, sent in given.items() if sent is not None})
 
 

@@ -167,7 +167,8 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     """TGI's fields, then Caravan's. ``router`` has TGI's value: clients recognise the API by it.
 
     The model is the one that the header X-Model names, or the default. ``models`` has the names of all, the default
-    first. ``draft_model``: the name of the model's draft model, if it has one.
+    first. ``draft_model``: the name of the model's draft model, if it has one. ``request_defaults``: what requests
+    of other APIs get that do not say it, as the model's file or the operator has it.
     """
 
     model_id: str
@@ -192,3 +193,4 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: int | None
     models: list[str]
     draft_model: str | None
+    request_defaults: dict[str, float]

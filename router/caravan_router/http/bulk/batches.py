@@ -24,6 +24,7 @@ from caravan_router.http.bulk.running import BULK, CANCELLABLE, RUNNING_BATCHES
 from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
+from caravan_router.http.server.tags import Tag
 
 _PATH = "/v1/batches"
 _ONE = f"{_PATH}/{{batch_id}}"
@@ -32,7 +33,7 @@ _DEFAULT_PAGE, _MOST_PAGE = 20, 100
 _HOUR_S = 3600.0
 _ENDPOINTS = tuple(path for path, endpoint in ENDPOINTS.items() if endpoint.dialect is OPENAI)
 
-ROUTES = Routes(OPENAI)
+ROUTES = Routes(OPENAI, tag=Tag.FILES)
 
 
 @ROUTES.route(

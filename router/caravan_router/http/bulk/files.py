@@ -32,6 +32,7 @@ from caravan_router.http.server.form import FORM
 from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, owner_of
+from caravan_router.http.server.tags import Tag
 
 _PATH = "/v1/files"
 _ONE = f"{_PATH}/{{file_id}}"
@@ -39,7 +40,7 @@ _ID = Parameter(name="file_id", place="path", description="Id of a file")
 _MOST_TEXT_BYTES, _MOST_FIELDS, _MOST_NAME_CHARACTERS = 1_024, 16, 255
 _CHUNK_BYTES = 1 << 18
 
-ROUTES = Routes(OPENAI)
+ROUTES = Routes(OPENAI, tag=Tag.FILES)
 
 
 @ROUTES.route(

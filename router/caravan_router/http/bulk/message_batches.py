@@ -33,6 +33,7 @@ from caravan_router.http.server.body import Tolerance, forget_body
 from caravan_router.http.server.route import BODY_ERRORS, LINES, STORE_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
+from caravan_router.http.server.tags import Tag
 
 _PATH = f"{MESSAGES}/batches"
 _ONE = f"{_PATH}/{{batch_id}}"
@@ -41,7 +42,7 @@ _WINDOW_H = 24
 _DEFAULT_PAGE, _MOST_PAGE = 20, 1_000
 _LINES_AT_ONCE = 100
 
-ROUTES = Routes(ANTHROPIC, tolerance=Tolerance.ALWAYS)
+ROUTES = Routes(ANTHROPIC, tolerance=Tolerance.ALWAYS, tag=Tag.ANTHROPIC)
 
 
 @ROUTES.route(

@@ -14,8 +14,9 @@ from caravan_router.http.generation.models import asked_model, awaited_model, ca
 from caravan_router.http.server.route import BODY_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
+from caravan_router.http.server.tags import Tag
 
-ROUTES = Routes(OLLAMA, any_type=True)
+ROUTES = Routes(OLLAMA, any_type=True, tag=Tag.OLLAMA)
 
 
 @ROUTES.route("GET", "/api/tags", "List the models and their adapters", reply=OllamaTagList, errors=(503,))

@@ -27,8 +27,12 @@ from caravan_router.http.openai.vectors import vectors_of
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, JSON, LINES, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import ARRIVED, STATE
+from caravan_router.http.server.tags import Tag
 
-ROUTES = Routes(OLLAMA, any_type=True)
+ROUTES = Routes(OLLAMA, any_type=True, tag=Tag.OLLAMA)
+# The first one with the routes of Anthropic's API, which is the newest part that is here too. Clients refuse servers
+# whose version is too low: VS Code those below 0.6.4.
+COMPATIBLE_VERSION = "0.14.0"
 _EMBEDDING_ERRORS = (*BODY_ERRORS, 404, 424, 429, 503)
 
 
@@ -135,9 +139,9 @@ async def _load(request: web.Request, body: ollama.OllamaFields, shape: Shape) -
     return json_reply(reply)
 
 
-@ROUTES.route("GET", "/api/version", "Return Caravan's version", reply=ollama.OllamaVersion)
-async def ollama_version(request: web.Request) -> web.Response:
-    return json_reply(ollama.OllamaVersion(request.app[STATE].info.version))
+@ROUTES.route("GET", "/api/version", "Return the version of Ollama whose API this is", reply=ollama.OllamaVersion)
+async def ollama_version(_request: web.Request) -> web.Response:
+    return json_reply(ollama.OllamaVersion(COMPATIBLE_VERSION))
 
 
 ROUTES.append(replace(ROUTES[-1], method="HEAD", replies=(), alias="head"))

@@ -20,6 +20,7 @@ from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.route import BODY_ERRORS, JSON, LINES, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 from caravan_scheduler.core.catalogue import Catalogue, MadeModel, PullProgress, Stock
 
 _NOT_HONOURED = {
@@ -65,7 +66,7 @@ def step_of(progress: PullProgress) -> OllamaPullReply:
     )
 
 
-ROUTES = Routes(OLLAMA, any_type=True, operator=True)
+ROUTES = Routes(OLLAMA, any_type=True, operator=True, tag=Tag.OLLAMA)
 
 
 @ROUTES.route(

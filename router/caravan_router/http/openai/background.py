@@ -44,6 +44,7 @@ from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.ignored import IGNORED
 from caravan_router.http.server.sole_worker import SoleWorker, Work, end_tasks
 from caravan_router.http.server.state import CLIENT, ENDING, RUNNING, STATE, owner_of
+from caravan_scheduler.core.engine import TEXT_SENDER, TextSender
 from caravan_scheduler.core.errors import EngineError, ModelReplacedError, NoShardError
 from caravan_scheduler.core.trace import NO_TRACE
 
@@ -143,10 +144,9 @@ class BackgroundResponses:
             held.enter_context(self._app[RUNNING].listing(asked.running))
             answer, progress = await admitted(request, asked, held.enter_context(ExitStack()))
             assert isinstance(answer, BackgroundAnswer)
-            assert asked.deadline is not None
             progress.trace = NO_TRACE  # That of the request ends with its reply.
             log = EventLog(state.store, asked.running.id)
-            await answer.begin(log, answer.record(body, asked.deadline, progress.request_id))
+            await answer.begin(log, asked.record)
             queued = answer.response()
             self._generate(
                 _BackgroundJob(
@@ -268,7 +268,7 @@ class BackgroundResponses:
                 async with job.progress.saving() as run:
                     await job.answer.generate(run, job.log, job.asked.saved)
             except (NoShardError, UnknownModelError) as error:
-                if isinstance(error, ModelReplacedError) or time.time() >= (job.asked.deadline or 0.0):
+                if isinstance(error, ModelReplacedError) or time.time() >= job.asked.record.deadline:
                     raise
             else:
                 return
@@ -280,6 +280,7 @@ class BackgroundResponses:
     async def _prepare(self, job: _BackgroundJob) -> None:
         """Make the answer of a job. Raises EngineError, RequestError."""
         state = self._app[STATE]
+        TEXT_SENDER.set(TextSender(tenant=job.client.key.tenant))
         sender = Sender(key=job.client.key, headers={}, request_id=job.progress.request_id)
         context = await sender_context(state, sender, job.name)
         if job.name not in (context.model.name, context.adapter):

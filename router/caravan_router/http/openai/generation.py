@@ -31,8 +31,9 @@ from caravan_router.http.server.middleware import REQUEST_ID
 from caravan_router.http.server.route import BODY_ERRORS, GENERATION_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
+from caravan_router.http.server.tags import Tag
 
-ROUTES = Routes(OPENAI)
+ROUTES = Routes(OPENAI, tag=Tag.OPENAI)
 
 
 @ROUTES.route(

@@ -10,12 +10,13 @@ from caravan_router.http.generation.models import catalogue_models, listed_model
 from caravan_router.http.server.route import json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, AppState
+from caravan_router.http.server.tags import Tag
 from caravan_scheduler.core.catalogue import CatalogueModel, Download, ModelState
 from caravan_scheduler.core.engine import ModelFacts
 
 SUMMARY = "List the models and adapters, the default model first, including those that are loaded on demand"
 
-ROUTES = Routes(OPENAI)
+ROUTES = Routes(OPENAI, tag=Tag.OPENAI)
 
 
 @ROUTES.route("GET", "/models", SUMMARY, reply=ModelList, errors=(503,), alias="llama_server")

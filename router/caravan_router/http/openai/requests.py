@@ -9,8 +9,9 @@ from caravan_router.http.generation.answer import IN_PROGRESS
 from caravan_router.http.server.route import BODY_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
+from caravan_router.http.server.tags import Tag
 
-ROUTES = Routes(OPENAI)
+ROUTES = Routes(OPENAI, tag=Tag.OPENAI)
 
 
 @ROUTES.route("GET", "/v1/requests", "List the requests of the API key that are in progress", reply=RequestList)

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 import msgspec
 from aiohttp import web
 
-from caravan_dialects.api.errors import NoCompactionError, ResponseEndedError, UnknownEntryError
+from caravan_dialects.api.errors import NoCompactionError, NoEventsError, ResponseEndedError, UnknownEntryError
 from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_tokens
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.validation import ValidChat
@@ -15,7 +15,7 @@ from caravan_dialects.api.openai.responses.background import check_background
 from caravan_dialects.api.openai.responses.event_log import EventLog
 from caravan_dialects.api.openai.responses.items import DEFAULT_LIMIT, MAX_LIMIT, page_of
 from caravan_dialects.api.openai.responses.reply import AskedResponse
-from caravan_dialects.api.openai.responses.rules import no_events_error, starting_after_error
+from caravan_dialects.api.openai.responses.rules import starting_after_error
 from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.schema import (
     DeletedResponse,
@@ -42,6 +42,7 @@ from caravan_router.http.server.route import (
 )
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import RUNNING, STATE, owner_of
+from caravan_router.http.server.tags import Tag
 
 _PATH = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
@@ -69,9 +70,9 @@ class _Ended(msgspec.Struct, frozen=True):
     status: str
 
 
-ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
+ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS, tag=Tag.RESPONSES)
 # Paths of OpenAI that openapi.json does not describe.
-UNSUPPORTED = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
+UNSUPPORTED = Routes(OPENAI, tolerance=Tolerance.ALWAYS, tag=Tag.RESPONSES)
 
 
 @ROUTES.route(
@@ -198,7 +199,7 @@ async def _stream_again(request: web.Request, owner: str, response_id: str) -> w
         if job is None:
             if await store.response(owner, response_id) is None:
                 raise UnknownEntryError("response", response_id)
-            raise no_events_error()
+            raise NoEventsError
         log = EventLog(store, job.id, job.next)
         log.close()
     return await followed(request, log, int(given) + 1)

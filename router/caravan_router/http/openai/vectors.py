@@ -34,6 +34,7 @@ from caravan_router.http.generation.models import asked_model, context_of, metri
 from caravan_router.http.server.route import BODY_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT, STATE, TRACE
+from caravan_router.http.server.tags import Tag
 from caravan_scheduler.core.trace import ServedRequest
 
 _ERRORS = (*BODY_ERRORS, 404, 424, 429, 503)
@@ -60,7 +61,7 @@ async def vectors_of(
         return await vectors_in(await context_of(request, asked), traced_texts_of, for_scores=for_scores)
 
 
-ROUTES = Routes(OPENAI)
+ROUTES = Routes(OPENAI, tag=Tag.OPENAI)
 
 
 @ROUTES.route(

@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 from caravan_dialects.api.errors import MalformedRequestError, RequestError, UnsupportedCodingError
 from caravan_dialects.api.limits import Limits
 from caravan_router.http.server.dialect import Dialects, error_response
+from caravan_router.http.server.root_path import without_root
 from caravan_router.http.server.route import Handler
 from caravan_router.http.server.state import ARRIVED
 
@@ -39,8 +40,11 @@ class Connection(web.RequestHandler):
         "_unsent_since",
     )
 
-    def __init__(self, server: web.Server, dialects: Dialects) -> None:
-        """``dialects``: for answers to bytes that are not HTTP, or not as aiohttp can read it."""
+    def __init__(self, server: web.Server, dialects: Dialects, root_path: str = "") -> None:
+        """``dialects``: for answers to bytes that are not HTTP, or not as aiohttp can read it.
+
+        ``root_path``: see `without_root`.
+        """
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -48,6 +52,8 @@ class Connection(web.RequestHandler):
             lingering_time=LINGERING_S,
             access_log=None,  # type: ignore[arg-type] # as AppRunner passes it: the middleware logs
         )
+        if root_path and self._request_factory is not None:
+            self._request_factory = without_root(self._request_factory, root_path)
         self._dialects = dialects
         # The first line of what came last.
         self._line = b""

@@ -27,6 +27,7 @@ from caravan_proto.files import CHECK_S, FileWatch
 from caravan_proto.tls import TlsFileError, TlsFiles
 from caravan_router.http.server.connection import Connection
 from caravan_router.http.server.dialect import DIALECTS, Dialects
+from caravan_router.http.server.root_path import ROOT_PATH
 from caravan_router.http.server.state import ENDING
 
 _log = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ async def listening(app: web.Application, limits: Limits, listen: Listen) -> Asy
     try:
         server = runner.server
         assert server is not None
-        acceptor = _Acceptor(server, limits, app[DIALECTS])
+        acceptor = _Acceptor(server, limits, app[DIALECTS], app[ROOT_PATH])
         loop = asyncio.get_running_loop()
         handshake_s = None if listen.tls is None else limits.header_timeout_s
         if listen.inherited is None:
@@ -163,15 +164,16 @@ async def listening(app: web.Application, limits: Limits, listen: Listen) -> Asy
 
 
 class _Acceptor:
-    def __init__(self, server: web.Server, limits: Limits, dialects: Dialects) -> None:
+    def __init__(self, server: web.Server, limits: Limits, dialects: Dialects, root_path: str) -> None:
         self._server = server
+        self._root_path = root_path
         self._limits = limits
         self._dialects = dialects
 
     def accept(self) -> asyncio.Protocol:
         """Return a connection, or a protocol that refuses it because there are too many."""
         if len(self._server.connections) < self._limits.max_connections:
-            return Connection(self._server, self._dialects)
+            return Connection(self._server, self._dialects, self._root_path)
         return _Refused(TooManyConnectionsError(self._limits.max_connections), self._dialects.default)
 
     async def check(self) -> None:

@@ -17,6 +17,7 @@ from caravan_dialects.api.errors import (
     RequestError,
 )
 from caravan_dialects.conversations.store import StoreError
+from caravan_proto.telemetry import ACCESS_LOG
 from caravan_router.http.server.dialect import DIALECTS, error_response
 from caravan_router.http.server.event_stream import STREAM_BEGUN
 from caravan_router.http.server.ignored import IGNORED_HEADER
@@ -26,7 +27,7 @@ from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.core.trace import NO_TRACE, ArrivedRequest, RequestTrace
 
 log = logging.getLogger(__name__)
-access_log = logging.getLogger("caravan.access")
+access_log = logging.getLogger(ACCESS_LOG)
 
 REQUEST_ID = web.RequestKey("request_id", str)
 REQUEST_ID_HEADER = "X-Request-Id"

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from caravan_dialects.api.error_table import Dialect
+from caravan_router.http.server.tags import Tag
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -77,6 +78,7 @@ class Route:
     client on this host.
     ``alias``: tells the operation from another one with the same handler.
     ``slashes``: the names in the path may have slashes.
+    ``tag``: the group in which it is described.
     """
 
     method: str
@@ -93,6 +95,12 @@ class Route:
     operator: bool = False
     alias: str = ""
     slashes: bool = False
+    tag: Tag
+
+    @property
+    def operation_id(self) -> str:
+        """The name that tells it from all others."""
+        return "_".join(filter(None, (self.handler.__name__, self.alias)))
 
     @property
     def pattern(self) -> str:

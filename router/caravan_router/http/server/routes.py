@@ -12,6 +12,7 @@ from caravan_dialects.api.error_table import Dialect
 from caravan_dialects.api.generation.reading import BodyReader
 from caravan_router.http.server.body import Tolerance, read_body
 from caravan_router.http.server.route import EVENTS, JSON, Handler, Parameter, Route
+from caravan_router.http.server.tags import Tag
 
 # Takes the request and, if it has a second parameter, the body of that type.
 Answering = Callable[..., Awaitable[web.StreamResponse]]
@@ -34,6 +35,7 @@ class RouteOptions(TypedDict, total=False):
     operator: bool
     alias: str
     slashes: bool
+    tag: Tag
 
 
 class Routes(list[Route]):

@@ -38,7 +38,7 @@ async def locked(engine: ScriptedEngine) -> AsyncIterator[Service]:
         assert client.permits.free == 2
 
 
-async def test_only_health_metrics_and_the_page_need_no_key(locked: Service) -> None:
+async def test_only_health_metrics_documents_and_the_page_need_no_key(locked: Service) -> None:
     for route in ROUTES:
         response = await locked.client.request(route.method, route.path)
         if route.path.startswith("/page/"):
@@ -46,7 +46,8 @@ async def test_only_health_metrics_and_the_page_need_no_key(locked: Service) -> 
             continue
         is_open = (route.method, route.path) in {
             *(("HEAD", path) for path in ("/", "/health")),
-            *(("GET", path) for path in ("/", "/health", "/v1/health", "/ping", "/livez", "/readyz", "/metrics"))
+            *(("GET", path) for path in ("/", "/health", "/v1/health", "/ping", "/livez", "/readyz", "/metrics")),
+            *(("GET", path) for path in ("/docs", "/openapi.json", "/api-doc/openapi.json")),
         }  # fmt: skip
         assert response.status == (200 if is_open else 401), route.path
 

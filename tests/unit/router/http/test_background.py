@@ -3,6 +3,8 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +96,17 @@ async def read_with_cuts(service: Service, response_id: str, cuts: Sequence[int]
     return read
 
 
-async def test_clients_that_are_cut_off_at_1000_events_get_the_same_bytes_and_nothing_is_computed_twice() -> None:
+@pytest.mark.parametrize("responses", [1, pytest.param(10, marks=pytest.mark.slow)])
+async def test_clients_that_are_cut_off_anywhere_get_the_same_bytes_and_nothing_is_computed_twice(
+    responses: int,
+) -> None:
+    """100 random events of each response."""
     words = [f" w{number}" for number in range(200)]
     draw = random.Random(45)
     slow = engine(*words)
     slow.step_s = 0.002
     async with serving(slow) as service:
-        ids = [(await begun(service))["id"] for _ in range(10)]
+        ids = [(await begun(service))["id"] for _ in range(responses)]
         cuts = [sorted(draw.sample(range(len(words)), 100)) for _ in ids]
         texts = await asyncio.gather(*(read_with_cuts(service, *each) for each in zip(ids, cuts, strict=True)))
         for response_id, text in zip(ids, texts, strict=True):
@@ -258,9 +264,11 @@ async def test_each_key_may_have_so_many_at_a_time() -> None:
     made = paused("a", after=0)
     async with serving(made, Limits(max_background=2), keys("one", "two")) as service:
         body = {"input": "Hi", "background": True}
-        for status in (200, 200, 429):
+        for _ in range(2):
             response = await service.post(PATH, body, Authorization="Bearer one")
-            assert response.status == status
+            assert response.status == 200
+        response = await service.post(PATH, body, Authorization="Bearer one")
+        assert response.status == 429
         assert "2 responses in the background" in (await response.json())["error"]["message"]
         other = await service.post(PATH, body, Authorization="Bearer two")
         assert other.status == 200
@@ -280,7 +288,7 @@ async def test_streams_that_cannot_be_read_again_are_refused_by_name() -> None:
         plain = (await service.reply(PATH, {"input": "Hi"}))["id"]
         background = (await begun(service))["id"]
         for path, field in (
-            (f"{plain}?stream=true", "stream"),
+            (f"{plain}?stream=true", None),
             (f"{background}?stream=true&starting_after=x", "starting_after"),
             (f"{background}?stream=true&starting_after=-2", "starting_after"),
         ):
@@ -300,3 +308,88 @@ async def test_a_full_store_ends_a_response_and_nothing_unsaved_was_shown(monkey
         )
         assert [event["type"] for event in events] == ["response.created", "response.queued", "response.failed"]
         assert events[-1]["response"]["error"]["code"] == "store_unavailable"
+
+
+async def test_one_server_at_a_time_continues_what_is_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    after = engine("a", "b")
+    async with AsyncExitStack() as stack:
+        before = AsyncExitStack()
+        first = await before.enter_async_context(
+            serving(paused("a", "b", after=1), store=Store(StoreSettings(file=file)))
+        )
+        response_id = (await begun(first))["id"]
+        shown = await until_shown(first, response_id, 5)
+        second = await stack.enter_async_context(serving(after, store=Store(StoreSettings(file=file))))
+        # The first one still has it, and what is stored can be read.
+        assert await events_after(second, response_id) == shown
+        assert (await found(second, response_id))["status"] == "queued"
+        assert after.streams == []
+        await before.aclose()
+        assert (await ended(second, response_id))["output"][0]["content"][0]["text"] == "ab"
+
+
+async def test_what_cannot_go_on_ends_as_failed(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    one = {"Authorization": "Bearer one"}
+    async with serving(paused("a", after=0), access=keys("one"), store=Store(StoreSettings(file=file))) as service:
+        response = await service.post(PATH, {"input": "Hi", "background": True}, **one)
+        response_id = (await response.json())["id"]
+    # Its key was removed, and is there again.
+    async with serving(engine("a"), access=keys("two"), store=Store(StoreSettings(file=file))) as service:
+        assert service.engine.streams == []
+    async with (
+        serving(engine("a"), access=keys("one"), store=Store(StoreSettings(file=file))) as service,
+        service.client.get(f"{PATH}/{response_id}", headers=one) as response,
+    ):
+        failed = await response.json()
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_api_key")
+
+
+async def test_tokens_of_another_vocabulary_do_not_go_on(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    async with serving(paused("a", "b", after=1), store=Store(StoreSettings(file=file))) as service:
+        response_id = (await begun(service))["id"]
+        await until_shown(service, response_id, 5)
+    other = engine("a", "b")
+    other.model = replace(other.model, fingerprint="0" * 16)
+    async with serving(other, store=Store(StoreSettings(file=file))) as service:
+        failed = await ended(service, response_id)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "model_replaced")
+        assert (await events_after(service, response_id, 5))[0]["response"] == failed
+
+
+async def test_a_conversation_is_extended_by_the_next_router(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    async with serving(paused("a", "b", after=1), store=Store(StoreSettings(file=file))) as service:
+        conversation = (await service.reply("/v1/conversations", {}))["id"]
+        response_id = (await begun(service, conversation=conversation))["id"]
+        await until_shown(service, response_id, 5)
+    slow = paused("a", "b", after=1)
+    async with serving(slow, store=Store(StoreSettings(file=file))) as service:
+        busy = await service.post(PATH, {"input": "Hi", "conversation": conversation})
+        assert (await busy.json())["error"]["code"] == "conversation_busy"
+        slow.resume.set()
+        await ended(service, response_id)
+        async with service.client.get(f"/v1/conversations/{conversation}/items") as response:
+            items = (await response.json())["data"]
+        assert [item["role"] for item in items] == ["assistant", "user"]
+        assert items[0]["content"][0]["text"] == "ab"
+
+
+async def test_calls_keep_their_ids(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    pieces = ("<tool_call>\n", '{"name": "add", ', '"arguments": ', '{"a": 1', ', "b": 2}', "}\n</tool_call>")
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    async with serving(paused(*pieces, after=5), store=Store(StoreSettings(file=file))) as service:
+        response_id = (await begun(service, tools=[tool]))["id"]
+        before = await until_shown(service, response_id, 4)
+    async with serving(engine(*pieces), store=Store(StoreSettings(file=file))) as service:
+        [call] = (await ended(service, response_id))["output"]
+        assert (call["type"], call["arguments"]) == ("function_call", '{"a": 1, "b": 2}')
+        added = before[3]["item"]
+        assert (added["id"], added["call_id"]) == (call["id"], call["call_id"])
+        events = await events_after(service, response_id)
+        assert events[:5] == before
+        deltas = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
+        assert "".join(deltas) == call["arguments"]

@@ -67,7 +67,8 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
     if asked is not None and body.ignore_eos:
         raise ignore_eos_error(asked.field)
     # A step over a prompt always ends with a token, even if none is shown (``max_tokens`` 0).
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+    usual = bounds.usual_new_tokens or DEFAULT_MAX_TOKENS
+    max_tokens = usual if body.max_tokens is None else max(1, body.max_tokens)
     wanted = None if body.max_tokens == UNLIMITED else max_tokens
     generations = len(plan.prompts) * plan.choices.candidates
     check_new_tokens("max_tokens", generations, wanted or 1, bounds)

@@ -30,6 +30,7 @@ from caravan_dialects.api.openai.responses.tools import offered_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.auth.key import MIN_PRIORITY
 from caravan_dialects.conversations.nodes import Job, JobEnd, Json, Node, Step
+from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.errors import DeadlineError, ModelReplacedError
 from caravan_scheduler.core.generation import Continued
 from caravan_scheduler.core.tokens import GeneratedToken
@@ -43,13 +44,15 @@ class JobRecord(msgspec.Struct, kw_only=True):
     """What is needed to continue a response.
 
     ``body``: the request without its input, with the values that were found in headers or drawn. ``items``: its input.
-    ``deadline``: Unix time in seconds at which the response ends. ``fingerprint``: of the model.
+    ``deadline``: Unix time in seconds at which the response ends. ``fingerprint``, ``vocabulary``: of the model and its
+    vocabulary, "" if that is not known.
     """
 
     body: ResponseRequest
     items: list[Json]
     deadline: float
     fingerprint: str
+    vocabulary: str
     request_id: str
 
 
@@ -102,10 +105,10 @@ class BackgroundAnswer(ResponseAnswer):
         """Name of the model, or of its adapter."""
         return self._partial.head.model
 
-    def record(self, body: ResponseRequest, deadline: float, request_id: str) -> JobRecord:
-        """Return what is needed to continue the response to ``body``, which ends at ``deadline``."""
+    def decided(self, body: ResponseRequest) -> ResponseRequest:
+        """Return ``body`` without its input, with all that was found in headers, drawn or left to defaults."""
         spec = self._chat.request.specs[0]
-        known = msgspec.structs.replace(
+        return msgspec.structs.replace(
             body,
             model=self.model,
             input=None,
@@ -114,13 +117,6 @@ class BackgroundAnswer(ResponseAnswer):
             session_id=spec.session or None,
             speculate=spec.max_draft_tokens,
             timeout=None,
-        )
-        return JobRecord(
-            body=known,
-            items=[*self._turn.items],
-            deadline=deadline,
-            fingerprint=self._wanted.fingerprint,
-            request_id=request_id,
         )
 
     async def begin(self, log: EventLog, record: JobRecord) -> None:
@@ -196,6 +192,15 @@ class BackgroundAnswer(ResponseAnswer):
         return step
 
 
+@dataclass(slots=True)
+class _Basis:
+    """How long a response may take, what is needed to continue it once its request is valid, and its first part."""
+
+    life_s: float
+    record: JobRecord | None
+    saved: Saved = Saved()
+
+
 class AskedBackground(AskedResponse):
     """One turn that is answered in the background. It can be seen from the start on, also if it waits for a shard."""
 
@@ -214,11 +219,19 @@ class AskedBackground(AskedResponse):
         Raises ValidationError.
         """
         super().__init__(body, turn, remembered, head or new_response(body, turn))
-        self._life_s = life_s
-        self._fingerprint = None if record is None else record.fingerprint
-        self.deadline = None if record is None else record.deadline
-        self.saved = Saved()
+        self._basis = _Basis(life_s, record)
         self.running.begin(self)
+
+    @property
+    def record(self) -> JobRecord:
+        """What is needed to continue the response, whose request is valid."""
+        assert self._basis.record is not None, "the request is not valid yet"
+        return self._basis.record
+
+    @property
+    def saved(self) -> Saved:
+        """What there was of the response when it began, or began anew."""
+        return self._basis.saved
 
     def response(self) -> ResponseObject:
         return self._partial.response()
@@ -229,21 +242,28 @@ class AskedBackground(AskedResponse):
 
     def again(self, saved: Saved) -> None:
         """Begin anew, after what is ``saved``."""
-        head = msgspec.structs.replace(self._partial.head, status="queued")
-        self._partial = PartialResponse(head, self._offered, streamed=True)
-        self.saved = saved
+        self._begin_anew("queued")
+        self._basis.saved = saved
 
     async def validate(self, context: Context) -> BackgroundAnswer:
         chat, wanted = await self._validated(context)
         saved, now = self.saved, time.time()
-        if saved.tokens and context.model.fingerprint != self._fingerprint:
+        if saved.tokens and not _are_same(self.record, context.model):
             raise ModelReplacedError(context.model.name)
-        self._fingerprint = context.model.fingerprint
-        if self.deadline is None:
-            timeout_s = chat.request.specs[0].timeout_s
-            self.deadline = deadline_of(self._body, self._life_s, timeout_s, now)
-        chat = _continued(chat, saved, self.deadline - now)
+        if (before := self._basis.record) is None:
+            deadline = deadline_of(self._body, self._basis.life_s, chat.request.specs[0].timeout_s, now)
+        else:
+            deadline = before.deadline
+        chat = _continued(chat, saved, deadline - now)
         answer = BackgroundAnswer(self._turn, self._partial, self.running, chat, wanted)
+        self._basis.record = JobRecord(
+            body=answer.decided(self._body),
+            items=[*self._turn.items],
+            deadline=deadline,
+            fingerprint=context.model.fingerprint,
+            vocabulary=context.model.vocabulary_fingerprint,
+            request_id=context.sender.request_id,
+        )
         if saved.following:
             answer.begin_again(saved)
         self.running.begin(answer)
@@ -272,6 +292,11 @@ def _end_of(partial: PartialResponse, error: Exception | None, following: int) -
         partial.fail(error)
     step = Step(first=following, events=tuple(partial.take_unsent()))
     return JobEnd(id=partial.head.id, step=step, response=msgspec.json.encode(partial.response()))
+
+
+def _are_same(record: JobRecord, model: ModelFacts) -> bool:
+    """Whether tokens of the model of ``record`` mean the same for ``model``."""
+    return record.fingerprint == model.fingerprint or record.vocabulary == model.vocabulary_fingerprint != ""
 
 
 def _continued(chat: ValidChat, saved: Saved, left_s: float) -> ValidChat:

@@ -51,12 +51,13 @@ _log = logging.getLogger(__name__)
 class PartialResponse:
     """``head``: the response but for its items. ``items``: those of its output, each growth of which is an event.
 
-    ``next``: the number of the next event.
+    ``next``: the number of the next event. ``offered``: the tools that the model may call.
     """
 
     def __init__(self, head: ResponseObject, offered: OfferedTools, *, streamed: bool) -> None:
         """``streamed``: whether there are events."""
         self.head = head
+        self.offered = offered
         self.items = OutputItems(Growing(head.id, self.emit), offered)
         self.next = 0
         self._streamed = streamed
@@ -148,18 +149,23 @@ class AskedResponse(Asked):
         self._remembered = remembered
         self._body = body
         self._turn = turn
-        self._offered = offered_tools(body.tools or (), turn.all_items)
+        offered = offered_tools(body.tools or (), turn.all_items)
         streamed = bool(body.stream or body.background)
-        self._partial = PartialResponse(head or new_response(body, turn), self._offered, streamed=streamed)
+        self._partial = PartialResponse(head or new_response(body, turn), offered, streamed=streamed)
         self.model = body.model
         self.streamed = bool(body.stream)
         conversation = "" if turn.head is None else turn.head.id
         self.running = RunningResponse(id=self._partial.head.id, owner=turn.owner, conversation=conversation)
 
+    def _begin_anew(self, status: str) -> None:
+        """Forget the output and its events."""
+        head = msgspec.structs.replace(self._partial.head, status=status)
+        self._partial = PartialResponse(head, self._partial.offered, streamed=True)
+
     @property
     def skipped_tools(self) -> frozenset[str]:
         """Types of tools that the model is not offered."""
-        return self._offered.skipped
+        return self._partial.offered.skipped
 
     @property
     def skipped_items(self) -> frozenset[str]:
@@ -176,7 +182,7 @@ class AskedResponse(Asked):
         return ResponseAnswer(self._turn, self._partial, self.running, chat, wanted)
 
     async def _validated(self, context: Context) -> tuple[ValidChat, "Wanted"]:
-        valid = await validate_turn(context, self._body, self._turn, self._offered)
+        valid = await validate_turn(context, self._body, self._turn, self._partial.offered)
         self._partial.head.model = context.adapter or context.model.name
         self._partial.head.truncated = valid.truncated
         now = fingerprint(context, self._body, self._turn.all_items, valid)

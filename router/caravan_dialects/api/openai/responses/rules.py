@@ -53,12 +53,6 @@ def starting_after_error(given: str) -> ValidationError:
     return ValidationError(field, f"`{field}` must be the sequence_number of an event. Given: {shown(given)}")
 
 
-def no_events_error() -> ValidationError:
-    """OpenAI's rule. Events are kept for some time only."""
-    message = "`stream` must be false: events are kept of responses with `background`, for some time after their end"
-    return ValidationError("stream", message)
-
-
 def metadata_error() -> ValidationError:
     """OpenAI's rule."""
     message = "`metadata` must have at most 16 keys. A key may have 64 characters, its text 512"

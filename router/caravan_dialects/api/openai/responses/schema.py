@@ -110,7 +110,7 @@ class BackgroundOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class ResponseRequest(InputFields, frozen=True, kw_only=True):
     """``store``: keep the response, so that it can be continued; by default true. ``background``: generate it also
-    when nobody waits for it; the answer is a response with the status "queued", or with ``stream`` its events.
+    if no client waits for it; the answer is a response with the status "queued", or with ``stream`` its events.
 
     ``max_output_tokens`` above what is left of the context counts as all that is left. ``generate``: false computes the
     prompt, so that it is in the cache, and generates nothing. ``include`` with "message.output_text.logprobs" or

@@ -23,9 +23,15 @@ from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.route import STORE_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import RUNNING, owner_of
+from caravan_router.http.server.tags import Tag
 
 ROUTES = Routes(
-    OPENAI, tolerance=Tolerance.ALWAYS, parameters=(NAMED, IF_MATCH), reply=ConversationObject, errors=CHANGE_ERRORS
+    OPENAI,
+    tolerance=Tolerance.ALWAYS,
+    parameters=(NAMED, IF_MATCH),
+    reply=ConversationObject,
+    errors=CHANGE_ERRORS,
+    tag=Tag.RESPONSES,
 )
 
 

@@ -35,11 +35,12 @@ from caravan_router.http.openai.responses import PAGE_PARAMETERS
 from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
+from caravan_router.http.server.tags import Tag
 
 _ITEM = f"{ONE}/items/{{item_id}}"
 
 
-ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS)
+ROUTES = Routes(OPENAI, tolerance=Tolerance.ALWAYS, tag=Tag.RESPONSES)
 
 
 @ROUTES.route(

@@ -18,6 +18,7 @@ from llama_cpp.llama_cpp import _lib as libllama
 
 from caravan_proto.host_memory import available_memory
 from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.devices.cells import CELL_BYTES, tables_fit
 from caravan_shard.backends.llama.devices.devices import Device, drafting_devices
 from caravan_shard.backends.llama.embeddings.plan import plan_embedding
 from caravan_shard.backends.llama.media.projector_file import find_projector
@@ -36,8 +37,6 @@ _MOST_KINDS = 256
 # 246 MiB with 262,144. llama.cpp, the constraints and the tokenizer each have tables of the vocabulary.
 _PROGRAM_BYTES = 48 << 20
 _TOKEN_BYTES = 1 << 10
-# llama.cpp's tables of a cell: its position, the sequences that have it (up to 256), and its place in sets of both.
-_CELL_BYTES = 128
 
 
 class _Tree(ctypes.Structure):
@@ -161,7 +160,7 @@ def measure(config: ShardConfig, devices: Sequence[Device]) -> Measured:
         known = [one for one in of_layouts if one is not None]
         need = max(known, key=lambda one: sum(one.places.values())) + tables if known else None
         if need is not None:
-            need += MemoryNeed((Part(HOST, "cell_tables", _CELL_BYTES * cells),))
+            need += MemoryNeed((Part(HOST, "cell_tables", CELL_BYTES * cells),))
         if config.embeddings and need is not None:
             need += _without_weights(_embedding_need(model, config, generates=True))
     if need is not None:
@@ -180,9 +179,9 @@ def measure(config: ShardConfig, devices: Sequence[Device]) -> Measured:
 def _check_tables(cells: int) -> None:
     """Raise StartupError if finding out what so many cells take would take too much: only their tables are made."""
     available = available_memory()
-    if available is not None and _CELL_BYTES * cells > available // 4:
+    if available is not None and not tables_fit(cells, available):
         raise StartupError(
-            f"{cells} cells need {in_words(_CELL_BYTES * cells)} for their tables alone, and {in_words(available)} of "
+            f"{cells} cells need {in_words(CELL_BYTES * cells)} for their tables alone, and {in_words(available)} of "
             "the host's memory are free: pass a smaller -c"
         )
 

@@ -14,14 +14,15 @@ from typing import TypeVar
 
 from caravan_proto.host_memory import available_memory, own_memory
 from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.devices.cells import cell_numbers, context_line, leaves_host
 from caravan_shard.backends.llama.devices.devices import Device
 from caravan_shard.backends.llama.devices.measure import Measured, ModelShape, measure
 from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, FreeMemory, MemoryNeed, in_words, shortage
+from caravan_shard.model_flags import USUAL_CELLS
 from caravan_shard.placement_flags import EXPERTS, HOST_BUFFERS
 
 ALL_LAYERS = -1
-_BLOCK = 256
 # Multiples of it spread evenly over any range, whatever their number.
 _GOLDEN_RATIO = 0.6180339887498949
 
@@ -45,29 +46,29 @@ class Choice:
     def apply(self, config: ShardConfig) -> ShardConfig:
         """Return ``config`` with this choice."""
         count = len(self.host_experts)
+        if self.cells is not None:
+            config = replace(config, ctx_size=self.cells)
         if self.leaves_devices:
             return replace(config, gpu_layers=0, device="none", rpc="")
         if self.gpu_layers is not None:
             config = replace(config, gpu_layers=self.gpu_layers)
-        if self.cells is not None:
-            config = replace(config, ctx_size=self.cells)
         if sorted(self.host_experts) == list(range(count)):
             return replace(config, n_cpu_moe=count) if count else config
         layers = "|".join(map(str, sorted(self.host_experts)))
         return replace(config, override_tensor=(rf"blk\.({layers}){EXPERTS}={HOST_BUFFERS}",))
 
 
-def choices(config: ShardConfig, shape: ModelShape, device_count: int) -> list[Choice]:
+def choices(config: ShardConfig, shape: ModelShape, free: FreeMemory) -> list[Choice]:
     """Return what ``config`` leaves open to choose, beginning with everything on devices, each taking less there."""
     found: list[Choice] = []
     layers = None if config.gpu_layers is not None else ALL_LAYERS
-    cells = _cell_numbers(config, shape.trained_context)
+    cells = cell_numbers(config, shape.trained_context, free)
     found += [Choice(gpu_layers=layers, cells=number) for number in cells]
     least = cells[-1]
     given = config.cpu_moe or config.n_cpu_moe or config.override_tensor
     experts: tuple[int, ...] = ()
     if shape.has_experts and not given and layers is not None:
-        order = expert_order(shape.layers, device_count)
+        order = expert_order(shape.layers, len(free.devices))
         found += [
             Choice(gpu_layers=layers, host_experts=order[:count], cells=least) for count in range(1, shape.layers + 1)
         ]
@@ -82,19 +83,6 @@ def expert_order(layers: int, device_count: int) -> tuple[int, ...]:
     if device_count == 1:
         return tuple(range(layers))
     return tuple(sorted(range(layers), key=lambda layer: layer * _GOLDEN_RATIO % 1))
-
-
-def _cell_numbers(config: ShardConfig, trained_context: int) -> list[int | None]:
-    """Return the numbers of cells to choose from, the largest first; [None] if the flags name one."""
-    if config.ctx_size is not None:
-        return [None]
-    # Each sequence wants a block in the layout that all start with.
-    least = max(config.fit_ctx, _BLOCK * config.parallel)
-    most = max(config.longest_context(trained_context) or trained_context, least)
-    found = [most]
-    while found[-1] > least:
-        found.append(max(least, found[-1] * 7 // 8 // _BLOCK * _BLOCK))
-    return list(found)
 
 
 def best(candidates: Sequence[T], fits: Callable[[T], bool]) -> T | None:
@@ -127,10 +115,12 @@ def leaves_margins(need: MemoryNeed, free: FreeMemory, margins: Sequence[int]) -
 class LoadPlan:
     """``config`` has no open choices. ``devices``: all that there are. ``free``: of those that it may use.
 
-    ``experts_on_host``: number of layers whose experts lie there, but for what --override-tensor does.
+    ``given``: the flags before anything was chosen. ``experts_on_host``: number of layers whose experts lie there, but
+    for what --override-tensor does.
     """
 
     config: ShardConfig
+    given: ShardConfig
     devices: Sequence[Device]
     measured: Measured
     free: FreeMemory
@@ -148,6 +138,14 @@ class LoadPlan:
         if given is None or not self.config.uses_gpus or not self.free.devices:
             return 0
         return self.layers if given == ALL_LAYERS else min(given, self.layers)
+
+    @property
+    def context_line(self) -> str:
+        """How large the context is and why, in one line; "" for a model that only embeds."""
+        found = self.measured
+        trained = self.given.longest_context(found.shape.trained_context) or found.shape.trained_context
+        need = MemoryNeed() if found.need is None else found.need
+        return context_line(self.given, found.cells, trained, need, self.free) if found.cells else ""
 
     @property
     def problem(self) -> str | None:
@@ -170,17 +168,19 @@ def plan_load(config: ShardConfig, devices: Sequence[Device]) -> LoadPlan:
     free = FreeMemory(host=available_memory(), devices={device.name: device.free_bytes for device in usable})
     # Each takes as long as reading the vocabulary, and some choices are looked at twice.
     measured_with = cache(partial(measure, devices=devices))
+    given = config
     choice = _choose(config, free, measured_with)
     config = choice.apply(config)
     measured = measured_with(config)
     layers = measured.shape.layers if measured.shape.has_experts else 0
-    given = layers if config.cpu_moe else min(layers, config.n_cpu_moe)
+    on_host = layers if config.cpu_moe else min(layers, config.n_cpu_moe)
     plan = LoadPlan(
         config=config,
+        given=given,
         devices=devices,
         measured=measured,
         free=free,
-        experts_on_host=max(given, len(choice.host_experts)),
+        experts_on_host=max(on_host, len(choice.host_experts)),
     )
     if free.devices:
         _log.info(
@@ -215,10 +215,20 @@ def _choose(config: ShardConfig, free: FreeMemory, measured_with: Callable[[Shar
     """Return what ``config`` leaves open."""
     is_open = config.gpu_layers is None
     if not free.devices:
-        return Choice(gpu_layers=0 if is_open else None)
-    if not config.fit or config.gpu_layers == 0 or config.split_mode == "tensor":
+        choice = Choice(gpu_layers=0 if is_open else None)
+    elif not config.fit or config.gpu_layers == 0 or config.split_mode == "tensor":
         # As in llama-server, what is split by tensors is not fitted.
-        return Choice(gpu_layers=ALL_LAYERS if is_open else None)
+        choice = Choice(gpu_layers=ALL_LAYERS if is_open else None)
+    else:
+        choice = _fitted(config, free, measured_with)
+    if config.ctx_size is None and config.fit and config.split_mode != "tensor":
+        return _with_host_room(config, choice, free, measured_with)
+    return choice
+
+
+def _fitted(config: ShardConfig, free: FreeMemory, measured_with: Callable[[ShardConfig], Measured]) -> Choice:
+    """Return the choice with which every device keeps its margin."""
+    is_open = config.gpu_layers is None
     everything = measured_with(Choice(gpu_layers=ALL_LAYERS if is_open else None).apply(config))
     if everything.need is None:
         return Choice(gpu_layers=ALL_LAYERS if is_open else None)
@@ -227,12 +237,34 @@ def _choose(config: ShardConfig, free: FreeMemory, measured_with: Callable[[Shar
         need = measured_with(choice.apply(config)).need
         return need is not None and leaves_margins(need, free, config.margins)
 
-    open_choices = choices(config, everything.shape, len(free.devices))
+    open_choices = choices(config, everything.shape, free)
     choice = best(open_choices, fits)
     if choice is None:
         # Even without layers, llama.cpp would compute prompts on devices.
         choice = Choice(gpu_layers=0, leaves_devices=True) if is_open else open_choices[-1]
     return choice
+
+
+def _with_host_room(
+    config: ShardConfig, choice: Choice, free: FreeMemory, measured_with: Callable[[ShardConfig], Measured]
+) -> Choice:
+    """Return ``choice`` with as many of its cells as the host has room for, those of a model without devices too."""
+    room = free.host if config.fit_host is None else config.fit_host << 20
+    if room is None:
+        return choice
+    usual = measured_with(replace(choice, cells=choice.cells or USUAL_CELLS).apply(config))
+    if usual.need is None or not usual.cells:
+        return choice
+    numbers = cell_numbers(config, usual.shape.trained_context, free)
+    if choice.cells is not None:
+        numbers = [number for number in numbers if number is not None and number <= choice.cells]
+
+    def fits(number: int | None) -> bool:
+        need = measured_with(replace(choice, cells=number).apply(config)).need
+        return need is not None and leaves_host(need, room)
+
+    found = best(numbers, fits)
+    return replace(choice, cells=numbers[-1] if found is None else found)
 
 
 def _listed(sizes: Mapping[str, int]) -> str:

@@ -107,6 +107,14 @@ def typed(key: str, text: str) -> MetadataValue | None:
     return _FLAGS.get(text, text)
 
 
+def _number(text: str) -> float | None:
+    """Return a number of the metadata; None if it is none. To six decimals, a sampling parameter is what is meant."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def template_in(path: Path) -> str:
     """Return the template in the file ``path``. Raises StartupError."""
     try:
@@ -164,7 +172,11 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
         vocab = llama_cpp.llama_model_get_vocab(pointer)
         vocabulary = LlamaVocabulary(vocab, llama_cpp.llama_model_chat_template(pointer, b"rerank") or b"")
         facts = _model_facts(path, pointer, vocab, vocabulary, uses_gpus=config.uses_gpus)
-        facts = replace(facts, fingerprint=fingerprint([file.path for file in files.model]))
+        facts = replace(
+            facts,
+            fingerprint=fingerprint([file.path for file in files.model]),
+            request_defaults=config.request_defaults(lambda key: _number(metadata_text(pointer, key))),
+        )
         if config.chat_template_file:
             facts = replace(facts, chat_template=template_in(Path(config.chat_template_file)), tool_template="")
     except BaseException:

@@ -76,4 +76,26 @@ CASES = [
         "metadata",
         "`metadata` must have at most 16 keys. A key may have 64 characters, its text 512",
     ),
+    Case(
+        responses_rules.needs_background_error,
+        RESPONSES,
+        {"background_options": {"completion_window": "2h"}},
+        "background_options.completion_window",
+        "`background_options.completion_window` must be \"soonest\" without `background`. Given: '2h'",
+    ),
+    Case(
+        responses_rules.background_needs_store_error,
+        RESPONSES,
+        {"background": True, "store": False},
+        "background",
+        "`background` needs `store`, which must not be false",
+    ),
+    Case(
+        responses_rules.starting_after_error,
+        f"{RESPONSES}/resp_1?stream=true&starting_after=x",
+        {},
+        "starting_after",
+        "`starting_after` must be the sequence_number of an event. Given: 'x'",
+        method="GET",
+    ),
 ]
