@@ -30,6 +30,8 @@ _MOST_CELLS_AT_ONCE = 2048
 _SHORT_S = 0.05
 # A shard counts as idle when its last sequence ended this long ago, in seconds: a client may ask again at once.
 _IDLE_S = 0.2
+# If no other request has come for so many seconds, bulk work takes longer steps.
+_QUIET_S = 15.0
 
 
 def to_save(shard: ShardAccount, now: float, waiting: int) -> list[Resident]:
@@ -178,7 +180,16 @@ class Planner:
     def _plan(self, shard: ShardLedger, now: float, waiting: int, adapter: str | None) -> StepPlan:
         config, lengths = self._state.config, self._state.lengths
         urgent = min(waiting, self._state.waiting.urgent)
-        given = PlanInput(config=config, lengths=lengths, now=now, waiting=waiting, urgent=urgent, adapter=adapter)
+        is_quiet = now - self._state.waiting.urgent_came_s >= _QUIET_S
+        given = PlanInput(
+            config=config,
+            lengths=lengths,
+            now=now,
+            waiting=waiting,
+            urgent=urgent,
+            bulk_step_s=config.target_itl_s if is_quiet else config.bulk_step_s,
+            adapter=adapter,
+        )
         return StepPlan(shard, given)
 
     # Admission

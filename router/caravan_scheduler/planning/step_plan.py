@@ -91,8 +91,8 @@ def parameters_of(sequence: Sequence) -> SequenceParameters:
 class PlanInput:
     """What a step's plan depends on beside its shard.
 
-    ``waiting``: how many requests wait. ``urgent``: how many of them are no bulk work. ``adapter``: that of the first,
-    None if no request may start.
+    ``waiting``: how many requests wait. ``urgent``: how many of them are no bulk work. ``bulk_step_s``: how
+    long a step of bulk work alone carries prompts. ``adapter``: that of the first, None if no request may start.
     """
 
     config: SchedulerConfig
@@ -100,6 +100,7 @@ class PlanInput:
     now: float
     waiting: int
     urgent: int
+    bulk_step_s: float
     adapter: str | None
 
 
@@ -158,7 +159,7 @@ class StepPlan:
         riders = Riders(count=count, seconds=shard.costs.decode_s(count), claim=claim)
         seconds = step_seconds(given.config, prompts=prompts, riders=riders)
         if is_bulk_step:
-            seconds = min(seconds, riders.seconds + given.config.bulk_step_s)
+            seconds = min(seconds, riders.seconds + given.bulk_step_s)
         waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s
         step = step_after(given.config, seconds, riders=riders, waited_s=waited_s)
         self._budget = StepBudget(shard, given.config, step)

@@ -79,6 +79,8 @@ class WaitingQueue:
         # By priority, whether they started before, and the names of tenant and session.
         self._buckets: dict[tuple[int, bool, str, str], list[Sequence]] = {}
         self._length = self._bulk = 0
+        # When the last request came that is not bulk work.
+        self.urgent_came_s = -math.inf
         # Requests that wait for one shard and are not asked for, by id.
         self._deferred: dict[int, Sequence] = {}
         self._is_due = False
@@ -130,6 +132,8 @@ class WaitingQueue:
         self._insert(sequence)
         self._length += 1
         self._bulk += sequence.is_bulk
+        if not sequence.is_bulk:
+            self.urgent_came_s = max(self.urgent_came_s, sequence.request.arrived_s)
 
     def defer(self, sequence: Sequence) -> None:
         """Leave ``sequence``, which is in the queue, out of the order until it is requeued."""

@@ -49,6 +49,7 @@ def plan(
         now=0.0,
         waiting=waiting,
         urgent=waiting,
+        bulk_step_s=0.02,
         adapter=adapter,
     )
     return StepPlan(shard, given)

@@ -97,7 +97,7 @@ async def test_a_file_is_kept_listed_read_and_deleted() -> None:
 async def test_files_have_an_end_and_a_purpose() -> None:
     async with serving(engine()) as service:
         expiry = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
-        file = await uploaded(service, "x", **expiry)
+        file = await uploaded(service, "x", 200, **expiry)
         assert file["expires_at"] - file["created_at"] == 3600
         refused = await uploaded(service, "x", 400, **{**expiry, "expires_after[seconds]": "5"})
         assert "Given: 5" in refused["error"]["message"]
