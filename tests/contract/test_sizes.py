@@ -24,14 +24,13 @@ MOST_ATTRIBUTES = 15
 MOST_LINES = 600
 
 REASONS = {
-    "AskedBackground": "a response as it was asked for, with what is needed to continue it from its last stored token",
     "Conversation": "the calls of a conversation in the library; its methods are what users look up",
-    "Database": "one method for each thing that is read from or written to the store of conversations",
     "LlamaCppBackend": "what the protocol `Backend` says that a model has, and llama.cpp's parts of it",
     "ModelMetrics": "one method for each thing that the HTTP layer and the engine observe",
     "SchedulerState": "what all requests of a router share, each part with a method or two",
     "ShardLedger": "the only writer of what is known of a shard, with a method for each thing that happens to it",
     "Sequence": "a record with an owner for each field, which `test_owners` checks",
+    "Stays": "the stays of a shard by their status, and what is counted over them",
 }
 
 

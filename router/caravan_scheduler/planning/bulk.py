@@ -8,7 +8,7 @@ from caravan_scheduler.shard.resident import Resident
 from caravan_scheduler.waiting.queue import effective_priority
 
 # Of so many sequence ids of a shard, bulk work leaves one free, so that others need not take its cells to start.
-_IDS_FOR_EACH_FREE = 16
+_IDS_FOR_EACH_FREE = 8
 # What was used by others in this time is likely to be used again, and bulk work takes no cells of it.
 _KEPT_S = 60.0
 # Bulk work that pauses keeps its place while so many of the cells are free.
