@@ -27,14 +27,16 @@ def yielding(shard: ShardAccount, now: float, aging_s: float) -> Collection[Resi
     return {one for one in shard.stays.residents.values() if yields(one.sequence, now, aging_s)}
 
 
-def cells_kept(shard: ShardAccount, now: float) -> int | None:
-    """Return how many cells of parked sequences one more that yields may not take; None if it may take no id.
+def kept_from(shard: ShardAccount, sequence: Sequence, now: float, aging_s: float, *, urgent: bool) -> int | None:
+    """Return how many parked cells ``sequence`` may not take because it yields; None if it may not start now.
 
-    Where nothing runs it may take any: its end lets the next one be asked for.
+    Where nothing runs it may take any: its end lets the next one be asked for. ``urgent``: whether others wait.
     """
     stays = shard.stays
-    if not stays.residents:
+    if not stays.residents or not yields(sequence, now, aging_s):
         return 0
+    if urgent or len(yielding(shard, now, aging_s)) < len(stays.residents):
+        return None
     kept = [key for key, one in stays.parked.items() if not one.sequence.is_bulk and now - one.last_used_s < _KEPT_S]
     free = stays.free_sequences
     if free - len(kept) <= (free + len(stays.residents)) // _IDS_FOR_EACH_FREE:

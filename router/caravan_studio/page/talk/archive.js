@@ -142,12 +142,12 @@ export async function unfinished() {
 export async function matching(words) {
   const texts = new Map();
   for (const { conversation: id, items } of await database.list("nodes"))
-    texts.set(id, `${texts.get(id) ?? ""}\n${textIn(items)}`);
+    texts.set(id, `${texts.get(id) ?? ""}\n${textWithin(items)}`);
   const hits = [...texts].filter(([, text]) => words.every((word) => text.includes(word)));
   return new Set(hits.map(([id]) => id));
 }
 
-function textIn(items) {
+function textWithin(items) {
   const parts = items.flatMap((item) => (Array.isArray(item.content) ? item.content : []));
   return parts
     .map((part) => part.text ?? "")
