@@ -30,12 +30,12 @@ def yielding(shard: ShardAccount, now: float, aging_s: float) -> Collection[Resi
 def kept_from(shard: ShardAccount, sequence: Sequence, now: float, aging_s: float, *, urgent: bool) -> int | None:
     """Return how many parked cells ``sequence`` may not take because it yields; None if it may not start now.
 
-    Where nothing runs it may take any: its end lets the next one be asked for. ``urgent``: whether others wait.
+    ``urgent``: whether others wait.
     """
     stays = shard.stays
-    if not stays.residents or not yields(sequence, now, aging_s):
+    if not yields(sequence, now, aging_s):
         return 0
-    if urgent or len(yielding(shard, now, aging_s)) < len(stays.residents):
+    if stays.residents and (urgent or len(yielding(shard, now, aging_s)) < len(stays.residents)):
         return None
     kept = [key for key, one in stays.parked.items() if not one.sequence.is_bulk and now - one.last_used_s < _KEPT_S]
     free = stays.free_sequences

@@ -187,6 +187,7 @@ class Planner:
             now=now,
             waiting=waiting,
             urgent=urgent,
+            is_fleet_idle=self._state.lowest_priority is None,
             bulk_step_s=config.target_itl_s if is_quiet else config.bulk_step_s,
             adapter=adapter,
         )

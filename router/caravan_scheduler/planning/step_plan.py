@@ -100,8 +100,9 @@ def parameters_of(sequence: Sequence) -> SequenceParameters:
 class PlanInput:
     """What a step's plan depends on beside its shard.
 
-    ``waiting``: how many requests wait. ``urgent``: how many of them are no bulk work. ``bulk_step_s``: how
-    long a step of bulk work alone carries prompts. ``adapter``: that of the first, None if no request may start.
+    ``waiting``: how many requests wait. ``urgent``: how many of them are no bulk work. ``adapter``: that of the first,
+    None if no request may start. ``bulk_step_s``: how long a step of bulk work alone carries prompts.
+    ``is_fleet_idle``: whether no shard has residents.
     """
 
     config: SchedulerConfig
@@ -110,6 +111,7 @@ class PlanInput:
     waiting: int
     urgent: int
     bulk_step_s: float
+    is_fleet_idle: bool
     adapter: str | None
 
 
@@ -273,6 +275,9 @@ class StepPlan:
             self._forecast = CellForecast(self.shard, self._given.lengths, self._given.config.watermark)
         given = self._given
         kept = kept_from(self.shard, sequence, given.now, given.config.aging_s, urgent=given.urgent > 0)
+        if given.is_fleet_idle and not self.shard.stays.residents:
+            # No other event would let it be asked for again.
+            kept = 0
         if kept is None:
             return False
         held = self.shard.held_against(sequence)

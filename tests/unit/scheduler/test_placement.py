@@ -43,6 +43,7 @@ def plans_of(shards: Iterable[ShardLedger], adapter: str = "") -> dict[ShardLedg
         waiting=1,
         urgent=1,
         bulk_step_s=0.02,
+        is_fleet_idle=False,
         adapter=adapter,
     )
     return {shard: StepPlan(shard, given) for shard in shards if shard.commands.can_begin}

@@ -50,6 +50,7 @@ def plan(
         waiting=waiting,
         urgent=waiting,
         bulk_step_s=0.02,
+        is_fleet_idle=False,
         adapter=adapter,
     )
     return StepPlan(shard, given)
