@@ -199,7 +199,9 @@ async def test_examples_end_what_is_in_progress(loaded: Served) -> None:
         sender = Sender(client, loaded.url, "toy.gguf")
         endless = {"inputs": "a", "parameters": {"max_new_tokens": 100_000, "ignore_eos": True}}
         generating = asyncio.create_task(_read(client, "/generate_stream", endless))
-        await eventually(lambda: _in_progress(client), "a generation runs")
+        await eventually(
+            lambda: _in_progress(client), "a generation runs", unless=lambda: generating.done() and generating.result()
+        )
         async with sender.send("abort_request") as response:
             await check("abort_request", response)
         assert "aborted" in await generating

@@ -46,6 +46,7 @@ def _calls(executor: Executor, conversation: Conversation) -> dict[str, Callable
         "conversation.rewind": lambda: conversation.rewind(1),
         "conversation.shift_left": lambda: conversation.shift_left(1),
         "conversation.modify": lambda: conversation.modify(lambda tokens: tokens[:1]),
+        "conversation.remove": lambda: conversation.remove(0),
         "conversation.unload": conversation.unload,
         "conversation.save": conversation.save,
         "conversation.close": conversation.close,
