@@ -41,7 +41,9 @@ OPERATIONS = {
 ON_DEMAND = ("pull", "load", "model_changes", "create", "copy", "delete", "unload")
 # They end what is in progress.
 ENDING = ("abort_request", "control", "cancel_response")
-LOADED = [name for name in OPERATIONS if name not in (*ON_DEMAND, *ENDING, LAST)]
+# They need requests that were uploaded, or a batch that has ended.
+PREPARED = ("create_batch", "get_batch", "cancel_batch", "delete_message_batch", "get_results")
+LOADED = [name for name in OPERATIONS if name not in (*ON_DEMAND, *ENDING, *PREPARED, LAST)]
 
 
 @pytest.fixture(scope="module")
