@@ -2,10 +2,9 @@
 
 import msgspec
 
+from caravan_dialects.api.error_table import TABLE, Dialect, kind_of, message_of
 from caravan_dialects.api.errors import (
-    TABLE,
     ContextLengthError,
-    Dialect,
     ErrorFamily,
     ErrorKind,
     KeyConcurrencyError,
@@ -13,8 +12,6 @@ from caravan_dialects.api.errors import (
     ToolError,
     UnknownModelError,
     ValidationError,
-    kind_of,
-    message_of,
 )
 from caravan_dialects.api.generation.rules import (
     PromptTooLongError,
