@@ -299,10 +299,10 @@ def test_a_build_that_does_not_tell_is_trusted(tiny: Path, monkeypatch: pytest.M
     assert "does not report" in report.as_text()
 
 
-def test_without_gpus_nothing_is_chosen(tiny: Path) -> None:
+def test_without_gpus_only_the_context_is_chosen(tiny: Path) -> None:
     found = plan(tiny, device="none")
     assert found.config.gpu_layers == 0
-    assert found.config.ctx_size is None
+    assert found.config.ctx_size == found.cells
     assert found.gpu_layers == 0
     assert found.free == FreeMemory(host=found.free.host)
     assert measure(found.config, []).shape.trained_context == CONTEXT

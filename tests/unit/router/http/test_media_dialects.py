@@ -211,7 +211,7 @@ async def test_a_model_tells_what_it_sees_and_hears() -> None:
         async with service.client.get("/props?model=scripted") as told:
             props = await told.json()
         assert props["modalities"] == {"vision": True, "audio": True}
-        assert props["default_generation_settings"] == {"n_ctx": 256}
+        assert props["default_generation_settings"]["n_ctx"] == 256
         assert (props["chat_template"], props["bos_token"]) == (SEEING_MODEL.chat_template, "<s>")
     async with serving(ScriptedEngine(model=CHAT_MODEL)) as service:
         async with service.client.get("/v1/models/scripted") as one:
