@@ -20,6 +20,7 @@ from caravan_shard.backends.llama.devices.plan import LoadPlan, checked, plan_lo
 from caravan_shard.cli import main
 from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, FreeMemory
+from caravan_shard.model_flags import USUAL_CELLS
 from caravan_shard.service.memory_report import memory_report
 from caravan_testing.shard_models import DEMO_MODEL, fetched
 from caravan_testing.shard_tiny_bert import TinyBert
@@ -302,7 +303,7 @@ def test_a_build_that_does_not_tell_is_trusted(tiny: Path, monkeypatch: pytest.M
 def test_without_gpus_only_the_context_is_chosen(tiny: Path) -> None:
     found = plan(tiny, device="none")
     assert found.config.gpu_layers == 0
-    assert found.config.ctx_size == found.cells
+    assert found.config.ctx_size == USUAL_CELLS
     assert found.gpu_layers == 0
     assert found.free == FreeMemory(host=found.free.host)
     assert measure(found.config, []).shape.trained_context == CONTEXT
