@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from typing import ClassVar
 
+from caravan_dialects.api.error_kinds import RETRY_AFTER_S, ErrorFamily, ErrorKind
 from caravan_dialects.conversations.store import StoreError
 from caravan_scheduler.core.errors import (
     ConstraintFailedError,
@@ -21,35 +21,6 @@ from caravan_scheduler.core.errors import (
     TooMuchMediaError,
 )
 from caravan_scheduler.core.request_metrics import Failure
-
-RETRY_AFTER_S = 1
-
-
-class ErrorFamily(Enum):
-    """The party that caused an error. OpenAI's coarse error types derive from it."""
-
-    CLIENT = "client"
-    RATE = "rate"
-    SERVER = "server"
-
-
-# Two entries of TABLE are two kinds, even if all of their fields are equal.
-@dataclass(frozen=True, slots=True, eq=False)
-class ErrorKind:
-    """The form of an error on the wire.
-
-    ``status`` and ``error_type`` are TGI's; other dialects derive theirs. ``failure``: label of the failure metric;
-    None for errors that are not counted. ``meaning`` explains the error in the documentation; "" if the first line of
-    its docstring does.
-    """
-
-    status: int
-    error_type: str
-    family: ErrorFamily
-    failure: Failure | None = None
-    retry_after_s: int | None = None
-    meaning: str = ""
-
 
 _CLIENT, _RATE, _SERVER = ErrorFamily.CLIENT, ErrorFamily.RATE, ErrorFamily.SERVER
 
@@ -369,6 +340,39 @@ class UnknownEntryError(RequestError):
         super().__init__(f"There is no {kind} with this id. Given: {entry_id[:128]}")
 
 
+class UnknownPreviousError(RequestError):
+    """The API key has no response of the id in ``previous_response_id``, or no more."""
+
+    kind = ErrorKind(404, "previous_response_not_found", _CLIENT)
+
+    def __init__(self, entry_id: str) -> None:
+        super().__init__(f"There is no response with the id in `previous_response_id`. Given: {entry_id[:128]}")
+
+
+class UpgradeRequiredError(RequestError):
+    """The route takes WebSocket connections only, or `--no-websockets` is set."""
+
+    kind = ErrorKind(426, "upgrade_required", _CLIENT)
+
+
+class ConnectionLimitError(RequestError):
+    """The WebSocket connection has been open for as long as one may be."""
+
+    kind = ErrorKind(400, "websocket_connection_limit_reached", _CLIENT)
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"A WebSocket connection ends after {limit_s:g} seconds. Connect again to go on")
+
+
+class TooManyTurnsError(RequestError):
+    """Too many requests wait on one WebSocket connection."""
+
+    kind = ErrorKind(429, "overloaded", _RATE, Failure.OVERLOADED, RETRY_AFTER_S)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"At most {limit} requests may run or wait on one WebSocket connection")
+
+
 class ResponseEndedError(RequestError):
     """A response that has ended cannot be cancelled."""
 
@@ -558,6 +562,8 @@ def headers_of(error: Exception) -> dict[str, str]:
             return {"WWW-Authenticate": "Bearer"}
         case InvalidKeyError():
             return {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+        case UpgradeRequiredError():
+            return {"Upgrade": "websocket"}
         case MethodNotAllowedError():
             return {"Allow": error.allowed}
         case _:

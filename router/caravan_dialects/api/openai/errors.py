@@ -2,12 +2,11 @@
 
 import msgspec
 
+from caravan_dialects.api.error_kinds import ErrorFamily, ErrorKind
 from caravan_dialects.api.errors import (
     TABLE,
     ContextLengthError,
     Dialect,
-    ErrorFamily,
-    ErrorKind,
     KeyConcurrencyError,
     RateLimitedError,
     ToolError,
