@@ -7,7 +7,7 @@ from aiohttp import ClientWebSocketResponse
 
 from caravan_testing.http_server import serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, Script, WordEngine, prompt_text, word
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
@@ -22,7 +22,8 @@ async def send(socket: ClientWebSocketResponse, kind: str, **fields: Any) -> Non
 async def until(socket: ClientWebSocketResponse, *kinds: str) -> list[Any]:
     found: list[Any] = []
     while not found or found[-1]["type"].removeprefix("response.") not in kinds:
-        found.append(await socket.receive_json())
+        found.append(await socket.receive_json(timeout=DEADLINE_S))
+        assert found[-1]["type"] != "error", found
     return found
 
 
@@ -90,7 +91,7 @@ async def test_a_response_that_runs_gets_at_most_one_token_more() -> None:
 
 
 async def test_a_response_that_has_no_token_yet_is_steered() -> None:
-    engine = first_waits(WordEngine(), after=0)
+    engine = first_waits(WordEngine(prompt_computed=1), after=0)
     async with serving(engine) as service, service.client.ws_connect(PATH) as socket:
         steered = await begun(socket, 0)
         await until(socket, "in_progress")

@@ -14,7 +14,7 @@ from caravan_router.http.server.state import ENDING
 from caravan_scheduler.core.errors import GenerationError
 from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import Pause, WordEngine, prompt_text, word
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 PATH = "/v1/responses"
 
@@ -34,7 +34,8 @@ async def until(socket: ClientWebSocketResponse, *kinds: str) -> list[Any]:
     """Return the events up to the first of one of these types."""
     found: list[Any] = []
     while not found or found[-1]["type"] not in kinds:
-        found.append(await socket.receive_json())
+        found.append(await socket.receive_json(timeout=DEADLINE_S))
+        assert found[-1]["type"] != "error" or "error" in kinds, found
     return found
 
 
