@@ -320,7 +320,9 @@ def test_openai_python_uses_websockets_lanes_and_steering(toy: Served) -> None:
     assert got["lanes"] == ["a", "b"]
     assert got["steered"] == [True, "steered"]
     assert got["tokens"] < 1000, "it ends soon"
-    assert got["twice"] == "steered"
+    reason, cached = got["twice"]
+    assert reason == "steered"
+    assert cached >= got["tokens"] - 2, "its cells are kept"
     assert got["error"] == "previous_response_not_found"
 
 

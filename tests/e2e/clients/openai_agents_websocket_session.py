@@ -62,8 +62,10 @@ def main(url: str) -> dict[str, Any]:
         got["steered"] = [started.id == got["accepted"][0], steered.incomplete_details.reason]
         got["tokens"] = steered.usage.total_tokens
         successor = until(connection, "response.created")[-1].response
+        until(connection, "response.output_text.delta")
         connection.response.steer(previous_response_id=successor.id, input=[user("Enough.")[0]])
-        got["twice"] = until(connection, "response.incomplete")[-1].response.incomplete_details.reason
+        again = until(connection, "response.incomplete")[-1].response
+        got["twice"] = [again.incomplete_details.reason, again.usage.input_tokens_details.cached_tokens]
         connection.response.create(model="any", input="x", previous_response_id="resp_unknown")
         got["error"] = until(connection, "error")[-1].error.code
     return got
