@@ -141,7 +141,7 @@ def write_components(target: Path, version: str, tools: Path, environment: Path)
         references = [each for each in component.get("externalReferences", ()) if not each["url"].startswith("file:")]
         component["externalReferences"] = references
     for name, about in tomllib.loads(_VENDORED.read_text()).items():
-        purl = f"pkg:npm/{name}@{about['version']}"
+        purl = f"pkg:npm/{name.replace('@', '%40')}@{about['version']}"
         digest = {"alg": "SHA-256", "content": about["sha256"]}
         component = {"type": "library", "bom-ref": purl, "name": name, "version": about["version"], "purl": purl}
         found["components"].append({**component, "hashes": [digest]})

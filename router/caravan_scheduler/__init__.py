@@ -70,6 +70,10 @@ When a request starts, `recomputed` says why the tokens of its prompt that are n
 `known_prompts` has hashes of the prompts that each tenant sent before, and what became of their cells. Nothing else
 depends on it.
 
+Requests that continue each other are a job (`jobs`). What a job has in cells is held for its next request against
+others that wait, as long as that is worth more than their waiting: see `jobs.expected_return`. The rest makes way by
+last use, from its end if that suffices.
+
 Operators pin prefixes (`pins`). The runs that hold them do not make way for others; cells do.
 
 Who writes what
@@ -98,6 +102,8 @@ with a question of its own: `capacity`, `stays`, `commands`, `cells`, `header`, 
     which shards could take a request, and hold its prefix      planning.shard_index.ShardIndex and its parts, updated
                                                                 by the planner
     what a request waits for; how long it waits for its prefix  planning.admission.Admission, by what placement returns
+    which requests are a job, and how soon it comes back        jobs.jobs.Jobs, called by the state and the scheduler
+    for how long cells were held for a job                      jobs.expected_return.ExpectedReturn
     prompt logprobs of sequences, for others that begin alike   known_logprobs.KnownLogprobs
     which prompts were started, and what became of them         known_prompts.KnownPrompts, called by the state and
                                                                 the scheduler
@@ -173,7 +179,7 @@ Where a new rule goes
     what is saved, and when                 planning.planner; shard.saved_runs; shard.checkpoints
     what is encoded, and when               planning.admission
     which layout the cells have             planning.layout
-    which cells and ids are given up        shard.ledger
+    which cells and ids are given up        shard.ledger; jobs.expected_return
     what is copied or loaded, not computed  shard.prefix_reuse
     which id a sequence gets                shard.ledger
     why a prompt is computed again          recomputed

@@ -85,6 +85,13 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolsCalled:
+    """The answer to a request that has ended calls tools, so that their results are expected."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class ThoughtEndRequested:
     """A client wants the thought of this request to end with the tokens that it has. Ignored if it cannot be ended."""
 
@@ -254,6 +261,7 @@ Event = (
     Submitted
     | Cancelled
     | ThoughtEndRequested
+    | ToolsCalled
     | Replaced
     | Taken
     | ShardJoined

@@ -18,6 +18,7 @@ from caravan_scheduler.events import (
     Submitted,
     Taken,
     ThoughtEndRequested,
+    ToolsCalled,
     Unpinned,
 )
 from caravan_scheduler.fault import FaultError
@@ -26,7 +27,8 @@ from caravan_scheduler.scheduler import Scheduler
 
 # What callers and operators ask for. All other events tell of shards, which are lost when the scheduler begins anew.
 _ASKED = (
-    Submitted, Cancelled, ThoughtEndRequested, Replaced, Taken, PinRequested, Unpinned, FlushRequested, GraceChanged,
+    Submitted, Cancelled, ThoughtEndRequested, ToolsCalled, Replaced, Taken, PinRequested, Unpinned, FlushRequested,
+    GraceChanged,
 )  # fmt: skip
 
 

@@ -45,10 +45,13 @@ from caravan_scheduler.events import (
     Taken,
     ThoughtEndRequested,
     Tick,
+    ToolsCalled,
     Unpinned,
 )
 from caravan_scheduler.failures import Failures
 from caravan_scheduler.fault import on_behalf
+from caravan_scheduler.jobs.expected_return import ExpectedReturn
+from caravan_scheduler.jobs.policy import NewPolicy
 from caravan_scheduler.known_prompts import KnownPrompts
 from caravan_scheduler.pins import Pins
 from caravan_scheduler.planning.planner import Planner
@@ -68,10 +71,12 @@ from caravan_scheduler.waiting.queue import WaitingQueue
 class Scheduler:
     """One queue, any number of shards, every step decided here. ``now`` is in seconds and never goes back."""
 
-    def __init__(self, config: SchedulerConfig, former: "Scheduler | None" = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, former: "Scheduler | None" = None, new_policy: NewPolicy = ExpectedReturn
+    ) -> None:
         """``former``: that of the model that had the name before, with other weights."""
         known = None if former is None else KnownPrompts(former.state.known_prompts)
-        self._state: SchedulerState = SchedulerState(config, known_prompts=known)
+        self._state: SchedulerState = SchedulerState(config, known_prompts=known, new_policy=new_policy)
         self._planner = Planner(self._state)
         self._failures = Failures(self._state)
         self._encoding_results = EncodingResults(self._state, self._failures)
@@ -165,6 +170,8 @@ class Scheduler:
             case ThoughtEndRequested():
                 sequence = self._state.sequences.get(event.request_id)
                 return sequence is not None and self._state.end_thought(sequence)
+            case ToolsCalled():
+                self._state.jobs.call_tools(event.request_id)
             case Replaced():
                 self._state.outbox.add(Left(self._state.leave()))
             case Taken():
@@ -173,7 +180,7 @@ class Scheduler:
                 self._lose(event.shard)  # a shard that joins is empty, whatever was known of it
                 self._state.known_logprobs.clear()  # its file may be a newer one of the same name
                 state = self._state
-                joined = ShardLedger(event.shard, event.limits, state.config, state.clock, state.pins)
+                joined = ShardLedger(event.shard, event.limits, state.config, state.clock, state.pins, state.policy)
                 joined.saves.note_runs(event.runs)
                 self._state.shards[event.shard] = joined
                 if event.survived:
@@ -220,8 +227,9 @@ class Scheduler:
             case ActionFailed():
                 raise RuntimeError("an action was not carried out")
             case Tick():
+                may_start = self._state.policy.take_refusals()
                 for name in self._state.shards:  # for what is done after some time
-                    self._state.note_change(name, may_start=False)
+                    self._state.note_change(name, may_start=may_start)
             case _:
                 assert_never(event)
         return False

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from caravan_proto.messages.media import MediaSpan
 from caravan_scheduler.core.generation import GenerationSpec
 from caravan_scheduler.core.prompt_media import without_cells
-from caravan_scheduler.core.tokens import PromptToken, block_hashes
+from caravan_scheduler.core.tokens import PromptToken, block_hashes, common_length
+from caravan_scheduler.job import Job, ParkedSequence
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS, PrefixKeys
 from caravan_scheduler.prefix_tree import Match, PrefixTree
 
@@ -97,6 +98,9 @@ class Sequence:
     prefix_awaited_until_s: float | None = None
     # The beam search that it belongs to.
     group: "BeamGroup[Sequence] | None" = None
+    # What it belongs to, and the parked sequence of that which it continues, until it has started.
+    job: Job | None = None
+    continues: ParkedSequence | None = None
     _prefix_hashes: list[int] = field(default_factory=list)
     _block_hashes: list[int] = field(default_factory=list)
     _prompt_hashes: tuple[int, ...] | None = None
@@ -132,6 +136,16 @@ class Sequence:
     def known_tokens(self) -> int:
         """Number of tokens of prompt and output so far."""
         return len(self.spec.prompt) + len(self.output)
+
+    @property
+    def kept(self) -> ParkedSequence | None:
+        """The parked sequence that it continues, if that is still there."""
+        return self.continues if self.continues is not None and self.continues.is_parked else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its job had an answer before."""
+        return self.job is not None and self.job.length > 0
 
     @property
     def lost_a_shard(self) -> bool:
@@ -188,6 +202,16 @@ class Sequence:
             if own[place] == theirs[place]:  # then those before it are, too
                 return BLOCK_TOKENS << place
         return 0
+
+    def continues_prompt_of(self, other: "Sequence") -> bool:
+        """Whether its prompt begins with that of ``other``, but for what a template puts before the answer."""
+        if other.request.prefix_namespace != self.request.prefix_namespace:
+            return False
+        own, theirs = self.spec.prompt, other.spec.prompt
+        least = len(theirs) - BLOCK_TOKENS
+        if not 0 < least < len(own) or self.hashed_in_common(other) * 2 < least:
+            return False
+        return common_length(own[: len(theirs)], theirs, self.hashed_in_common(other)) >= least
 
     def prefix_hashes(self, length: int) -> tuple[int, ...]:
         """Return hashes of prefixes of 1, 2, 4, ... blocks of its first ``length`` tokens, which are known.

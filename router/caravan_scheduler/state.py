@@ -11,6 +11,9 @@ from caravan_scheduler.core.generation import GenerationState
 from caravan_scheduler.core.prefixes import PinRefusal
 from caravan_scheduler.encodings import Encodings
 from caravan_scheduler.fault import on_behalf
+from caravan_scheduler.jobs.expected_return import ExpectedReturn
+from caravan_scheduler.jobs.jobs import Jobs
+from caravan_scheduler.jobs.policy import NewPolicy, PolicyInput
 from caravan_scheduler.known_logprobs import KnownLogprobs
 from caravan_scheduler.known_prompts import KnownPrompts
 from caravan_scheduler.outbox import Outbox
@@ -26,6 +29,7 @@ from caravan_scheduler.waiting.queue import Deadlines, WaitingQueue
 
 if TYPE_CHECKING:
     from caravan_scheduler.config import SchedulerConfig
+    from caravan_scheduler.shard.policy import JobPolicy
 
 
 class SchedulerState:
@@ -39,14 +43,18 @@ class SchedulerState:
         config: "SchedulerConfig",
         before: "SchedulerState | None" = None,
         known_prompts: KnownPrompts | None = None,
+        new_policy: NewPolicy = ExpectedReturn,
     ) -> None:
         """``before``: a state that this one replaces, without its requests and shards."""
         self.config = config
         self.clock: Clock = Clock() if before is None else before.clock
         self.shares = Shares()
+        self.jobs = Jobs(self.clock)
+        self.new_policy = new_policy
+        self.policy: JobPolicy = new_policy(PolicyInput(self.clock, self.shares))
         self.lengths = OutputLengths()
         self.deadlines = Deadlines()
-        self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.shares.tenants)
+        self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.shares.tenants, self.policy.charged)
         self.outbox = Outbox()
         self.transfers: Transfers = Transfers(0 if before is None else before.transfers.last_id)
         self.encodings: Encodings = Encodings(0 if before is None else before.encodings.last_id)
@@ -68,7 +76,7 @@ class SchedulerState:
         It has what callers and operators gave, and none of what was found out. Requests that ``failed``, and the beam
         searches to which they belong, end; those that have got their end are forgotten. The others keep their tokens.
         """
-        new = SchedulerState(self.config, self)
+        new = SchedulerState(self.config, self, new_policy=self.new_policy)
         new.outbox.take_told(self.outbox)
         ended = new.outbox.ended
         for request_id in sorted({*self.sequences, *failed} - ended):
@@ -190,6 +198,7 @@ class SchedulerState:
         request = sequence.request
         assert request.request_id not in self.sequences, f"request {request.request_id} was submitted before"
         sequence.account = self.shares.enter(request.spec.tenant.name, request.spec.session)
+        self.jobs.enter(sequence, (one for shard in self.shards.values() for one in shard.stays.parked.values()))
         self.sequences[request.request_id] = sequence
         if request.spec.beams is None or request.spec.beams.index == 0:
             self.deadlines.add(request)
@@ -228,6 +237,7 @@ class SchedulerState:
         sequence.matches.clear()
         uncharged = max(0, resident.target - max(resident.computed, sequence.charged))
         sequence.charged = resident.target
+        self.jobs.start(sequence, uncharged)
         self.shares.charge_each([sequence], PROMPT_TOKEN * uncharged)
         if sequence.started:
             computed_again = max(0, sequence.reached - resident.computed)
@@ -306,6 +316,7 @@ class SchedulerState:
         shard.finish(resident)
         self._note_end(sequence, shard, resident)
         self.lengths.observe(len(sequence.output))
+        self.jobs.answer(sequence)
         for member in (sequence,) if sequence.group is None else sequence.group.members:
             self.end_branch(member)
             self._forget(member)
@@ -323,6 +334,8 @@ class SchedulerState:
             shard, resident = self._end_stay(sequence)
             shard.cancel(resident, keeps=keeps)
             self._note_end(sequence, shard, resident)
+            if sequence.output:  # a stop string ends an answer so, too
+                self.jobs.answer(sequence)
         else:
             self.waiting.remove(sequence)
             self.waiting.mark_due()  # others may have been behind it
@@ -367,6 +380,7 @@ class SchedulerState:
 
     def _forget(self, sequence: Sequence) -> None:
         self.known_prompts.forget_live(sequence)
+        self.jobs.leave(sequence)
         del self.sequences[sequence.request_id]
         self.encodings.forget(sequence.request_id)
         self.shares.leave(sequence.spec.tenant.name, sequence.spec.session)

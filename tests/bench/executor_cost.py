@@ -29,7 +29,7 @@ WORKS = {
 OPTIONS: dict[str, Any] = {"ctx_size": 2048, "parallel": 4, "threads": 1, "flash_attn": "on", "cache_ram": 0}
 
 
-class PassTime:
+class ForwardTime:
     """The processor time of all forward passes, on the threads that call them."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class PassTime:
         LlamaCppBackend.decode = timed  # type: ignore[assignment, method-assign]
 
 
-def report(name: str, passes: PassTime, generate: Callable[[SamplingParams], None]) -> None:
+def report(name: str, passes: ForwardTime, generate: Callable[[SamplingParams], None]) -> None:
     """Print the median of microseconds a token, with the lowest and the highest."""
     for work, params in WORKS.items():
         whole = replace(params, max_tokens=TOKENS, ignore_eos=True)
@@ -57,7 +57,7 @@ def report(name: str, passes: PassTime, generate: Callable[[SamplingParams], Non
         print(f"{name}, {work}: {statistics.median(costs):.0f} ({min(costs):.0f} to {max(costs):.0f}) us", flush=True)
 
 
-def by_hand(passes: PassTime) -> None:
+def by_hand(passes: ForwardTime) -> None:
     """Measure `Executor`."""
     with Executor(fetched(WORDS_MODEL), **OPTIONS) as executor:
 
@@ -70,7 +70,7 @@ def by_hand(passes: PassTime) -> None:
         report("Executor", passes, generate)
 
 
-async def awaited(passes: PassTime) -> None:
+async def awaited(passes: ForwardTime) -> None:
     """Measure `AsyncExecutor`."""
     loop = asyncio.get_running_loop()
     async with AsyncExecutor(fetched(WORDS_MODEL), **OPTIONS) as executor:
@@ -87,7 +87,7 @@ async def awaited(passes: PassTime) -> None:
         await asyncio.to_thread(report, "AsyncExecutor", passes, generate)
 
 
-def served(passes: PassTime) -> None:
+def served(passes: ForwardTime) -> None:
     """Measure `LLM`, which has the server's scheduler and shard."""
     with LLM(fetched(WORDS_MODEL), kv_layout="unified", **OPTIONS) as llm:
 
@@ -99,7 +99,7 @@ def served(passes: PassTime) -> None:
 
 
 if __name__ == "__main__":
-    time_of_passes = PassTime()
+    time_of_passes = ForwardTime()
     by_hand(time_of_passes)
     asyncio.run(awaited(time_of_passes))
     served(time_of_passes)

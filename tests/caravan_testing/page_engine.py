@@ -40,11 +40,49 @@ print("hello")
 |---|---|
 | Elbe | 1094 |
 """
+WRITTEN = r"""1. one
+
+   ```python
+   def f(x):
+       return "text"  # why
+   ```
+
+2. two
+
+then
+
+5. five
+
+- [x] done
+- [ ] open
+
+| name | number |
+|:-----|-------:|
+| a<br>b | H<sub>2</sub>O |
+
+<details>
+<summary>More</summary>
+
+Folded *text*.
+
+</details>
+
+Costs $5, not $6. \(a_1^2 + b_1^2\) and $x_1$ and `$y$` and [bad](javascript:alert(1)) <b onclick=x>raw</b>.
+
+\[
+\frac{1}{2}
+- y
+\]
+
+\[\sum_{k=1}^{n} k^2 = \text{a formula that is much wider than the screen of a phone} + \text{and more words}\]
+"""
 HOSTILE = (
     "<script>window.ran = 1</script><img src=x onerror='window.ran = 2'><iframe src='https://evil.example/'></iframe>\n\n"
     "![pixel](https://evil.example/pixel.png?stolen) [click](javascript:window.ran=3) [data](data:text/html,x)\n\n"
     "<svg onload=window.ran=4></svg><style>body { display: none }</style><form action='https://evil.example'><input>"
     "<button style='position:fixed;inset:0'>x</button></form><a href='https://evil.example' style='inset:0'>a</a>\n\n"
+    r"$\href{javascript:window.ran=5}{x}$ $\includegraphics{https://evil.example/y.png}$ \(\def\a{\a\a}\a\) "
+    r"\(\rule{9000em}{9000em}\) $\class{skip}{x} \style{inset:0}{y}$" + "\n\n"
     "\u202eright to left\u202d and back \u2067isolated\n\n"
     "|"
     + "wide column|" * 60
@@ -64,7 +102,7 @@ CALL = {"name": "weather", "arguments": {"city": "Oslo"}}
 
 @dataclass
 class PageEngine(ScriptedEngine):
-    """Says what the words "wait", "rich", "hostile", "think" or "weather" ask for; else repeats the message."""
+    """Says what the words "wait", "rich", "written", "hostile", "think" or "weather" ask for; else repeats."""
 
     model: ModelFacts = _CHAT
     # The tokens of what was said, which have more than a character.
@@ -86,6 +124,8 @@ class PageEngine(ScriptedEngine):
                 return [*self._words(*WAITING)[:-1], Pause(), word(" never")]
             case "rich":
                 return self._words(*_pieces(RICH))
+            case "written":
+                return self._words(*_pieces(WRITTEN))
             case "hostile":
                 return self._words(*_pieces(HOSTILE, 40))
             case "think":

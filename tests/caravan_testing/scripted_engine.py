@@ -158,7 +158,7 @@ class ScriptedStream:
         self._first_token: float | None = None
         self.spec = spec
         self.closed = False
-        self.thought_ended = False
+        self.thought_ended = self.tools_called = False
         self.sent = 0
 
     @property
@@ -220,6 +220,9 @@ class ScriptedStream:
 
     def end_thought(self) -> None:
         self.thought_ended = True
+
+    def call_tools(self) -> None:
+        self.tools_called = True
 
     def close(self) -> None:
         assert not self.closed, "closed twice"

@@ -27,7 +27,9 @@ REASONS = {
     "Conversation": "the calls of a conversation in the library; its methods are what users look up",
     "LlamaCppBackend": "what the protocol `Backend` says that a model has, and llama.cpp's parts of it",
     "ModelMetrics": "one method for each thing that the HTTP layer and the engine observe",
+    "Resident": "a record of a stay, with an owner for each field, which `test_owners` checks",
     "SchedulerState": "what all requests of a router share, each part with a method or two",
+    "ShardAccount": "the parts of what is known of a shard, each of which answers its own questions",
     "ShardLedger": "the only writer of what is known of a shard, with a method for each thing that happens to it",
     "Sequence": "a record with an owner for each field, which `test_owners` checks",
 }

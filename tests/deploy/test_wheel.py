@@ -56,7 +56,8 @@ def test_the_wheel_has_the_packages_their_types_and_the_programs(wheel: Path) ->
     assert {name.partition("/")[0] for name in names if name.endswith("/py.typed")} == _PACKAGES
     assert "caravan_router/http/openapi.json" in names
     licences = {name.rpartition("/")[2] for name in names if "/licenses/" in name}
-    assert licences == {"LICENSE", "NOTICE", "marked.LICENSE", "dompurify.LICENSE"}
+    vendored = {f"{name}.LICENSE" for name in ("dompurify", "highlight", "marked", "temml")}
+    assert licences == {"LICENSE", "NOTICE", *vendored}
     assert {"caravan_studio/page/index.html", "caravan_studio/page/vendor/marked.js"} <= set(names)
     assert {line.partition(" =")[0] for line in programs.splitlines() if " =" in line} == {
         "caravan",

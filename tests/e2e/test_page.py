@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from caravan_testing.http_server import keys, serving
-from caravan_testing.page_engine import CALL, THOUGHT, PageEngine, write_recording
+from caravan_testing.page_engine import CALL, THOUGHT, WRITTEN, PageEngine, write_recording
 from caravan_testing.serve_process import ROOT, generate, serve, write_models
 
 pytestmark = [
@@ -22,14 +22,21 @@ pytestmark = [
 PYTHON = ROOT / ".cache/clients/page/bin/python"
 SCRIPTED = (
     "talk",
+    "markdown",
     "branches",
     "side_by_side",
     "hostile",
     "by_keyboard",
     "tools_and_settings",
-    "pictures",
+    "files",
+    "pdf",
     "completing",
+    "addresses",
+    "tabs",
+    "columns",
+    "failing",
     "looks",
+    "theme",
 )
 
 
@@ -80,14 +87,30 @@ def test_answers_stream_stop_go_on_and_are_kept(words: dict[str, Any]) -> None:
     assert (got["stopped"], got["continued"]) == (["one two three"], ["one two three four five"])
     assert got["rich"] == {
         "heading": "Rivers",
-        "code": 'print("hello")\n',
+        "code": 'print("hello")',
         "cells": ["Elbe", "1094"],
         "link": "noopener noreferrer nofollow",
     }
     assert got["folded"]
     assert THOUGHT in got["thought"]
-    assert re.search(r"\d+ tokens .*prompt of \d+: \d+ found in the cache", got["cost"])
+    assert re.search(r"\d+ tokens .*\d+ of \d+ prompt tokens cached", got["cost"])
     assert (got["kept"], got["title"]) == (3, "wait")
+
+
+def test_markdown_and_formulas_are_shown_as_written_and_copied(words: dict[str, Any]) -> None:
+    got = told(words, "markdown")
+    assert (got["starts"], got["checks"], got["inputs"], got["right"]) == ([1, 5], [1, 1], 0, "right")
+    assert got["cells"] == ["a<br>b", "H<sub>2</sub>O"]
+    assert got["folded"] == "More"
+    assert len(got["formulas"]) == 4
+    assert got["coloured"] == ["def", "return"]
+    assert "Costs $5, not $6." in got["text"]
+    assert "<b onclick=x>raw" in got["text"]
+    assert got["links"] == [""]
+    # Browsers have no other clipboard over plain HTTP.
+    assert got["copied"] == ['def f(x):\n    return "text"  # why', WRITTEN]
+    assert got["announced"] == "Copied"
+    assert got["mangled"] == []
 
 
 def test_conversations_fork_rewind_and_are_edited(words: dict[str, Any]) -> None:
@@ -101,7 +124,7 @@ def test_conversations_fork_rewind_and_are_edited(words: dict[str, Any]) -> None
     assert got["rewound"] == ["You said first."]
     assert got["anew"] == ["You said fourth."]
     assert got["changed"] == ["Something else."]
-    assert got["left"] == 0
+    assert (got["left"], got["undone"]) == (0, ["first"])
 
 
 def test_one_of_several_answers_is_chosen(words: dict[str, Any]) -> None:
@@ -134,12 +157,32 @@ def test_settings_have_the_ranges_of_the_api_and_tools_are_answered(words: dict[
     assert "You said weather." in got["answers"][-1]
 
 
-def test_pictures_are_sent_small_to_models_that_see(words: dict[str, Any]) -> None:
-    got = told(words, "pictures")
-    assert not got["blind"]
-    assert got["parts"] == [{"type": "input_image"}, {"type": "input_text", "text": "What is this?"}]
-    assert (got["url"], got["width"]) == ("data:image/jpeg;base64,", 1536)
-    assert got["restored"] == "What is this?"
+def test_files_become_parts_of_the_message_or_are_refused_by_name(words: dict[str, Any]) -> None:
+    got = told(words, "files")
+    assert got["refused"] == [
+        "a.png was not added: the model reads no images.",
+        "b.zip was not added: it is no text, PDF, image or audio file.",
+    ]
+    assert got["attached"] == ["notes.md\n11 B", "dropped.txt\n16 B"]
+    assert got["parts"] == [
+        '<file name="notes.md">\n# Größe\n</file>\n\n',
+        '<file name="dropped.txt">\nfrom the desktop\n</file>\n\n',
+        '<file name="c.pdf">\nInvoice\n\nThe total is 1,234.50 €.\n</file>\n\n',
+        "What is this?",
+    ]
+    assert [text.split("\n")[0] for text in got["folded"]] == ["notes.md", "dropped.txt", "c.pdf"]
+    # The server refused the message, which stays where it is.
+    assert (got["url"], got["width"], got["kept"]) == ("data:image/jpeg;base64,", 1536, True)
+    # In base64, "RIFF" begins so.
+    assert got["sound"] == ["input_audio", "wav", "UklGR"]
+
+
+def test_texts_of_pdf_files_are_read_in_the_browser(words: dict[str, Any]) -> None:
+    got = told(words, "pdf")
+    assert got["plain"] == got["packed"] == got["damaged"] == "Hello wörld\nA (b)"
+    assert got["encrypted"] == "Error: it is encrypted"
+    assert got["other"] == "Error: it is no PDF file"
+    assert got["unknown"] == "Error: its texts are packed by LZWDecode"
 
 
 def test_tokens_tell_how_likely_they_were(words: dict[str, Any]) -> None:
@@ -149,6 +192,40 @@ def test_tokens_tell_how_likely_they_were(words: dict[str, Any]) -> None:
     assert got["moved"] != got["told"]
     assert got["prompt"].startswith("OnceYou said")
     assert "".join(got["tokens"]) == "You said **likely**."
+
+
+def test_conversations_have_addresses_and_names_are_found_and_come_back_from_files(words: dict[str, Any]) -> None:
+    got = told(words, "addresses")
+    assert (got["own"], got["title"], got["back"]) == (3, "second · Caravan", True)
+    assert got["found"] == ["Renamed"]
+    assert got["markdown"].startswith("# likely\n\n## You\n\nlikely\n")
+    assert "You said **likely**." in got["markdown"]
+    assert got["refused"].startswith("This file has no conversations")
+    assert got["titles"] == ["Renamed", "likely"]
+
+
+def test_tabs_lose_nothing_of_each_other(words: dict[str, Any]) -> None:
+    got = told(words, "tabs")
+    assert got["followed"] == ["You said one.", "You said two."]
+    assert (got["stopped"], got["nodes"]) == (["one two three"], 8)
+
+
+def test_answers_side_by_side_have_their_own_sampling(words: dict[str, Any]) -> None:
+    got = told(words, "columns")
+    assert got["sent"] == [{"temperature": 0, "seed": None}, {"temperature": 1.5, "seed": 7}]
+    assert got["headings"] == ["Answer 1 of 2 · temperature 0", "Answer 2 of 2 · temperature 1.5 · seed 7"]
+    assert (got["unreadable"], got["answers"]) == ([], ["You said choose."])
+
+
+def test_what_fails_stays_and_what_the_server_forgot_is_sent_again(words: dict[str, Any]) -> None:
+    got = told(words, "failing")
+    assert (got["draft"], got["covers"], got["notices"]) == ("a draft", False, 0)
+    assert got["continued"] == "resp_"
+    assert got["resent"] == [[1, True], [5, False]]
+    assert re.fullmatch(r"\d+ of 100,000 tokens", got["meter"])
+    assert got["checked"]
+    said = ("keep me", "next", "after a restart", "too long")
+    assert got["answers"] == [f"You said {text}." for text in said]
 
 
 async def test_with_api_keys_only_the_field_for_a_key_is_shown() -> None:
@@ -168,6 +245,13 @@ def test_both_themes_and_widths_are_readable(words: dict[str, Any]) -> None:
     assert got["wide"] == []
     assert got["grounds"] == {"light": "rgb(251, 250, 248)", "dark": "rgb(22, 24, 27)"}
     assert got["covers"] == [375, 375, 375]
+    # A phone's space belongs to the text, even with a file attached.
+    assert got["share"] > 0.7
+
+
+def test_the_chosen_theme_is_remembered(words: dict[str, Any]) -> None:
+    light, dark = "rgb(251, 250, 248)", "rgb(22, 24, 27)"
+    assert told(words, "theme")["grounds"] == [dark, light, dark, dark]
 
 
 def test_a_recording_is_opened_and_moved_through(words: dict[str, Any]) -> None:
@@ -207,7 +291,8 @@ async def test_operators_see_the_fleet_and_are_asked_before_they_change_it() -> 
     with serve(*flags) as server:
         got = told(await _seen(server.url, "fleet"), "fleet")
     assert (got["rows"], got["unreadable"], got["wide"]) == (2, [], False)
-    assert got["question"].startswith("Flush ")
+    assert got["names"] == ["shard-0", "shard-1"]
+    assert got["question"].startswith("Flush shard-")
     assert got["kept"] == 2
 
 

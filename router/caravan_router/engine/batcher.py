@@ -58,6 +58,7 @@ from caravan_scheduler.events import (
     Taken,
     ThoughtEndRequested,
     Tick,
+    ToolsCalled,
 )
 from caravan_scheduler.scheduler import Scheduler
 from caravan_scheduler.sequence import Request, Sequence
@@ -296,6 +297,7 @@ class Batcher:
         asked = RequestInBatch(
             lambda: self._cancel(request_id),
             lambda: self._owner_of(request_id).post(ThoughtEndRequested(request_id)),
+            lambda: self._owner_of(request_id).post(ToolsCalled(request_id)),
             lambda: self._owner_of(request_id).scheduler.standing_of(request_id),
         )
         stream = RequestStream(asked, trace)

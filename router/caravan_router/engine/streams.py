@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RequestInBatch:
-    """The request of a stream. ``close`` releases its sequence, ``end_thought`` ends its thought, and ``standing`` says
-    where it is until it has ended.
+    """The request of a stream. ``close`` releases its sequence, ``end_thought`` ends its thought, ``call_tools`` says
+    that its answer calls tools, and ``standing`` says where it is until it has ended.
     """
 
     close: Callable[[], None]
     end_thought: Callable[[], None]
+    call_tools: Callable[[], None]
     standing: Callable[[], Standing]
 
 
@@ -134,6 +135,10 @@ class RequestStream:
         """Let the thought end with the tokens that it has. After the end of the stream this does nothing."""
         if not (self._ended or self._closed):
             self._request.end_thought()
+
+    def call_tools(self) -> None:
+        """Let the scheduler expect another request soon, with the results of tools that the answer calls."""
+        self._request.call_tools()
 
     def close(self) -> None:
         """Stop reading. Before the end this releases the sequence, afterwards it does nothing."""

@@ -22,6 +22,7 @@ _CONTENT_TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "woff2": "font/woff2",
 }
 
 
@@ -76,14 +77,17 @@ def _ending(name: str) -> str:
 SHOWN = web.AppKey("page_shown", bool)
 
 
-# Scripts and styles are files of the page alone, and no text becomes HTML but through the sanitiser's policy. Pictures
-# that a user sends are shown from memory. Nothing is fetched from, sent to or shown in the page of another host.
+# Scripts and styles are files of the page alone, and no text becomes HTML but through the sanitiser's policy. Images
+# and audio that a user sends are shown from memory. Nothing is fetched from, sent to or shown in the page of another
+# host.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
+        "font-src 'self'",
         "img-src 'self' data: blob:",
+        "media-src data:",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -139,7 +143,7 @@ async def front_page(request: web.Request) -> web.StreamResponse:
         Parameter(name="folder", place="path", description="Folder of the file"),
         Parameter(name="file", place="path", description="Name of the file"),
     ),
-    replies=(("text/css", str), ("text/javascript", str), ("image/svg+xml", str)),
+    replies=(("text/css", str), ("text/javascript", str), ("image/svg+xml", str), ("font/woff2", bytes)),
     errors=(404,),
 )
 async def page_file(request: web.Request) -> web.StreamResponse:

@@ -109,6 +109,10 @@ class TokenStream(Protocol):
         """Let the thought of a spec whose `Thought` has an ``ending`` end with the tokens that it has."""
         ...
 
+    def call_tools(self) -> None:
+        """Say that the tokens call tools, whose results are expected in another prompt."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -175,13 +175,22 @@ class StepBudget:
         budget = chunk_budget(self._config, self._shard.costs, self._step, context=context, remaining=remaining)
         return min(budget, self._shard.capacity.limits.max_batch_tokens - self._step.riders)
 
-    def take(self, resident: Resident) -> int:
-        """Return the size of the chunk that the prompt of ``resident`` gets; 0 if there is no room for any."""
-        if not self.has_tokens:
+    def give_back(self, resident: Resident, tokens: int) -> None:
+        """Let others have ``tokens`` of those that ``resident`` took."""
+        remaining = self._shard.checkpoints.chunk_end(resident) - resident.computed
+        self._left += tokens * self.whole // self._tokens(resident.computed, remaining)
+        self._taken -= tokens
+
+    def take(self, resident: Resident, *, leaving: int = 0) -> int:
+        """Return the size of the chunk that the prompt of ``resident`` gets; 0 if there is no room for any.
+
+        ``leaving``: tokens without context that are left for others.
+        """
+        if self._left - leaving < self._least_chunk:
             return 0
         remaining = self._shard.checkpoints.chunk_end(resident) - resident.computed
         whole = self._tokens(resident.computed, remaining)
-        tokens = _without_single(max(self._least_chunk, self._left * whole // self.whole), remaining)
+        tokens = _without_single(max(self._least_chunk, (self._left - leaving) * whole // self.whole), remaining)
         sequence = resident.sequence
         needs_logprobs = sequence.needs_prompt_logprobs
         if needs_logprobs:

@@ -53,21 +53,25 @@ class CellForecast:
         self._most = self._base + sum([one.peak_cells - one.shared for one in self._residents])
         self._entries: list[tuple[int, int]] | None = None
 
-    def has_room(self, sequence: Sequence, known_live: int) -> bool:
-        """Whether ``sequence`` fits too. ``known_live``: its first tokens that running sequences hold in any case."""
+    def has_room(self, sequence: Sequence, known_live: int, held: int = 0) -> bool:
+        """Whether ``sequence`` fits too. ``known_live``: its first tokens that others hold in any case.
+
+        ``held``: cells that it may not take, beside those of running sequences.
+        """
         if self._always_fits:
-            return True
+            return not held or sequence.request.peak_cells - known_live <= self._limit - held
         beams = 1 if sequence.group is None else sequence.group.width
         # All beams have the prompt in common at the start. What they share later is not counted.
         new_cells = sequence.known_tokens - known_live + (beams - 1) * len(sequence.output)
-        if new_cells > self._available:
+        if new_cells > self._available - held:
             return False
+        limit = self._limit - held
         others = sequence.group.most_output_cells if sequence.group is not None else 0
-        if self._most + sequence.request.peak_cells + others - known_live <= self._limit:
+        if self._most + sequence.request.peak_cells + others - known_live <= limit:
             return True
         if self._entries is None:
             self._entries = [(one.own_cells, self._to_come(one.sequence)) for one in self._residents]
-        return self._base + peak_cells([*self._entries, (new_cells, beams * self._to_come(sequence))]) <= self._limit
+        return self._base + peak_cells([*self._entries, (new_cells, beams * self._to_come(sequence))]) <= limit
 
     def _to_come(self, sequence: Sequence) -> int:
         """Return how many output tokens will need cells from now on, as far as one can tell; the last needs none."""

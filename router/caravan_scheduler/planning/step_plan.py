@@ -27,7 +27,15 @@ from caravan_scheduler.beams import BeamGroup
 from caravan_scheduler.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_scheduler.fault import on_behalf
 from caravan_scheduler.output_lengths import OutputLengths
-from caravan_scheduler.planning.chunking import Riders, StepBudget, join_reason, step_after, step_seconds, to_border
+from caravan_scheduler.planning.chunking import (
+    MIN_CHUNK_TOKENS,
+    Riders,
+    StepBudget,
+    join_reason,
+    step_after,
+    step_seconds,
+    to_border,
+)
 from caravan_scheduler.planning.forecast import GROWTH_CELLS, CellForecast
 from caravan_scheduler.planning.layout import steps_left
 from caravan_scheduler.prefix_tree import NO_MATCH, Match
@@ -35,7 +43,8 @@ from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.command import UNSEEN_STEPS
 from caravan_scheduler.shard.ledger import ShardLedger
-from caravan_scheduler.shard.prefix_reuse import has_cells_for_load, has_id_for, worth_copying
+from caravan_scheduler.shard.policy import Held
+from caravan_scheduler.shard.prefix_reuse import has_cells_for_load, has_id_beside, has_id_for, worth_copying
 from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.shard.saved_runs import SavedPrefix
 from caravan_scheduler.waiting.queue import effective_priority
@@ -143,15 +152,21 @@ class StepPlan:
         claim = shard.claims.any_of(self._riders, prompts)
         riders = Riders(count=count, seconds=shard.costs.decode_s(count), claim=claim)
         seconds = step_seconds(given.config, prompts=prompts, riders=riders)
+        if shard.expects_return:
+            seconds = min(seconds, given.config.target_itl_s)
         waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s
         step = step_after(given.config, seconds, riders=riders, waited_s=waited_s)
         self._budget = StepBudget(shard, given.config, step)
+        shorter = _much_shorter(prefilling)
+        for resident in shorter:
+            self._add_chunk(resident, leaving=self._budget.whole // 2)
         for resident in prefilling:
-            self._add_chunk(resident)
+            if resident not in shorter:
+                self._add_chunk(resident)
 
     @on_behalf(1)
-    def _add_chunk(self, resident: Resident) -> None:
-        if tokens := self._budget.take(resident):
+    def _add_chunk(self, resident: Resident, *, leaving: int = 0) -> None:
+        if tokens := self._budget.take(resident, leaving=leaving):
             self._chunks.append((resident, tokens))
             if self._budget.is_alone:
                 self._riders = []
@@ -172,9 +187,31 @@ class StepPlan:
     @property
     def is_open(self) -> bool:
         """Whether any request could start in this step with a chunk of its prompt."""
-        if self._join_reason is None or not self._budget.has_tokens or self._loaded or self._is_turn_of_beams:
+        return self._budget.has_tokens and self._is_open_for_short
+
+    @property
+    def _is_open_for_short(self) -> bool:
+        """Whether a request could start in this step if a prompt gave it a part of its chunk."""
+        if self._join_reason is None or self._loaded or self._is_turn_of_beams:
             return False
         return has_id_for(self.shard, NO_MATCH)
+
+    def _chunk_for(self, sequence: Sequence, cached: int) -> int | None:
+        """Return the place of the chunk of which ``sequence`` gets half; None if it gets none.
+
+        What goes on from cells keeps these from others while it waits. A short prompt of another key does not wait for
+        a long one either.
+        """
+        if not self._chunks or self._has_newcomers or self._budget.is_alone or sequence.group is not None:
+            return None
+        place = max(range(len(self._chunks)), key=lambda one: _left(self._chunks[one][0]))
+        resident, tokens = self._chunks[place]
+        if sequence.kept is None and sequence.spec.tenant.name == resident.sequence.spec.tenant.name:
+            return None
+        least = _left(resident) * (2 if sequence.kept is not None else 0.5)
+        is_short = sequence.known_tokens - cached <= least
+        can_be_cut = tokens >= 2 * MIN_CHUNK_TOKENS and resident.sequence.spec.media is None
+        return place if is_short and can_be_cut and not resident.sequence.needs_prompt_logprobs else None
 
     @property
     def is_full(self) -> bool:
@@ -185,7 +222,9 @@ class StepPlan:
 
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very step from the prefix that ``match`` found."""
-        if not self.is_open or sequence.spec.adapter != self.adapter:
+        if sequence.spec.adapter != self.adapter:
+            return False
+        if not self.is_open and (not self._is_open_for_short or self._chunk_for(sequence, match.length) is None):
             return False
         if sequence.needs_prompt_logprobs and not self._budget.has_prompt_logprobs:
             return False
@@ -215,12 +254,23 @@ class StepPlan:
             return False
         if self._forecast is None:
             self._forecast = CellForecast(self.shard, self._given.lengths, self._given.config.watermark)
-        return self._forecast.has_room(sequence, match.live_length)
+        held = self.shard.held_against(sequence)
+        if not held.ids:
+            return self._forecast.has_room(sequence, match.live_length)
+        if not has_id_beside(self.shard, held.ids):
+            return False
+        if self.shard.capacity.is_bounded_by_sequence:
+            return True
+        return self._forecast.has_room(sequence, _held_anyway(self.shard, sequence, match, held), held.cells)
 
     def admit(self, sequence: Sequence, match: Match) -> Resident:
         """Start ``sequence``, for which `can_admit` is true, with a chunk of its prompt."""
         self._joins_others = self._joins_others or bool(self.shard.stays.decoding)
         self._forecast = None
+        if not self._budget.has_tokens and (place := self._chunk_for(sequence, match.length)) is not None:
+            resident, tokens = self._chunks[place]
+            self._chunks[place] = resident, tokens - tokens // 2
+            self._budget.give_back(resident, tokens // 2)
         resident = self.shard.place(sequence, match, self._priority(sequence))
         if sequence.group is not None:
             self._new_group = sequence.group
@@ -380,6 +430,33 @@ class StepPlan:
         )
         shard.send(command, [])
         return command
+
+
+def _held_anyway(shard: ShardAccount, sequence: Sequence, match: Match, held: Held) -> int:
+    """Return how many first tokens of ``sequence`` take no cells beside those that others hold."""
+    if held.ids.intersection(match.sources):
+        return match.length
+    source = sequence.kept
+    if source is None or source.sequence_id not in match.sources:
+        return match.live_length
+    return max(match.live_length, source.computed - shard.cells.tree.own_cells((source.sequence_id,)))
+
+
+def _left(resident: Resident) -> int:
+    return resident.target - resident.computed
+
+
+def _much_shorter(prefilling: list[Resident]) -> list[Resident]:
+    """Return the prompts that share the step with the first one, since they have at most half as much left as that.
+
+    They are of jobs that go on, or of another key.
+    """
+    if len(prefilling) < 2:
+        return []
+    first = prefilling[0]
+    found = [one for one in prefilling[1:] if one.priority == first.priority and 2 * _left(one) <= _left(first)]
+    key = first.sequence.spec.tenant.name
+    return sorted((one for one in found if one.sequence.goes_on or one.sequence.spec.tenant.name != key), key=_left)
 
 
 @on_behalf(0)

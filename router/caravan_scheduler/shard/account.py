@@ -12,10 +12,12 @@ from caravan_scheduler.config import Clock, SchedulerConfig
 from caravan_scheduler.events import ShardLimits
 from caravan_scheduler.pins import Pins
 from caravan_scheduler.prefix_tree import NO_MATCH, Match, PrefixTree
+from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.capacity import ShardCapacity
 from caravan_scheduler.shard.checkpoints import Checkpoints
 from caravan_scheduler.shard.command import NextHeader, ShardCommands
 from caravan_scheduler.shard.costs import ShardCosts
+from caravan_scheduler.shard.policy import NOTHING_HELD, Held, JobPolicy
 from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.shard.saved_runs import SavedRuns
 from caravan_scheduler.shard.saves import ShardSaves
@@ -207,7 +209,9 @@ class ShardAccount:
         config: SchedulerConfig,
         clock: Clock | None = None,
         pins: Pins | None = None,
+        policy: JobPolicy | None = None,
     ) -> None:
+        """``policy``: decides which parked sequences make way; None: those that were used least recently."""
         self._clock = clock or Clock()
         # Whether the cells of ended sequences are kept for others.
         self._parks = config.prefix_caching
@@ -220,13 +224,26 @@ class ShardAccount:
         self.stays = Stays(limits.max_sequences, self.capacity.most_residents, self.drain)
         self.commands = ShardCommands(self.stays, self.costs)
         self.cells = ShardCells(self.capacity, self.stays, self.commands)
-        self.header = NextHeader(self.stays)
+        self.policy = policy
+        self.header = NextHeader(self.stays, self._in_order_of_eviction)
         with_state = limits.layout.saving is Saving.WITH_STATE
         self.runs = SavedRuns(
             limits.memory_bytes, limits.disk_bytes, with_state=with_state, clock=self._clock, pins=pins
         )
         self.checkpoints = Checkpoints(limits.end_tokens, is_on=self._parks and with_state and limits.memory_bytes > 0)
         self.saves = ShardSaves(self.runs, self.capacity, self.commands, self.header)
+
+    def _in_order_of_eviction(self, parked: list[Resident]) -> list[Resident]:
+        return parked if self.policy is None else self.policy.in_order_of_eviction(self, parked)
+
+    def held_against(self, sequence: Sequence) -> Held:
+        """Return what ``sequence`` may not take, since it is kept for others."""
+        return NOTHING_HELD if self.policy is None or not self.stays.parked else self.policy.held(self, sequence)
+
+    @property
+    def expects_return(self) -> bool:
+        """Whether a request is expected that continues a parked sequence, and should not wait for a long step."""
+        return self.policy is not None and bool(self.stays.parked) and self.policy.expects_return(self)
 
     @property
     def layout(self) -> LayoutLimits:

@@ -1,7 +1,7 @@
 """The commands of a shard that are under way, what the next one does first, and what both say of whose turn is next."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from caravan_proto.messages.commands import Command, Decode, Evaluate, Header, Prefill
 from caravan_scheduler.shard.costs import ShardCosts
@@ -236,12 +236,15 @@ class NextHeader:
     ``recycled``: ids that were released and already given to others. ``parked``: lengths to which ended sequences are
     cut back, by id. ``dropped_runs``, ``spilled_runs``: keys of saved runs that are given up, or move to disk.
 
-    ``sources``: sequences from which the next command copies: they must not be evicted before it is sent.
+    ``sources``: sequences from which the next command copies: they must not be evicted before it is sent. ``spared``:
+    parked ones that are kept for others than the one that starts, and make way for it last.
     ``is_urgent``: the shard should get a command at once: it computes for a client that is gone, or its cache is full.
     """
 
-    def __init__(self, stays: Stays) -> None:
+    def __init__(self, stays: Stays, in_order: Callable[[list[Resident]], list[Resident]]) -> None:
+        """``in_order``: returns parked sequences, given by last use, in the order in which they make way."""
         self._stays = stays
+        self._in_order = in_order
         self.clear()
 
     def clear(self) -> None:
@@ -251,12 +254,19 @@ class NextHeader:
         self.dropped_runs: list[bytes] = []
         self.spilled_runs: list[bytes] = []
         self.sources: set[int] = set()
+        self.spared: frozenset[int] = frozenset()
         self.is_urgent = False
 
     @property
     def evictable(self) -> list[Resident]:
         """The parked sequences that the next command does not copy, least recently used first."""
-        return [one for sequence_id, one in self._stays.parked.items() if sequence_id not in self.sources]
+        return [one for key, one in self._stays.parked.items() if key not in self.sources]
+
+    @property
+    def in_order_of_eviction(self) -> list[Resident]:
+        """The same, the first to make way first."""
+        found = self._in_order(self.evictable)
+        return sorted(found, key=lambda one: one.sequence_id in self.spared) if self.spared else found
 
     @property
     def is_needed(self) -> bool:

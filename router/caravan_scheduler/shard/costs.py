@@ -235,6 +235,12 @@ class ShardCosts:
         """Seconds to compute a token again."""
         return self.prompt_token_s or _FIRST_TOKEN_S
 
+    def recompute_s(self, start: int, end: int) -> float:
+        """Seconds to compute the tokens from ``start`` to ``end`` again."""
+        return (end - start) * (
+            self.recompute_token_s + self._learnt.attention.token_s(_RECOMPUTED_CHUNK_TOKENS, (start + end) / 2)
+        )
+
     @property
     def prompt_token_s(self) -> float:
         """Seconds of a token in a chunk of a prompt; 0 before the first was measured."""

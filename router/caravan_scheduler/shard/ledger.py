@@ -11,10 +11,13 @@ from caravan_scheduler.prefix_tree import Match
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.command import InFlight
-from caravan_scheduler.shard.prefix_reuse import to_take_over, worth_copying
+from caravan_scheduler.shard.prefix_reuse import from_spared, to_take_over, worth_copying
 from caravan_scheduler.shard.remembered import prefixes_of
 from caravan_scheduler.shard.resident import Resident, Status
 from caravan_scheduler.shard.saved_runs import SavedPrefix
+
+# Cells come back in no smaller pieces, so that not every step cuts a sequence back.
+_LEAST_CUT = 64
 
 
 def to_evict(shard: ShardAccount) -> Resident | None:
@@ -27,7 +30,7 @@ def to_evict(shard: ShardAccount) -> Resident | None:
     keeps_order = shard.layout.shares_cells or not shard.stays.residents
     if free is not None and keeps_order:
         return None
-    evictable = shard.header.evictable
+    evictable = shard.header.in_order_of_eviction
     saved = [one for one in evictable if one.is_expendable]
     if not saved:
         return evictable[0] if free is None else None
@@ -41,13 +44,27 @@ class ShardLedger(ShardAccount):
     # Eviction
 
     def make_free(self, cells: int) -> None:
-        """Evict parked sequences, least recently used first, until ``cells`` are free or none is left to evict."""
+        """Evict parked sequences, or cut the last of them back, until ``cells`` are free or none is left."""
         if self.cells.free >= cells:
             return
-        for resident in self.header.evictable:
-            self._evict(resident)
+        for resident in self.header.in_order_of_eviction:
+            if not self._cut_back(resident, cells - self.cells.free):
+                self._evict(resident)
             if self.cells.free >= cells:
                 return
+
+    def _cut_back(self, resident: Resident, cells: int) -> bool:
+        """Give up the last ``cells`` of a parked sequence, if it has more than that. Return whether it had."""
+        if not self.layout.shares_cells or self.layout.whole_only:
+            return False
+        length = resident.sequence.border(resident.computed - max(cells, _LEAST_CUT))
+        if resident.computed - length >= self.cells.tree.own_cells((resident.sequence_id,)):
+            return False
+        self.cells.tree.truncate(resident.sequence_id, length)
+        resident.computed = length
+        self.stays.cut_back(resident, length)
+        self.header.parked[resident.sequence_id] = length
+        return True
 
     def evict_all(self) -> None:
         """Give up what all parked sequences hold."""
@@ -75,7 +92,8 @@ class ShardLedger(ShardAccount):
 
     def place(self, sequence: Sequence, match: Match, priority: int) -> Resident:
         """Start ``sequence`` from the prefix that ``match`` found. It needs a command that carries its first chunk."""
-        match = worth_copying(self, match)
+        self.header.spared = self.held_against(sequence).ids
+        match = from_spared(self, worth_copying(self, match))
         self._take_hashes(sequence, match)
         source_id = to_take_over(self, match, sequence.known_tokens)
         if source_id is not None:
@@ -97,6 +115,7 @@ class ShardLedger(ShardAccount):
 
         ``match``: what it begins with in the cells of another sequence, as `shared_by_load` returns it.
         """
+        self.header.spared = self.held_against(sequence).ids
         self._take_hashes(sequence, match)
         sequence_id = self._open(sequence, match)
         # The tree learns of what is loaded once others can start from it, with the first chunk.

@@ -1,5 +1,6 @@
 """What a sequence need not compute on a shard: prefixes that are in its cells, or saved."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from caravan_scheduler.prefix_tree import NO_MATCH, Match
@@ -127,6 +128,12 @@ def has_id_for(shard: ShardAccount, match: Match) -> bool:
     return any(one.sequence_id not in match.sources[:1] for one in shard.header.evictable)
 
 
+def has_id_beside(shard: ShardAccount, held: Collection[int]) -> bool:
+    """Whether there is an id for another sequence that is not among those ``held`` for others."""
+    stays = shard.stays
+    return bool(stays.free_ids or stays.releasing) or any(key not in held for key in stays.parked)
+
+
 def has_cells_for_load(shard: ShardAccount, sequence: Sequence, shared: Match) -> bool:
     """Whether ``sequence`` has room behind ``shared`` if nothing is evicted that the next command copies."""
     if not shard.layout.shares_cells:
@@ -143,10 +150,19 @@ def worth_copying(shard: ShardAccount, match: Match) -> Match:
     return NO_MATCH
 
 
+def from_spared(shard: ShardAccount, match: Match) -> Match:
+    """Return ``match`` with the sources last that should make way, since those that are copied cannot."""
+    spared = shard.header.spared
+    if not spared or len(match.sources) < 2:
+        return match
+    stays = (*shard.stays.residents, *spared)
+    return replace(match, sources=tuple(sorted(match.sources, key=lambda source: source not in stays)))
+
+
 def to_take_over(shard: ShardAccount, match: Match, target: int) -> int | None:
     """Return the parked source in whose place a sequence of ``target`` tokens should start; None: beside any."""
     stays, cells = shard.stays, shard.cells
-    parked = next((key for key in match.sources if key in stays.parked), None)
+    parked = next((key for key in match.sources if key in stays.parked and key not in shard.header.spared), None)
     if parked is None or parked in shard.header.sources:
         return None
     held = cells.tree.length(parked)

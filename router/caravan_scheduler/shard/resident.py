@@ -1,5 +1,6 @@
 """A sequence's stay on one shard, and the states of that stay."""
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -46,6 +47,19 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 }
 
 
+@dataclass(slots=True)
+class Hold:
+    """For how long the cells of a parked sequence were held against others, and until when its job was charged for it.
+
+    ``return_rate``: the rate at which its job was expected back, in 1/s, and ``looked_s``: when that was looked up.
+    """
+
+    held_s: float = 0.0
+    rent_paid_s: float = 0.0
+    return_rate: float = 0.0
+    looked_s: float = -math.inf
+
+
 @dataclass(slots=True, eq=False)
 class Resident:
     """A sequence's stay on one shard, under one sequence id.
@@ -59,7 +73,7 @@ class Resident:
     stay began. ``priority``: effective priority when the stay began.
     ``last_used_s``: when it was parked, or last copied from while parked. ``is_expendable``: giving up its cells
     loses nothing, since they were saved or are not worth it. ``is_pinned``: it was parked with a pinned prefix that was
-    not saved.
+    not saved. ``is_continued``: the next request of its job has started, ``is_awaited``: it waits.
     """
 
     sequence: Sequence
@@ -74,6 +88,9 @@ class Resident:
     last_used_s: float = 0.0
     is_expendable: bool = False
     is_pinned: bool = False
+    is_continued: bool = False
+    is_awaited: bool = False
+    hold: Hold = field(default_factory=Hold)
     # Hashes of its prefixes, by which others find it while they can start from it.
     prefix_hashes: tuple[int, ...] = ()
     # The request's number; kept here because it is read for every resident when another is to start.
@@ -107,6 +124,10 @@ class Resident:
     @property
     def is_running(self) -> bool:
         return self.status is Status.RUNNING
+
+    @property
+    def is_parked(self) -> bool:
+        return self.status is Status.PARKED
 
     @property
     def prefilling(self) -> bool:

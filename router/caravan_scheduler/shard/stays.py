@@ -180,6 +180,14 @@ class Stays:
             resident.prefix_hashes = ()
             self._prefix_changes.append(PrefixChange(known, is_new=False))
 
+    def cut_back(self, resident: Resident, length: int) -> None:
+        """Note that a parked sequence has given up what was behind its first ``length`` tokens."""
+        known = resident.prefix_hashes
+        resident.prefix_hashes = known[: len(resident.sequence.prefix_hashes(length))]
+        if len(resident.prefix_hashes) < len(known):
+            self._prefix_changes.append(PrefixChange(known[len(resident.prefix_hashes) :], is_new=False))
+        self.version += 1
+
     def take_prefix_changes(self) -> list[PrefixChange]:
         """Return the changes of the prefixes that sequences can start from since the last call, in order."""
         changes, self._prefix_changes = self._prefix_changes, []

@@ -45,9 +45,10 @@ class FairShare:
 
     def counter(self, tenant: Tenant) -> float:
         """Return the weighted tokens of ``tenant``; the tenant with the fewest goes first."""
-        return self._counter(tenant.name)
+        return self.charged(tenant.name)
 
-    def _counter(self, name: str) -> float:
+    def charged(self, name: str) -> float:
+        """Return the weighted tokens of ``name``."""
         return self._accounts.get(name, _NOTHING).counter
 
     def charge(self, tenant: Tenant, tokens: float) -> None:
@@ -86,7 +87,7 @@ class FairShare:
         """
         idle = [other for other, one in self._accounts.items() if one.counter > least and other not in active]
         if self._most_idle is not None:
-            idle = heapq.nlargest(self._most_idle, idle, key=self._counter)
+            idle = heapq.nlargest(self._most_idle, idle, key=self.charged)
         self._accounts = {name: one for name in (*active, *idle) if (one := self._accounts.get(name)) is not None}
 
 
@@ -124,6 +125,17 @@ class Shares:
             one.sessions.activate(session, one.requests)
         one.requests[session] = one.requests.get(session, 0) + 1
         return one.sessions.account(session)
+
+    def charged(self, tenant: str, session: str) -> float:
+        """Return what a session was charged; 0 if it is not known."""
+        one = self._active.get(tenant)
+        return 0.0 if one is None else one.sessions.charged(session)
+
+    def charge(self, tenant: Tenant, session: str, tokens: float) -> None:
+        """Charge ``tokens`` to a session, and to its ``tenant``, if that has requests."""
+        if (one := self._active.get(tenant.name)) is not None:
+            self.tenants.charge(tenant, tokens)
+            one.sessions.account(session).counter += tokens
 
     def charge_each(self, sequences: Collection[Sequence], tokens: float) -> None:
         """Charge ``tokens`` for each of ``sequences`` to its tenant and to its session. This runs for every token."""

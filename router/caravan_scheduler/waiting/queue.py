@@ -60,6 +60,10 @@ def _arrival(sequence: Sequence) -> int:
     return sequence.request_id
 
 
+def _charged(sequence: Sequence) -> float:
+    return sequence.account.counter
+
+
 class WaitingQueue:
     """Order: effective priority, then requests that lost their cells, then fair share, then arrival.
 
@@ -72,12 +76,20 @@ class WaitingQueue:
     far as it is read: taking the first requests costs the same however many wait behind them.
     """
 
-    def __init__(self, max_bypass: int, aging_s: float = math.inf, fair_share: FairShare | None = None) -> None:
+    def __init__(
+        self,
+        max_bypass: int,
+        aging_s: float = math.inf,
+        fair_share: FairShare | None = None,
+        charged: Callable[[Sequence], float] | None = None,
+    ) -> None:
+        """``charged``: returns what a request's session counts as charged; None: what it was charged."""
+        self._charged = charged or _charged
         self._max_bypass = max_bypass
         self._aging_s = aging_s
         self._fair_share = FairShare() if fair_share is None else fair_share
-        # By priority, whether they started before, and the names of tenant and session.
-        self._buckets: dict[tuple[int, bool, str, str], list[Sequence]] = {}
+        # By priority, whether they started before, the names of tenant and session, and the request if it continues.
+        self._buckets: dict[tuple[int, bool, str, str, int], list[Sequence]] = {}
         self._length = 0
         # Requests that wait for one shard and are not asked for, by id.
         self._deferred: dict[int, Sequence] = {}
@@ -173,12 +185,12 @@ class WaitingQueue:
 
     def _rank(self, now: float) -> Callable[[Sequence], tuple[int, bool, float, float, int]]:
         # Age lifts a request to the highest priority that waits, never above it: there, fair share decides.
-        top = max((priority for priority, _, _, _ in self._buckets), default=0)
+        top = max((priority for priority, *_ in self._buckets), default=0)
         counters: dict[str, float] = {}
         # Of the sessions that wait. Accounts of sessions of two tenants cannot be compared, how far they are ahead can.
         least: dict[str, float] = {}
-        for (_, _, name, _), bucket in self._buckets.items():
-            counter = bucket[0].account.counter
+        for (_, _, name, _, _), bucket in self._buckets.items():
+            counter = self._charged(bucket[0])
             if name not in least:
                 counters[name] = self._fair_share.counter(bucket[0].spec.tenant)
                 least[name] = counter
@@ -190,7 +202,7 @@ class WaitingQueue:
             name, priority = spec.tenant.name, top
             if spec.priority < top:
                 priority = min(effective_priority(sequence.request, now, self._aging_s), top)
-            ahead = sequence.account.counter - least[name]
+            ahead = self._charged(sequence) - least[name]
             return -priority, not sequence.started, counters[name], ahead, sequence.request_id
 
         return rank
@@ -215,6 +227,8 @@ class WaitingQueue:
         return None
 
 
-def _bucket(sequence: Sequence) -> tuple[int, bool, str, str]:
+def _bucket(sequence: Sequence) -> tuple[int, bool, str, str, int]:
     spec = sequence.spec
-    return spec.priority, sequence.started, spec.tenant.name, spec.session
+    # What those that continue count as charged differs from request to request.
+    own = sequence.request_id if sequence.continues is not None else 0
+    return spec.priority, sequence.started, spec.tenant.name, spec.session, own

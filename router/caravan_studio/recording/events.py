@@ -86,6 +86,12 @@ class Conclude(_Event, frozen=True):
     request: int
 
 
+class Call(_Event, frozen=True):
+    """`ToolsCalled`."""
+
+    request: int
+
+
 class Replace(_Event, frozen=True):
     pass
 
@@ -248,5 +254,5 @@ class Tick(_Event, frozen=True):
 
 Event = (
     Submit | Cancel | Replace | Take | Join | Found | Lose | Drain | Step | Save | Load | Layout | Fetch | Encode | End
-    | Conclude | Flush | Pin | Unpin | Grace | Undone | Tick
+    | Conclude | Call | Flush | Pin | Unpin | Grace | Undone | Tick
 )  # fmt: skip

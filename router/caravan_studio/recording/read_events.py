@@ -55,6 +55,8 @@ class EventReader:
                 return heard.Cancelled(event.request)
             case form.Conclude():
                 return heard.ThoughtEndRequested(event.request)
+            case form.Call():
+                return heard.ToolsCalled(event.request)
             case form.Replace():
                 return heard.Replaced()
             case form.Take():

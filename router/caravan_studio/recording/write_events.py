@@ -38,6 +38,8 @@ class EventWriter:
                 return form.Cancel(event.request_id)
             case heard.ThoughtEndRequested():
                 return form.Conclude(event.request_id)
+            case heard.ToolsCalled():
+                return form.Call(event.request_id)
             case heard.Replaced():
                 return form.Replace()
             case heard.Taken():

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -94,6 +95,11 @@ class Fleet:
         while self._due and self._due[0][0] <= at_s:
             self.step()
         self.now_s = at_s
+
+    @property
+    def next_s(self) -> float:
+        """When the step ends that ends next; infinite if no shard has anything to do."""
+        return self._due[0][0] if self._due else math.inf
 
     def step(self) -> None:
         """Play the step that ends next."""

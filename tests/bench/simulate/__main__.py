@@ -1,6 +1,7 @@
 """Simulates fleets: ``make simulate`` runs what docs/simulator.md and docs/sizing.md show and records the results.
 
-With ``--trace`` or ``--file`` it simulates one trace and prints a line for each policy.
+With ``--trace`` or ``--file`` it simulates one trace and prints a line for each policy. With ``--agents``, or a file of
+sessions, it compares policies for jobs.
 """
 
 import argparse
@@ -11,6 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.simulate.agent_traces import Session, agentic_code, mean_context, read_sessions, synthesize
+from bench.simulate.agents import AgentReport, AgentSetting, simulate_agents
+from bench.simulate.policies import JobPolicy
 from bench.simulate.results import Report, Targets
 from bench.simulate.scenarios import FAST, SCENARIOS, SEED, SHARDS, SIZINGS, SLOW, Run, Sizing, best_alone, runs
 from bench.simulate.simulation import LINEAR, Autoscaler, Policy, Setting, ShardKind, recorded, simulate
@@ -23,7 +27,9 @@ SIZING_RESULTS = Path(__file__).with_name("sizing.json")
 def main() -> None:
     """Simulate what the arguments say."""
     args = _parser().parse_args()
-    if args.trace or args.file:
+    if args.agents:
+        _simulate_agents(args)
+    elif args.trace or args.file:
         _simulate_one(args)
     else:
         with ProcessPoolExecutor(args.processes) as pool:
@@ -92,6 +98,38 @@ def _simulate_one(args: argparse.Namespace) -> None:
             print(_line(policy, report), flush=True)
 
 
+# Agents of each shard, of which a third have room at a time.
+_AGENTS_PER_SHARD = 8
+_ROOM_SHARE = 3
+
+
+def _simulate_agents(args: argparse.Namespace) -> None:
+    """Print how long the jobs of agents take, under each policy, with room for a third of their contexts."""
+    for agents in args.agents:
+        sessions = _sessions(args, agents)
+        count = max(1, len(sessions) // _AGENTS_PER_SHARD)
+        cells = int(len(sessions) / _ROOM_SHARE * mean_context(sessions) / count)
+        kind = ShardKind(sequences=args.sequences, cells=cells, host_cells=args.host_cells)
+        setting = AgentSetting(shards=(kind,) * count, seed=args.seed)
+        for policy in args.job_policy or JobPolicy:
+            print(f"{agents:3} agents, {_agent_line(simulate_agents(sessions, setting, policy))}", flush=True)
+
+
+def _sessions(args: argparse.Namespace, agents: int) -> tuple[Session, ...]:
+    if args.file:
+        return read_sessions(args.file, speed=args.speed)[:agents]
+    return synthesize(agentic_code(agents, args.seed, scale=args.scale))
+
+
+def _agent_line(report: AgentReport) -> str:
+    return (
+        f"{report.policy:22} job mean {report.job_s:6.1f} p99 {report.job_p99_s:6.1f} s, "
+        f"returns at once {report.at_once:4.0%}, computed {report.computed:4.0%}, "
+        f"chat TTFT p50 {report.chat_ttft_p50_s:5.2f} p99 {report.chat_ttft_p99_s:5.2f} s, "
+        f"longest wait {report.longest_wait_s:5.0f} s, scheduler {report.cpu_us:3.0f} us a step"
+    )
+
+
 def _autoscaler(args: argparse.Namespace) -> Autoscaler | None:
     if not args.most_shards:
         return None
@@ -130,7 +168,12 @@ def _parser() -> argparse.ArgumentParser:
         "--rate", type=float, nargs="+", default=[60.0], help="its requests per second; several: in turn"
     )
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--file", type=Path, help="a recorded trace, as JSON lines in Mooncake's format")
+    parser.add_argument("--file", type=Path, help="a recorded trace, as JSON lines in Mooncake's or AIPerf's format")
+    parser.add_argument(
+        "--agents", type=int, nargs="+", help="so many sessions of agents, of FILE or synthetic, beside a chat"
+    )
+    parser.add_argument("--scale", type=float, default=0.25, help="of the lengths of synthetic agents: 1 is AIPerf's")
+    parser.add_argument("--job-policy", type=_job_policy, nargs="+", help="for agents: lru, las, caravan")
     parser.add_argument("--speed", type=float, default=1.0, help="play it so many times as fast")
     parser.add_argument("--seconds", type=float, default=60.0, help="stop asking after so long")
     parser.add_argument("--policy", type=_policy, nargs="+", help="round-robin, least-requests, prefix-hash, caravan")
@@ -156,6 +199,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _policy(text: str) -> Policy:
     return Policy[text.replace("-", "_").upper()]
+
+
+def _job_policy(text: str) -> JobPolicy:
+    return JobPolicy[text.upper()]
 
 
 if __name__ == "__main__":

@@ -117,15 +117,16 @@ class Clients:
         return Report(
             offered=len(streams) / seconds,
             goodput=sum(one.is_good(self._targets) for one in streams) / seconds,
-            ttft_p50_s=_percentile(ttfts, 0.5),
-            ttft_p99_s=_percentile(ttfts, 0.99),
-            itl_p50_s=_percentile(gaps, 0.5),
-            itl_p99_s=_percentile(gaps, 0.99),
+            ttft_p50_s=percentile(ttfts, 0.5),
+            ttft_p99_s=percentile(ttfts, 0.99),
+            itl_p50_s=percentile(gaps, 0.5),
+            itl_p99_s=percentile(gaps, 0.99),
             hit_rate=self._cached_tokens / max(1, self._prompt_tokens),
             output_tokens_per_s=self._output_tokens / seconds,
             preemptions=self._preemptions,
         )
 
 
-def _percentile(values: Sequence[float], share: float) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value of ``values``, which are sorted, below which so many are; 0 without any."""
     return values[min(len(values) - 1, int(share * len(values)))] if values else 0.0

@@ -157,8 +157,13 @@ BLOCK_TOKENS = 512
 
 
 def read_trace(path: Path, *, speed: float = 1.0) -> Trace:
-    """Return the trace of ``path``, ``speed`` times as fast as it was recorded. Tokens are made up for each block."""
+    """Return the trace of ``path``, ``speed`` times as fast as it was recorded. Tokens are made up for each block.
+
+    Raises ValueError if it has sessions, whose requests come after answers.
+    """
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    if any("timestamp" not in line for line in lines):
+        raise ValueError(f"{path} has sessions: simulate it with --agents")
     arrivals = [
         Arrival(
             line["timestamp"] / 1000 / speed,

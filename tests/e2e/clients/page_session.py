@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from e2e.clients import page_docs, page_talk, page_views
+from e2e.clients import page_content, page_docs, page_keeping, page_talk, page_views
 from e2e.clients.page_visit import Visit
 from playwright.sync_api import Error, sync_playwright
 
@@ -20,15 +20,22 @@ PARTS: dict[str, Callable[[Visit], Any]] = {
     part.__name__: part
     for part in (
         page_talk.talk,
+        page_content.markdown,
         page_talk.branches,
         page_talk.side_by_side,
         page_talk.hostile,
         page_talk.by_keyboard,
         page_talk.tools_and_settings,
-        page_talk.pictures,
+        page_content.files,
+        page_content.pdf,
         page_talk.completing,
+        page_keeping.addresses,
+        page_keeping.tabs,
+        page_keeping.columns,
+        page_keeping.failing,
         page_views.locked,
         page_views.looks,
+        page_views.theme,
         page_views.recording,
         page_views.live,
         page_views.fleet,

@@ -1,8 +1,6 @@
 """What a visitor does where the page talks: each function is a part of a session and returns what it saw."""
 
-import base64
 import json
-import urllib.request
 from typing import Any
 
 from e2e.clients.page_visit import Visit
@@ -88,9 +86,12 @@ def branches(visit: Visit) -> Any:
     visit.button("Change here").click()
     page.get_by_text("Something else.").wait_for()
     changed = visit.answers()
+    page.get_by_label("Actions for first").click()
     visit.button("Delete first").click()
-    page.locator("dialog").get_by_role("button", name="Delete").click()
     page.get_by_text("Ask something.").wait_for()
+    left = page.locator(".families .family").count()
+    visit.button("Undo").click()
+    page.get_by_text("Something else.").wait_for()
     return {
         "forked": forked,
         "nodes": nodes,
@@ -99,7 +100,8 @@ def branches(visit: Visit) -> Any:
         "rewound": rewound,
         "anew": anew,
         "changed": changed,
-        "left": page.locator(".families li").count(),
+        "left": left,
+        "undone": page.locator(".families .family").all_inner_texts(),
     }
 
 
@@ -120,33 +122,23 @@ def side_by_side(visit: Visit) -> Any:
 
 
 def hostile(visit: Visit) -> Any:
-    # A stored message of a megabyte without a break, and one with everything that could run.
-    items = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "m" * 1_000_000}]
-    body = json.dumps({"items": items, "metadata": {"title": "\u202e<b>long</b>"}}).encode()
-    request = urllib.request.Request(f"{visit.url}/v1/conversations", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as response:
-        conversation = json.load(response)["id"]
-    family = [
-        {
-            "root": conversation,
-            "title": "\u202e<b>long</b>",
-            "branches": [conversation],
-            "shown": conversation,
-            "usage": {},
-        }
-    ]
+    # A message of a megabyte without a break.
+    long = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "m" * 1_000_000}]}
+    nodes = [{"id": "a", "parent": None, "kind": "answer", "items": [long], "status": "done"}]
+    conversation = {"title": "\u202e<b>long</b>", "tip": "a", "nodes": nodes}
+    file = {"format": "caravan-conversations", "version": 1, "conversations": [conversation]}
     visit.go()
     page = visit.page
     visit.say("hostile")
     made = (
         page.locator(".answer-body")
-        .locator("script, iframe, img, svg, style, form, button:not(.code-head button)")
+        .locator("script, iframe, img, svg:not(.icon), style, form, button:not(.code-head button)")
         .count()
     )
     links = page.locator(".answer-body a").evaluate_all("links => links.map((link) => [link.protocol, link.rel])")
     wide = visit.overflows()
-    page.evaluate("families => localStorage.setItem('caravan.families', JSON.stringify(families))", family)
-    page.reload()
+    content = {"name": "long.json", "mimeType": "application/json", "buffer": json.dumps(file).encode()}
+    page.get_by_label("File to import").set_input_files(content)
     more = page.get_by_role("button", name="Show the other 900")
     more.wait_for()
     first = len(page.locator(".as-is").inner_text())
@@ -239,34 +231,6 @@ def tools_and_settings(visit: Visit) -> Any:
         "call": call,
         "answers": visit.answers(),
     }
-
-
-def pictures(visit: Visit) -> Any:
-    """Where the list of models says that the model sees; the scripted engine itself refuses pictures."""
-    visit.go()
-    page = visit.page
-    blind = visit.button("Add an image").is_visible()
-    sees = {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
-    models = {"object": "list", "data": [{"id": "scripted", "architecture": sees}]}
-    page.route("**/v1/models", lambda route: route.fulfill(json=models))
-    page.reload()
-    visit.button("Add an image").wait_for()
-    drawn = page.evaluate("Object.assign(document.createElement('canvas'), { width: 3000, height: 10 }).toDataURL()")
-    content = base64.b64decode(drawn.partition(",")[2])
-    page.get_by_label("Images").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": content})
-    page.get_by_alt_text("Image 1").wait_for()
-    visit.message().fill("What is this?")
-    with page.expect_request("**/v1/responses") as sent:
-        visit.button("Send").click()
-    picture, text = json.loads(sent.value.post_data or "")["input"][0]["content"]
-    url = picture.pop("image_url")
-    measure = "url => new Promise((done) => Object.assign(new Image(), { src: url, onload() { done(this.width) } }))"
-    page.locator(".notice.error").wait_for()
-    restored = visit.message().input_value()
-    # The browser itself notes answers that are errors.
-    visit.wrong = [text for text in visit.wrong if "Failed to load resource" not in text]
-    width = page.evaluate(measure, url)
-    return {"blind": blind, "parts": [picture, text], "url": url[:23], "width": width, "restored": restored}
 
 
 def completing(visit: Visit) -> Any:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from e2e.clients.page_visit import DESK, PHONE, Visit
+from e2e.clients.page_visit import DESK, PHONE, THEMES, Visit
 from playwright.sync_api import Page
 
 
@@ -35,11 +35,14 @@ def looks(visit: Visit) -> Any:
     """Both themes and both widths of the views that a scripted engine fills."""
     visit.go()
     page = visit.page
-    visit.say("rich")
+    visit.say("written")
     visit.say("think")
+    page.get_by_label("Files", exact=True).set_input_files(
+        {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"x"}
+    )
     found: dict[str, Any] = {"unreadable": [], "wide": [], "grounds": {}}
-    for theme in ("light", "dark"):
-        page.emulate_media(color_scheme=theme)
+    for theme in THEMES:
+        visit.system_theme(theme)
         found["grounds"][theme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
         for width in (DESK, PHONE):
             page.set_viewport_size(width)
@@ -50,6 +53,8 @@ def looks(visit: Visit) -> Any:
                 if visit.overflows():
                     found["wide"].append([theme, view, width])
     visit.go("#talk")
+    page.locator(".answer-body").first.wait_for()
+    found["share"] = page.evaluate("document.querySelector('#transcript').clientHeight / innerHeight")
     for name in ("Conversations", "Tree", "Settings"):
         visit.button(name).click()
         box = page.locator(f"#{name.lower()}")
@@ -64,6 +69,22 @@ def looks(visit: Visit) -> Any:
     return found
 
 
+def theme(visit: Visit) -> Any:
+    """The switch of the theme, over what the system has."""
+    visit.go()
+    page = visit.page
+    visit.system_theme("dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    grounds = [page.evaluate(ground)]
+    for name in ("system", "light"):
+        visit.button(f"Theme: {name}").click()
+        grounds.append(page.evaluate(ground))
+    page.emulate_media(color_scheme="light")
+    page.reload()
+    visit.button("Theme: dark").wait_for()
+    return {"grounds": [*grounds, page.evaluate(ground)]}
+
+
 def fleet(visit: Visit) -> Any:
     """On a server of several shards that an operator may see."""
     visit.go("#talk")
@@ -75,11 +96,13 @@ def fleet(visit: Visit) -> Any:
     shards = page.locator("section[aria-label=Shards] tbody tr")
     shards.nth(1).wait_for()
     found: dict[str, Any] = {"rows": shards.count(), "unreadable": []}
-    for theme in ("light", "dark"):
-        page.emulate_media(color_scheme=theme)
+    for theme in THEMES:
+        visit.system_theme(theme)
         found["unreadable"] += visit.unreadable()
     page.set_viewport_size(PHONE)
+    found["unreadable"] += visit.unreadable()
     found["wide"] = visit.overflows()
+    found["names"] = shards.locator("td:first-child div:first-child").all_inner_texts()
     page.set_viewport_size(DESK)
     page.get_by_role("button", name="Flush").first.click()
     found["question"] = page.locator("dialog h2").inner_text()
@@ -131,10 +154,11 @@ def recording(visit: Visit) -> Any:
         "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data).size"
     )
     found["drawn"] = colours > 8
-    for theme in ("light", "dark"):
-        page.emulate_media(color_scheme=theme)
+    for theme in THEMES:
+        visit.system_theme(theme)
         found["unreadable"] += visit.unreadable()
     page.set_viewport_size(PHONE)
+    found["unreadable"] += visit.unreadable()
     found["wide"] = visit.overflows()
     found["plays"] = lanes.evaluate(
         """lanes => {

@@ -1,12 +1,14 @@
 """A visit to the page in a browser, with notes of what goes wrong in it."""
 
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request
 
-PHONE = {"width": 375, "height": 720}
+PHONE = {"width": 375, "height": 667}
 DESK = {"width": 1280, "height": 800}
+THEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
 # Counts what the policy of the page forbids.
 WATCH_POLICY = """
 window.violations = [];
@@ -65,6 +67,11 @@ class Visit:
 
     def entry(self, text: str) -> Locator:
         return self.page.locator(".entry", has_text=text).last
+
+    def system_theme(self, name: Literal["light", "dark"]) -> None:
+        """Change the theme of the system, which the page follows."""
+        self.page.emulate_media(color_scheme=name)
+        self.page.locator(f"html[data-theme={name}]").wait_for()
 
     def overflows(self) -> bool:
         """Whether the page is wider than the screen."""

@@ -4,9 +4,13 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench.simulate.__main__ import RESULTS, SIZING_RESULTS
+from bench.simulate.agent_traces import agentic_code, mean_context, read_sessions, synthesize
+from bench.simulate.agents import AgentSetting, simulate_agents
+from bench.simulate.policies import JobPolicy
 from bench.simulate.results import Clients, Targets
 from bench.simulate.scenarios import SCENARIOS, SIZINGS, Run, runs
 from bench.simulate.simulation import (
@@ -162,6 +166,60 @@ def test_a_recorded_trace_is_replayed(tmp_path: Path) -> None:
     assert (second.at_s, len(second.prompt), second.output_tokens) == (1.0, 600, 5)
     assert first.prompt[:512] == second.prompt[:512]
     assert first.prompt[512:] != second.prompt[512:520]
+
+
+AIPERF_LINES = [
+    {"session_id": "b", "input_length": 600, "output_length": 5, "hash_ids": [0, 1], "timestamp": 500.0, "group_id": 0},
+    {"session_id": "b", "input_length": 300, "output_length": 7, "hash_ids": [2], "delay": 1500.0},
+    {"session_id": "a", "input_length": 600, "output_length": 5, "hash_ids": [0, 3], "timestamp": 0.0, "group_id": 0},
+    {"input_length": 512, "output_length": 1, "hash_ids": [0], "timestamp": 900},
+]
+
+
+def lines_in(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def test_sessions_of_agents_are_read(tmp_path: Path) -> None:
+    """What AIPerf 0.13 writes, and a line of Mooncake's."""
+    first, second, third = read_sessions(lines_in(tmp_path / "dataset.jsonl", AIPERF_LINES))
+    assert [(one.name, one.start_s, len(one.turns)) for one in (first, second, third)] == [
+        ("a", 0.0, 1),
+        ("b", 0.5, 2),
+        ("", 0.9, 1),
+    ]
+    begins, goes_on = second.turns
+    assert (goes_on.delay_s, goes_on.new_tokens, goes_on.output_tokens) == (1.5, 300, 7)
+    assert len(begins.words()) == 600
+    assert begins.words()[:512] == first.turns[0].words()[:512] == third.turns[0].words()
+
+
+def test_a_session_that_begins_nowhere_is_named(tmp_path: Path) -> None:
+    file = lines_in(tmp_path / "dataset.jsonl", [AIPERF_LINES[1]])
+    with pytest.raises(ValueError, match="line 1: session 'b' begins without a timestamp"):
+        read_sessions(file)
+    with pytest.raises(ValueError, match="has sessions"):
+        read_trace(file)
+
+
+def test_synthetic_agents_are_like_those_of_aiperf() -> None:
+    sessions = synthesize(agentic_code(40, seed=1))
+    assert sessions == synthesize(agentic_code(40, seed=1)) != synthesize(agentic_code(40, seed=2))
+    turns = [turn for session in sessions for turn in session.turns]
+    assert 14 < len(turns) / 40 < 20
+    assert 0.6 < sum(turn.calls_tools for turn in turns) / len(turns) < 0.75
+    assert all(session.turns[0].blocks[:62] == tuple(range(62)) for session in sessions)
+    assert max(sum(turn.new_tokens + turn.output_tokens for turn in one.turns) for one in sessions) < 168_500
+
+
+@pytest.mark.slow
+def test_jobs_end_sooner_than_with_other_policies() -> None:
+    sessions = synthesize(agentic_code(8, seed=1, scale=0.1))
+    setting = AgentSetting(shards=(ShardKind(cells=int(8 / 3 * mean_context(sessions))),))
+    jobs_s = {policy: simulate_agents(sessions, setting, policy).job_s for policy in JobPolicy}
+    assert jobs_s[JobPolicy.CARAVAN] < 0.8 * jobs_s[JobPolicy.LRU]
+    assert jobs_s[JobPolicy.CARAVAN] < 0.9 * jobs_s[JobPolicy.LAS]
 
 
 def test_the_recorded_results_are_those_of_all_scenarios() -> None:

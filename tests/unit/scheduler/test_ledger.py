@@ -246,8 +246,18 @@ def test_parked_sequences_are_evicted_least_recently_used_first() -> None:
     start(shard, sequence(9, [*range(50), 999]))  # copies from the first
     succeed(shard, shard.commands.in_flight[-1])
     shard.make_free(250)
-    assert list(shard.stays.parked) == [0]
-    assert shard.header.message.release == (1, 2)
+    assert list(shard.stays.parked) == [2, 0]
+    assert shard.header.message.release == (1,)
+    # The last one gives up no more than is needed, and no less than 64.
+    assert shard.header.message.park == ((2, 36),)
+    assert shard.stays.parked[2].computed == 36
+
+
+def test_a_sequence_that_cannot_be_cut_back_is_evicted() -> None:
+    shard = ledger(limits=limits_of(whole_only=True))
+    shard.finish(run(shard, sequence(1, range(200))))
+    shard.make_free(250)
+    assert not shard.stays.parked
 
 
 def test_what_the_next_command_copies_is_not_evicted_before_it_is_sent() -> None:

@@ -11,10 +11,13 @@ ROOM = Path(caravan_scheduler.__file__).parent
 WRITERS = {
     "scheduler.py": {"fatal", "fatal_losses", "fatal_on", "feedback", "losses", "now_s", "prompt_logprobs_delivered"},
     "state.py": {"account", "charged", "fetches", "group", "reached", "saved_on", "started"},
+    "jobs/expected_return.py": {"held_s", "looked_s", "rent_paid_s", "return_rate"},
+    "job.py": {"growth"},
+    "jobs/jobs.py": {"calls_tools", "continues", "ended_s", "is_awaited", "is_continued", "job", "requests", "service"},
     "planning/admission.py": {"prefix_awaited_until_s"},
     "planning/moving.py": {"has_ended", "has_moved_prefixes"},
     "shard/account.py": {"shared"},
-    "shard/ledger.py": {"computed", "is_expendable", "is_pinned", "is_urgent", "tails", "target"},
+    "shard/ledger.py": {"computed", "is_expendable", "is_pinned", "is_urgent", "spared", "tails", "target"},
     "prefix_tree.py": {"length", "live", "node", "parent", "start", "tokens"},
     "shard/saved_runs.py": {"loads", "tier", "usable_end", "used_s"},
     "shard/stays.py": {"last_used_s", "prefix_hashes", "status"},
@@ -33,7 +36,17 @@ CHANGES = {
     "header": {"clear"},
     "media": {"forget", "note"},
     "saves": {"drop", "drop_unwanted", "expect", "give_up", "make_room", "note_runs", "note_saved"},
-    "stays": {"enter", "free", "move", "note_progress", "note_use", "recycle", "take_id", "take_prefix_changes"},
+    "stays": {
+        "cut_back",
+        "enter",
+        "free",
+        "move",
+        "note_progress",
+        "note_use",
+        "recycle",
+        "take_id",
+        "take_prefix_changes",
+    },
 }
 # Those that modules call beside the ledger.
 CHANGED_BY_OTHERS = {

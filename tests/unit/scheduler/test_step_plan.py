@@ -212,7 +212,7 @@ def test_parked_sequences_make_room_for_a_decode() -> None:
     run(shard, sequence(2, range(200, 390)))
     command = plan(shard, waiting=0, adapter=None).send(1)
     assert isinstance(command, Decode)
-    assert command.header.release == (0,)
+    assert command.header.park == ((0, 136),)
     assert command.max_steps == 64
 
 

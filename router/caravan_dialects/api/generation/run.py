@@ -211,6 +211,10 @@ class Run:
         self._stream.end_thought()
         return True
 
+    def call_tools(self) -> None:
+        """Say that the answer calls tools, so that what it has in cells is kept for their results."""
+        self._stream.call_tools()
+
     def end(self) -> None:
         """End the generation early, with the finish reason of a stop string."""
         if self.finish is None:

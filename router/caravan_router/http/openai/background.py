@@ -275,7 +275,10 @@ class BackgroundResponses:
             try:
                 await self._attempts(job)
             except Exception as error:  # noqa: BLE001  whatever a bug raises
-                if not isinstance(error, EngineError | RequestError | StoreError):
+                if isinstance(error, EngineError | RequestError | StoreError):
+                    # No client may be there to read it.
+                    _log.warning("response %s in the background failed: %s", job.id, error)
+                else:
                     _log.exception("response %s in the background failed", job.id)
                 await self._end(job.owner, job.log, job.asked.ended(error, job.log.following))
             finally:

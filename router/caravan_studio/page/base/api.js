@@ -34,12 +34,21 @@ export const postJson = async (path, body, options) => (await send("POST", path,
 export const deleteJson = async (path, options) => (await send("DELETE", path, options)).json();
 
 /** Yields the events of a streamed response: `{event, data}`, whose data is decoded. Throws ApiError. */
-export async function* postForEvents(path, body, signal) {
-  yield* messages((await send("POST", path, { body, signal })).body);
+export const postForEvents = (path, body, signal) => eventsOf(send("POST", path, { body, signal }));
+export const getForEvents = (path, signal) => eventsOf(send("GET", path, { signal }));
+
+async function* eventsOf(sent) {
+  const { body } = await sent;
+  try {
+    yield* messages(body);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The connection to the server broke off.");
+  }
 }
 
 async function failure(response) {
-  const text = await response.text();
+  const text = await response.text().catch(() => "");
   if (response.status === 401) dispatchEvent(new CustomEvent("caravan:key-needed"));
   try {
     const { error, error_type: type } = JSON.parse(text);

@@ -27,4 +27,10 @@ export function labelled(text, control, hint = null) {
   return element("div", { class: "field" }, element("label", { htmlFor: control.id }, text), control, hint);
 }
 
+/** Puts an element into another one, which takes its place. */
+export function wrap(inner, outer) {
+  inner.replaceWith(outer);
+  outer.append(inner);
+}
+
 export const byId = (id) => document.getElementById(id);

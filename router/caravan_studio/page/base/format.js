@@ -23,9 +23,6 @@ export function bytes(value) {
 
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
-/** Returns the part of a shard's address that tells it from its neighbours. */
-export const shortAddress = (address) => address.replace(/^unix:.*\/(.+?)(\.sock)?$/, "shard $1");
-
 /** Returns the first words of a text, on one line. */
 export function beginning(text, characters = 60) {
   const line = text

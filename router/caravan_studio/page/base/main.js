@@ -5,9 +5,11 @@ import { startTalk } from "../talk/talk.js";
 import { ApiError, getJson } from "./api.js";
 import { byId } from "./dom.js";
 import { startFleet } from "../fleet/fleet.js";
+import { drawIcons } from "./icons.js";
 import { dropKey, key, setKey } from "./key.js";
 import { startModels } from "./models.js";
 import { notice } from "./notices.js";
+import { startThemeButton } from "./theme_button.js";
 import { startViews } from "./views.js";
 import { startWatch } from "../watch/watch.js";
 
@@ -30,6 +32,8 @@ async function begin() {
   byId("sign-out").hidden = !key();
   if (started) return undefined;
   started = true;
+  drawIcons();
+  startThemeButton();
   startModels();
   startTalk();
   startCompletion();

@@ -2,18 +2,28 @@
 
 import { ApiError } from "./api.js";
 import { button, byId, element } from "./dom.js";
+import { iconButton } from "./icons.js";
 
 const SHOWN_MS = 8000;
+const MOST = 3;
 
 /** Tells listeners of a screen reader. */
 export function announce(text) {
   byId("announcer").textContent = text;
 }
 
-export function notice(text, kind = "") {
+/** Shows a text for a while, an error until it is dismissed. `undo`: takes back what it tells. */
+export function notice(text, kind = "", undo = null) {
   const shown = element("div", { class: `notice ${kind}` }, element("span", {}, text));
-  shown.append(button("Dismiss", () => shown.remove(), { class: "plain" }));
-  byId("notices").append(shown);
+  const close = () => shown.remove();
+  const undone = () => {
+    close();
+    undo();
+  };
+  if (undo) shown.append(button("Undo", undone, { class: "plain" }));
+  shown.append(iconButton("close", "Dismiss", close));
+  const others = [...byId("notices").children].filter((other) => other.textContent !== text);
+  byId("notices").replaceChildren(...others.slice(1 - MOST), shown);
   if (kind !== "error") setTimeout(() => shown.remove(), SHOWN_MS);
 }
 

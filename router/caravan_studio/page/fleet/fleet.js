@@ -2,6 +2,7 @@
 
 import { ApiError, getJson } from "../base/api.js";
 import { byId, element } from "../base/dom.js";
+import { nameShards } from "../base/shards.js";
 import { addView } from "../base/views.js";
 import { modelTable } from "./models.js";
 import { prefixTables } from "./prefixes.js";
@@ -29,6 +30,7 @@ async function refresh() {
   try {
     const read = ["admin/shards", "admin/prefixes", "v1/models"].map((path) => getJson(path));
     const [{ shards }, prefixes, { data: models }] = await Promise.all(read);
+    nameShards(shards);
     show(box, [shardTable(shards, refresh), modelTable(models, refresh), ...prefixTables(prefixes, refresh)]);
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;

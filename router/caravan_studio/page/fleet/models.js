@@ -4,7 +4,7 @@ import { postJson } from "../base/api.js";
 import { bytes } from "../base/format.js";
 import { asking, card, state } from "./tables.js";
 
-const COLUMNS = [["Model"], ["State"], [""]];
+const COLUMNS = [["Model"], ["State"], ["Actions", "actions"]];
 
 export function modelTable(models, done) {
   const rows = models.map((model) => [

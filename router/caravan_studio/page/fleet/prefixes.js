@@ -4,6 +4,7 @@ import { deleteJson, getJson, send } from "../base/api.js";
 import { button, element } from "../base/dom.js";
 import { bytes, count, seconds } from "../base/format.js";
 import { attempt } from "../base/notices.js";
+import { shardName } from "../base/shards.js";
 import { asking, card } from "./tables.js";
 
 const COLUMNS = [
@@ -13,21 +14,22 @@ const COLUMNS = [
   ["Cells", "number"],
   ["Saved", "number"],
   ["Unused for", "number"],
-  [""],
+  ["Actions", "actions"],
 ];
 const MOST_ROWS = 50;
 
 export function prefixTables({ shards }, done) {
-  return shards.map((shard) => {
+  const byName = (one, other) => one.shard.localeCompare(other.shard, "en", { numeric: true });
+  return shards.toSorted(byName).map((shard) => {
     const shown = shard.prefixes.slice(-MOST_ROWS).reverse();
     const flush = asking({
       label: "Flush",
-      of: shard.shard,
+      of: shardName(shard.shard),
       details: "All cached prefixes that no running request uses are evicted.",
       action: () => deleteJson(`admin/prefixes?shard=${encodeURIComponent(shard.shard)}`),
       done,
     });
-    const title = `Cached on ${shard.shard}`;
+    const title = `Cached on ${shardName(shard.shard)}`;
     const held = `${count(shard.cells)} cells, ${bytes(shard.memory_bytes)} in memory, ${bytes(shard.disk_bytes)} on disk`;
     const options = { actions: [element("span", { class: "quiet" }, held), ...(shard.prefixes.length ? [flush] : [])] };
     return card(

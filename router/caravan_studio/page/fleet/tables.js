@@ -12,7 +12,7 @@ export function card(title, columns, rows, { actions = [], empty = "None." } = {
     element(
       "tr",
       {},
-      columns.map(([name, kind]) => element("th", { scope: "col", class: kind ?? "" }, name)),
+      columns.map(([name, kind]) => element("th", { scope: "col", class: kind ?? "" }, element("span", {}, name))),
     ),
   );
   const cell = (content, at) => element("td", { class: columns[at][1] ?? "" }, content);
@@ -24,7 +24,7 @@ export function card(title, columns, rows, { actions = [], empty = "None." } = {
   const shown = rows.length
     ? element(
         "div",
-        { class: "scrolls", tabIndex: 0, role: "region", "aria-label": title },
+        { class: "scrolls", tabIndex: 0, role: "region", "aria-label": `Table: ${title}` },
         element("table", {}, head, body),
       )
     : element("p", { class: "quiet" }, empty);

@@ -56,8 +56,8 @@ export function costOf(usage) {
   if (!usage) return "";
   const parts = [plural(usage.output, "token")];
   const took = (usage.lastMs - usage.firstMs) / 1000;
-  if (usage.output > 1 && took > 0) parts.push(`${few((usage.output - 1) / took)} per second`);
+  if (usage.output > 1 && took > 0) parts.push(`${few((usage.output - 1) / took)} tokens/s`);
   if (usage.firstMs) parts.push(`first after ${seconds(usage.firstMs / 1000)}`);
-  parts.push(`prompt of ${count(usage.input)}: ${count(usage.cached)} found in the cache`);
+  parts.push(`${count(usage.cached)} of ${count(usage.input)} prompt tokens cached`);
   return parts.join(" · ");
 }

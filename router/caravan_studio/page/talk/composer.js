@@ -1,12 +1,14 @@
 /** The field for a message, with what sends it and what stops an answer. */
 
-import { button, byId, element } from "../base/dom.js";
-import { Pictures } from "./pictures.js";
+import { byId, element } from "../base/dom.js";
+import { icon, iconButton } from "../base/icons.js";
+import { Attachments } from "./attachments.js";
 
 const MOST_ANSWERS = 6;
+const HINT = "Enter sends, Shift+Enter begins a line, Escape stops";
 
 export class Composer {
-  /** `send` gets the text, the number of answers and the parts that are pictures; `stop` nothing. */
+  /** `send` gets the text, the number of answers and the parts that are files; `stop` nothing. */
   constructor({ send, stop }) {
     this.text = element("textarea", { rows: 1, placeholder: "Message", "aria-label": "Message" });
     const numbers = Array.from({ length: MOST_ANSWERS }, (_, at) => String(at + 1));
@@ -14,23 +16,25 @@ export class Composer {
       element("option", { value: number }, number === "1" ? "1 answer" : `${number} answers`),
     );
     this.answers = element("select", { "aria-label": "Answers side by side" }, options);
-    this.send = element("button", { type: "submit", class: "primary" }, "Send");
-    this.stop = button("Stop", stop, { hidden: true });
-    this.hint = element("span", { class: "quiet" }, "Enter sends, Shift and Enter begin a line, Escape stops");
+    this.send = element(
+      "button",
+      { type: "submit", class: "primary round", "aria-label": "Send", title: "Send" },
+      icon("send"),
+    );
+    this.stop = iconButton("stop", "Stop", stop, { class: "round", hidden: true });
+    this.hint = element("span", { class: "quiet hint" }, HINT);
+    this.attachments = new Attachments(this.text);
+    const { opener, input, shown } = this.attachments;
     const form = byId("composer");
-    this.pictures = new Pictures(this.text);
-    const { opener, file, shown } = this.pictures;
     form.append(
-      shown,
-      this.text,
       element(
         "div",
-        { class: "row" },
-        this.answers,
-        opener,
-        file,
-        this.hint,
-        element("span", { class: "row end" }, this.stop, this.send),
+        { class: "composer-box" },
+        shown,
+        this.text,
+        element("div", { class: "composer-start" }, opener, input),
+        element("div", { class: "composer-more" }, this.answers, this.hint),
+        element("div", { class: "composer-end" }, this.stop, this.send),
       ),
     );
     form.addEventListener("submit", (event) => {
@@ -47,20 +51,15 @@ export class Composer {
 
   #submit(send) {
     const text = this.text.value;
-    if (!text.trim() || this.send.disabled) return;
+    if (!(text.trim() || this.attachments.any) || this.send.disabled) return;
     this.text.value = "";
-    send(text, Number(this.answers.value), this.pictures.take());
-  }
-
-  /** Gives a text back that could not be sent. */
-  restore(text) {
-    if (!this.text.value) this.text.value = text;
+    send(text, Number(this.answers.value), this.attachments.take());
   }
 
   show({ busy, choosing }) {
     this.stop.hidden = !busy;
+    this.send.hidden = busy;
     this.send.disabled = busy || choosing;
-    this.hint.textContent =
-      choosing && !busy ? "Choose an answer to go on" : "Enter sends, Shift and Enter begin a line, Escape stops";
+    this.hint.textContent = choosing && !busy ? "Choose an answer to go on" : HINT;
   }
 }

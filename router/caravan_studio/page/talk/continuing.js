@@ -3,9 +3,9 @@
 import { postForEvents } from "../base/api.js";
 import { textOf } from "./entries.js";
 
-/** Yields the events of a response whose message begins with what is there. */
+/** Yields the events that add to the last one of `items`, which are those of a whole conversation. */
 export async function* continued(live, items, fields) {
-  const { instructions, max_output_tokens: most, conversation, tools, tool_choice, reasoning, ...sampling } = fields;
+  const { instructions, max_output_tokens: most, tools, tool_choice, reasoning, truncation, ...sampling } = fields;
   const messages = [...(instructions ? [{ role: "system", content: instructions }] : []), ...items.map(asMessage)];
   const body = {
     ...sampling,
@@ -15,14 +15,11 @@ export async function* continued(live, items, fields) {
     stream: true,
     stream_options: { include_usage: true },
   };
-  const begun = textOf(items.at(-1));
-  const part = { type: "output_text", text: begun };
-  const item = { type: "message", role: "assistant", status: "in_progress", content: [part] };
-  yield { event: "response.output_item.added", data: { output_index: 0, item } };
+  const place = { output_index: live.node.items.length - 1, content_index: 0 };
   let finish = null;
   for await (const { data } of postForEvents("v1/chat/completions", body, live.abort.signal)) {
     const delta = data.choices?.[0]?.delta?.content;
-    if (delta) yield { event: "response.output_text.delta", data: { output_index: 0, content_index: 0, delta } };
+    if (delta) yield { event: "response.output_text.delta", data: { ...place, delta } };
     finish = data.choices?.[0]?.finish_reason ?? finish;
     if (data.usage) yield ended(data.usage, finish);
     if (data.error) yield { event: "error", data };
@@ -41,11 +38,19 @@ function ended(usage, finish) {
 }
 
 function asMessage(item) {
-  if (item.type === "message") return { role: item.role, content: textOf(item) };
+  if (item.type === "message") return { role: item.role, content: contentOf(item) };
   if (item.type === "function_call") {
     const called = { id: item.call_id, type: "function", function: { name: item.name, arguments: item.arguments } };
     return { role: "assistant", content: "", tool_calls: [called] };
   }
   if (item.type === "function_call_output") return { role: "tool", tool_call_id: item.call_id, content: item.output };
   return null;
+}
+
+function contentOf(item) {
+  if (item.content.every((part) => part.text !== undefined)) return textOf(item);
+  return item.content.map((part) => {
+    if (part.image_url) return { type: "image_url", image_url: { url: part.image_url } };
+    return part.text === undefined ? part : { type: "text", text: part.text };
+  });
 }

@@ -1,73 +1,89 @@
-/** An answer that is being generated: the items that the events of a response make. */
+/** An answer that is being generated: writes what the events of a response say into its node. Tells listeners by "change". */
+
+import { isRunning } from "./archive.js";
 
 export class LiveAnswer extends EventTarget {
-  constructor(branch) {
+  constructor(node) {
     super();
-    this.branch = branch;
-    this.id = null;
-    this.items = [];
-    this.status = "waiting";
-    this.error = null;
-    // The id of the stored item that it takes the place of, if it goes on with one.
-    this.replaces = null;
-    this.usage = null;
+    this.node = node;
+    // What the reader is told while the answer grows.
+    this.state = node.items.length ? "Answering…" : "Waiting…";
     this.abort = new AbortController();
-    this.begun = performance.now();
+    // How long an answer took is known to the page that asked for it.
+    this.begun = node.status === "sending" ? performance.now() : null;
     this.firstMs = null;
-    this.lastMs = null;
   }
 
   get running() {
-    return this.status === "waiting" || this.status === "running";
+    return isRunning(this.node);
   }
 
-  /** Takes an event of the stream and tells listeners which item has grown. */
+  /** Takes an event of the stream. */
   take({ event, data }) {
-    const item = this.items[data.output_index];
-    if (event === "response.created") this.id = data.response.id;
-    else if (event === "response.output_item.added") this.items.push(structuredClone(data.item));
+    const { node } = this;
+    const item = node.items[data.output_index];
+    node.sequence = data.sequence_number ?? node.sequence;
+    if (event === "response.created") this.#begin(data.response);
+    else if (event === "response.output_item.added") node.items[data.output_index] = structuredClone(data.item);
     else if (event === "response.content_part.added") item.content = [structuredClone(data.part)];
     else if (event === "response.output_text.delta") item.content[data.content_index].text += data.delta;
     else if (event === "response.reasoning_text.delta") addThought(item, data.delta);
     else if (event === "response.function_call_arguments.delta") item.arguments += data.delta;
-    else if (event === "response.output_item.done") this.items[data.output_index] = data.item;
-    else if (data.response?.status && data.response.status !== "in_progress") return this.#end(data.response);
-    else if (data.error) return this.fail(data.error.message ?? data.error);
-    if (data.output_index === undefined) return undefined;
-    this.#time();
-    return this.#changed();
+    else if (event === "response.output_item.done") node.items[data.output_index] = data.item;
+    else if (data.response && !["queued", "in_progress"].includes(data.response.status)) this.#end(data.response);
+    else if (data.error) this.fail(data.error.message ?? data.error, data.error.code);
+    if (data.output_index !== undefined) this.#grow();
+    this.changed();
   }
 
-  fail(message) {
-    this.status = "failed";
-    this.error = message;
-    this.#changed();
+  /** Ends the answer with an error. What it has stays. */
+  fail(message, code = "", status = "failed") {
+    Object.assign(this.node, { status, error: message, code });
+    this.changed();
   }
 
-  #time() {
-    this.lastMs = performance.now() - this.begun;
-    this.firstMs ??= this.lastMs;
-    this.status = "running";
+  /** Ends the answer as a person wants it. What it has stays. */
+  cut() {
+    this.node.status = "cut";
+    this.changed();
+  }
+
+  say(state) {
+    this.state = state;
+    this.changed();
+  }
+
+  changed() {
+    this.dispatchEvent(new Event("change"));
+  }
+
+  #begin({ id, model }) {
+    Object.assign(this.node, { response: id, model, status: "running" });
+    this.dispatchEvent(new Event("begun"));
+  }
+
+  #grow() {
+    this.state = "Answering…";
+    if (this.begun !== null) this.firstMs ??= performance.now() - this.begun;
   }
 
   #end(response) {
-    if (response.status === "failed") return this.fail(response.error.message);
-    this.status = response.status;
-    const { usage } = response;
-    this.usage = {
+    const { error, usage } = response;
+    if (response.status === "failed") return this.fail(error.message, error.code);
+    const { node } = this;
+    node.status = response.status === "completed" ? "done" : "cut";
+    // What continues an answer has no output of its own.
+    node.items = response.output ?? node.items.map((item) => ({ ...item, status: response.status }));
+    if (!usage) return undefined;
+    node.usage = {
       input: usage.input_tokens,
       cached: usage.input_tokens_details.cached_tokens,
       output: usage.output_tokens,
       thought: usage.output_tokens_details.reasoning_tokens,
-      cut: response.status !== "completed",
-      firstMs: Math.round(this.firstMs ?? 0),
-      lastMs: Math.round(this.lastMs ?? 0),
+      firstMs: this.begun === null ? 0 : Math.round(this.firstMs ?? 0),
+      lastMs: this.begun === null ? 0 : Math.round(performance.now() - this.begun),
     };
-    return this.#changed();
-  }
-
-  #changed() {
-    this.dispatchEvent(new Event("change"));
+    return undefined;
   }
 }
 

@@ -1,92 +1,45 @@
-/** Shows Markdown that a model wrote. Raw HTML in it is text, pictures are links, and a sanitiser sees all that is left. */
+/** Shows Markdown that a model wrote. Pictures are links, and a sanitiser sees all that is made of it. */
 
 import "../vendor/dompurify.js";
-import { Marked } from "../vendor/marked.js";
-import { button, element } from "../base/dom.js";
+import { button, element, wrap } from "../base/dom.js";
 import { bytes } from "../base/format.js";
+import { frameCode } from "./code_block.js";
+import { showFormulas } from "./formulas.js";
+import { htmlOf, settledLength } from "./grammar.js";
 
 // Beyond this many characters a text is shown as it is, and not at once: browsers need seconds for lines of a megabyte.
 const MOST = 100_000;
 
-const TAGS = [
-  "a",
-  "blockquote",
-  "br",
-  "code",
-  "del",
-  "em",
-  "h1",
-  "h2",
-  "h3",
-  "h4",
-  "h5",
-  "h6",
-  "hr",
-  "input",
-  "li",
-  "ol",
-  "p",
-  "pre",
-  "strong",
-  "table",
-  "tbody",
-  "td",
-  "th",
-  "thead",
-  "tr",
-  "ul",
-];
-const ATTRIBUTES = ["align", "checked", "class", "disabled", "href", "start", "title", "type"];
+const BLOCKS = "blockquote dd details dl dt h1 h2 h3 h4 h5 h6 hr li ol p pre summary table tbody td th thead tr ul";
+const INLINE = "a b br code del em i ins kbd mark s span strong sub sup u";
 const SANITISER = {
-  ALLOWED_TAGS: TAGS,
-  ALLOWED_ATTR: ATTRIBUTES,
+  ALLOWED_TAGS: `${BLOCKS} ${INLINE}`.split(" "),
+  ALLOWED_ATTR: ["align", "class", "href", "start", "title"],
+  // The values of these are no addresses, as it would expect.
+  ADD_URI_SAFE_ATTR: ["align", "start"],
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   RETURN_DOM_FRAGMENT: true,
 };
+const TEXTS = "p, li, td, th, h1, h2, h3, h4, h5, h6, summary, dt, dd";
 
-const escape = (text) => text.replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
-const marked = new Marked({
-  gfm: true,
-  renderer: {
-    html: ({ text }) => escape(text),
-    image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || "picture")}</a>`,
-  },
-});
-
-function fragmentOf(markdown) {
-  const fragment = globalThis.DOMPurify.sanitize(marked.parse(markdown), SANITISER);
+function fragmentOf(markdown, growing) {
+  const fragment = globalThis.DOMPurify.sanitize(htmlOf(markdown, growing), SANITISER);
   for (const link of fragment.querySelectorAll("a")) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
   }
-  for (const box of fragment.querySelectorAll("input")) box.disabled = true;
+  for (const box of fragment.querySelectorAll("span.check")) {
+    box.setAttribute("role", "img");
+    box.setAttribute("aria-label", box.classList.contains("done") ? "Done" : "To do");
+  }
   for (const table of fragment.querySelectorAll("table"))
     wrap(table, element("div", { class: "scrolls", tabIndex: 0, role: "region", "aria-label": "Table" }));
-  for (const block of fragment.querySelectorAll("pre")) frame(block);
-  for (const block of fragment.querySelectorAll("p, li, td, th, h1, h2, h3, h4, h5, h6")) block.dir = "auto";
+  for (const block of fragment.querySelectorAll("pre")) frameCode(block, growing && block.className === "open");
+  showFormulas(fragment);
+  for (const block of fragment.querySelectorAll(TEXTS)) block.dir = "auto";
   return fragment;
-}
-
-function wrap(inner, outer) {
-  inner.replaceWith(outer);
-  outer.append(inner);
-}
-
-/** Gives a block of code its language and a button that copies it. */
-function frame(block) {
-  const language = /language-([\w+#-]{1,24})/.exec(block.firstElementChild?.className ?? "")?.[1] ?? "code";
-  const copy = button("Copy", () => navigator.clipboard?.writeText(block.textContent), { class: "plain" });
-  block.tabIndex = 0;
-  block.setAttribute("role", "region");
-  block.setAttribute("aria-label", `Code: ${language}`);
-  const figure = element(
-    "div",
-    { class: "code" },
-    element("div", { class: "row code-head" }, element("span", {}, language), copy),
-  );
-  wrap(block, figure);
 }
 
 /** Shows a text as it is, the first part of it at once. */
@@ -103,11 +56,11 @@ export function plain(text) {
   return [shown, rest];
 }
 
-/** Returns nodes that show a text. */
-export function rendered(text) {
+/** Returns nodes that show a text. `growing`: it has no end yet. */
+function rendered(text, growing = false) {
   if (text.length > MOST) return plain(text);
   try {
-    return [fragmentOf(text)];
+    return [fragmentOf(text, growing)];
   } catch {
     // It is nested too deeply for the parser.
     return plain(text);
@@ -127,12 +80,12 @@ export class GrowingMarkdown {
     if (this.#shown > MOST) return undefined;
     if (text.length > MOST) return this.finish(text);
     const rest = text.slice(this.#shown);
-    const whole = this.#whole(rest);
-    if (whole) {
-      this.#rest.before(...rendered(rest.slice(0, whole)));
-      this.#shown += whole;
+    const settled = settledLength(rest);
+    if (settled) {
+      this.#rest.before(...rendered(rest.slice(0, settled)));
+      this.#shown += settled;
     }
-    return this.#rest.replaceChildren(...rendered(text.slice(this.#shown)));
+    return this.#rest.replaceChildren(...rendered(text.slice(this.#shown), true));
   }
 
   /** Renders all of it together, since a block may refer to a later one. */
@@ -141,18 +94,5 @@ export class GrowingMarkdown {
     this.#rest = element("div");
     this.node.append(this.#rest);
     this.#shown = text.length;
-  }
-
-  /** Returns the length of the blocks that can no longer change: all but the last two. */
-  #whole(text) {
-    let blocks;
-    try {
-      blocks = marked.lexer(text);
-    } catch {
-      return 0;
-    }
-    const filled = blocks.map((block, at) => (block.type === "space" ? -1 : at)).filter((at) => at >= 0);
-    if (filled.length < 3) return 0;
-    return blocks.slice(0, filled.at(-2)).reduce((length, block) => length + block.raw.length, 0);
   }
 }

@@ -4,14 +4,13 @@ import { postJson } from "../base/api.js";
 import { button, element } from "../base/dom.js";
 import { attempt } from "../base/notices.js";
 import { chosenModel } from "../base/models.js";
-import * as calls from "./calls.js";
 import { textOfEntry } from "./entries.js";
 
 const ALTERNATIVES = 5;
 
 /** Shows an answer token by token in place of `body`, until it is closed. */
 export async function showProbabilities(conversation, entry, body) {
-  const tokens = await attempt(() => tokensOf(conversation.branch, textOfEntry(entry)));
+  const tokens = await attempt(() => tokensOf(conversation, entry));
   if (!tokens) return;
   const view = tokenView(tokens);
   const close = button("Close", () => shown.replaceWith(body), { class: "plain small" });
@@ -20,12 +19,11 @@ export async function showProbabilities(conversation, entry, body) {
 }
 
 /** Returns `{text, logprob, others}` of each token of an answer. */
-async function tokensOf(branch, answer) {
-  const exported = await calls.exportOf(branch);
-  if (!exported.tokens) throw new Error("The tokens of this conversation are not known.");
+async function tokensOf(conversation, entry) {
+  const answer = textOfEntry(entry);
   const body = {
     model: chosenModel(),
-    prompt: exported.tokens.token_ids,
+    prompt: await conversation.tokensUpTo(entry),
     max_tokens: 0,
     echo: true,
     logprobs: ALTERNATIVES,

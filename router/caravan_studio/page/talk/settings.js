@@ -10,19 +10,36 @@ const NAME = "settings";
 const FIRST = ["temperature", "top_p", "top_k", "min_p", "seed"];
 const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
 
-/** Returns what is set: `{instructions, effort, tools, most, sampling}`. */
-const settings = () => ({ instructions: "", effort: "", tools: "", most: null, sampling: {}, ...read(NAME, {}) });
+const NONE = { instructions: "", effort: "", tools: "", most: null, sampling: {}, dropsOldest: false, columns: [] };
+const MOST_COLUMNS = 6;
+
+/** Returns what is set: `{instructions, effort, tools, most, sampling, dropsOldest, columns}`. */
+const settings = () => ({ ...NONE, ...read(NAME, {}) });
 const set = (changed) => write(NAME, { ...settings(), ...changed });
 
 /** Returns the fields of a request for a response. */
 export function responseFields() {
-  const { instructions, effort, tools, most, sampling } = settings();
+  const { instructions, effort, tools, most, sampling, dropsOldest } = settings();
   const fields = { model: chosenModel(), ...sampling };
+  if (dropsOldest) fields.truncation = "auto";
   if (instructions.trim()) fields.instructions = instructions;
   if (effort) fields.reasoning = { effort };
   if (most) fields.max_output_tokens = most;
   if (tools.trim()) fields.tools = JSON.parse(tools);
   return fields;
+}
+
+/** Whether turns are dropped that no longer fit into the context. */
+export const dropsOldest = () => settings().dropsOldest;
+export const dropOldest = (drops) => set({ dropsOldest: drops });
+
+/** Returns the sampling parameters that each of several answers has of its own. */
+export const columnSettings = () => Array.from({ length: MOST_COLUMNS }, (_, at) => settings().columns[at] ?? {});
+
+export function setColumn(at, name, value) {
+  const columns = columnSettings();
+  columns[at] = { ...columns[at], [name]: value };
+  set({ columns });
 }
 
 /** Returns the fields of a request for a completion. */

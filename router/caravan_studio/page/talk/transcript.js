@@ -1,11 +1,14 @@
-/** The transcript: the entries of the branch that is shown, then the answers that are being generated. */
+/** The transcript: the nodes of the branch that is shown, and answers side by side of which one is to be chosen. */
 
+import { copyButton } from "../base/copy.js";
 import { button, byId, element } from "../base/dom.js";
+import { iconButton } from "../base/icons.js";
 import { announce } from "../base/notices.js";
 import { AnswerView, costOf } from "./answer_view.js";
+import { isRunning } from "./archive.js";
 import { editor } from "./editor.js";
-import { entriesOf, openCalls, textOfEntry } from "./entries.js";
-import { partOf } from "./parts.js";
+import { openCalls, textOfEntry } from "./entries.js";
+import { messagePart, partOf } from "./parts.js";
 import { showProbabilities } from "./probabilities.js";
 import { toolForm } from "./tool_form.js";
 
@@ -13,9 +16,9 @@ const NEAR_END_PX = 80;
 
 export class Transcript {
   #views = new Map();
-  #lives = new Map();
+  #announced = new WeakSet();
 
-  /** `actions`: what the buttons do, by name; each gets an entry. */
+  /** `actions`: what the buttons do, by name; each gets a node. */
   constructor(actions) {
     this.box = byId("transcript");
     this.actions = actions;
@@ -24,19 +27,14 @@ export class Transcript {
   /** Forgets what is shown. */
   clear() {
     this.#views.clear();
-    this.#lives.clear();
   }
 
   show(conversation) {
     const atEnd = this.#isAtEnd();
-    const entries = entriesOf(conversation.items);
-    const candidates = conversation.candidates;
-    const alone = conversation.live.filter((live) => live.branch === conversation.branch && !candidates);
-    const shown = entries.slice(0, candidates ? this.#shared(entries, candidates) : undefined);
-    const nodes = shown.map((entry, at) => this.#entry(conversation, entry, at === shown.length - 1));
-    if (candidates) nodes.push(this.#sideBySide(candidates));
-    nodes.push(...alone.map((live) => this.#live(live).node));
-    const calls = alone.length || candidates ? [] : openCalls(conversation.items);
+    const { path, candidates } = conversation;
+    const nodes = path.map((node) => this.#shown(conversation, node, node === path.at(-1) && !candidates));
+    if (candidates) nodes.push(this.#sideBySide(conversation, candidates));
+    const calls = conversation.busy || candidates ? [] : openCalls(conversation.items);
     nodes.push(...calls.map((call) => toolForm(call, this.actions.giveOutput)));
     if (!nodes.length) nodes.push(welcome());
     this.#place(nodes);
@@ -47,12 +45,12 @@ export class Transcript {
     this.box.scrollTop = this.box.scrollHeight;
   }
 
-  /** Brings an entry into sight. */
-  scrollTo(key) {
-    this.#views.get(key)?.node.scrollIntoView({ block: "center" });
+  /** Brings a node into sight. */
+  scrollTo(node) {
+    this.#views.get(node.id)?.article.scrollIntoView({ block: "center" });
   }
 
-  /** Shows these nodes. What stays in its place keeps the focus, and the reader does, too. */
+  /** Shows these elements. What stays in its place keeps the focus, and the reader does, too. */
   #place(nodes) {
     const shown = [...this.box.children];
     const same = nodes.findIndex((node, at) => node !== shown[at]);
@@ -67,109 +65,114 @@ export class Transcript {
     return this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < NEAR_END_PX;
   }
 
-  /** Returns how many entries all candidates share: those before the answers. */
-  #shared(entries, candidates) {
-    const own = candidates.flatMap((live) => live.items.map((item) => item.id));
-    const at = entries.findIndex((entry) => entry.items.some((item) => own.includes(item.id)));
-    return at < 0 ? entries.length : at;
+  /** Returns the element that shows a node, as it is now. */
+  #shown(conversation, node, isLast) {
+    let view = this.#views.get(node.id);
+    if (view?.version !== node.version) this.#views.set(node.id, (view = made(node)));
+    const live = conversation.liveOf(node);
+    if (live && view.live !== live) live.addEventListener("change", () => this.#grow(view, node, live));
+    view.live = live;
+    this.#grow(view, node, live);
+    view.tools.replaceChildren(...this.#tools(conversation, node, view, isLast));
+    return view.article;
   }
 
-  #entry(conversation, entry, isLast) {
-    let view = this.#views.get(entry.key);
-    if (!view) this.#views.set(entry.key, (view = this.#made(entry)));
-    view.cost.textContent = costOf(conversation.usageOf(entry));
-    view.tools.replaceChildren(...this.#tools(conversation, entry, view, isLast));
-    return view.node;
-  }
-
-  #made(entry) {
-    const body = entry.kind === "message" ? messageBody(entry) : answerBody(entry);
-    const cost = element("p", { class: "quiet cost" });
-    const tools = element("div", { class: "row tools" });
-    const who = { message: entry.items[0].role === "user" ? "You" : "System", answer: "Answer", output: "Tool" }[
-      entry.kind
-    ];
-    const node = element("article", { class: `entry ${entry.kind}`, "aria-label": who }, body, cost, tools);
-    return { node, body, cost, tools };
-  }
-
-  #tools(conversation, entry, view, isLast) {
-    if (conversation.busy || entry.items[0].id === "unsaved") return [];
-    const { actions } = this;
-    const act = (label, action) => button(label, () => action(entry), { class: "plain small" });
-    const edit = () => view.body.replaceWith(editor(entry, view.body, actions));
-    const shown = [act("Copy", () => navigator.clipboard?.writeText(textOfEntry(entry)))];
-    if (entry.kind === "message" || textOfEntry(entry)) shown.push(act("Edit", edit));
-    if (entry.kind === "answer") {
-      const usage = conversation.usageOf(entry);
-      if (isLast && usage?.cut && entry.items.at(-1).type === "message") shown.push(act("Continue", actions.goOn));
-      shown.push(act("Another answer", actions.again));
-      if (textOfEntry(entry)) shown.push(act("Probabilities", () => showProbabilities(conversation, entry, view.body)));
+  /** Shows the state of an answer. */
+  #grow(view, node, live) {
+    const running = Boolean(live?.running);
+    const atEnd = this.#isAtEnd();
+    if (running) view.answer?.grow(node.items, () => atEnd && this.scrollToEnd());
+    else if (view.items !== node.items || view.running) {
+      view.answer?.show(node.items);
+      if (atEnd) this.scrollToEnd();
     }
-    shown.push(act("Fork", actions.fork));
-    if (!isLast) shown.push(act("Rewind to here", actions.rewind));
-    return [...actions.siblings(entry), ...shown];
+    Object.assign(view, { items: node.items, running });
+    const error = running ? null : errorOf(node);
+    view.state.textContent = running ? live.state : (error ?? costLine(node));
+    view.state.classList.toggle("error", error !== null);
+    view.article.setAttribute("aria-busy", String(running));
+    if (!live || running || this.#announced.has(live)) return;
+    this.#announced.add(live);
+    announce(node.error ?? "The answer is complete.");
   }
 
-  #live(live) {
-    let view = this.#lives.get(live);
-    if (view) return view;
-    const answer = new AnswerView();
-    const state = element("p", { class: "quiet cost" }, "Waiting…");
-    const node = element(
-      "article",
-      { class: "entry answer", "aria-label": "Answer", "aria-busy": "true" },
-      answer.body,
-      state,
-    );
-    view = { node, answer, state };
-    this.#lives.set(live, view);
-    const told = () => {
-      const atEnd = this.#isAtEnd();
-      if (live.running) answer.grow(live.items, () => atEnd && this.scrollToEnd());
-      else answer.show(live.items);
-      state.textContent =
-        live.error ?? (live.running ? (live.items.length ? "Answering…" : "Waiting…") : costOf(live.usage));
-      state.classList.toggle("error", Boolean(live.error));
-      node.setAttribute("aria-busy", String(live.running));
-      if (!live.running) announce(live.error ?? "The answer is complete.");
-    };
-    live.addEventListener("change", told);
-    return view;
+  #tools(conversation, node, view, isLast) {
+    if (conversation.busy) return [];
+    const { actions } = this;
+    const act = (name, label, action) => iconButton(name, label, () => action(node));
+    const edit = () => view.body.replaceWith(editor(node, view.body, actions));
+    const text = textOfEntry(node);
+    const shown = [];
+    if (text) shown.push(copyButton(() => text));
+    if (node.kind === "message" || text) shown.push(act("edit", "Edit", edit));
+    if (node.kind === "answer") {
+      const error = errorOf(node);
+      const isCut = error || node.status === "cut";
+      if (isLast && isCut && node.items.at(-1)?.type === "message") shown.push(act("go", "Continue", actions.goOn));
+      if (error) shown.push(...this.#mending(node));
+      else shown.push(act("again", "Another answer", actions.again));
+      const show = () => showProbabilities(conversation, node, view.body);
+      if (text) shown.push(act("chart", "Probabilities", show));
+    } else if (isLast && !openCalls(conversation.items).length) shown.push(act("talk", "Answer", actions.answer));
+    if (!isLast) shown.push(act("fork", "Fork", actions.fork), act("rewind", "Rewind to here", actions.rewind));
+    return [...actions.siblings(node), ...shown];
   }
 
-  #sideBySide(candidates) {
-    const columns = candidates.map((live, at) => {
-      const view = this.#live(live);
-      const use = button("Use this answer", () => this.actions.use(live), { class: "primary", disabled: live.running });
+  /** Returns the buttons that may help where an answer has failed. */
+  #mending(node) {
+    const act = (label, action) => button(label, () => action(node), { class: "small primary" });
+    const again = act("Try again", this.actions.retry);
+    if (node.code !== "context_length_exceeded") return [again];
+    return [act("Drop the oldest turns and try again", this.actions.dropOldest), again];
+  }
+
+  #sideBySide(conversation, candidates) {
+    const columns = candidates.map((node, at) => {
+      const article = this.#shown(conversation, node, false);
+      const use = button("Use this answer", () => this.actions.use(node), {
+        class: "primary",
+        disabled: Boolean(conversation.liveOf(node)),
+      });
       const label = `Answer ${at + 1} of ${candidates.length}`;
-      return element("section", { class: "candidate", "aria-label": label }, element("h3", {}, label), view.node, use);
+      const own = Object.entries(node.column ?? {}).map(([name, value]) => `${name} ${value}`);
+      const heading = element("h3", {}, [label, ...own].join(" · "));
+      return element("section", { class: "candidate", "aria-label": label }, heading, article, use);
     });
     return element("div", { class: "side-by-side" }, columns);
   }
 }
 
+/** Returns the elements that show a node. An answer's grow with it. */
+function made(node) {
+  const answer = node.kind === "answer" ? new AnswerView() : null;
+  const body = answer?.body ?? (node.kind === "message" ? messageBody(node) : outputBody(node));
+  const state = element("p", { class: "quiet cost" });
+  const tools = element("div", { class: "row tools" });
+  const who = { message: "You", answer: "Answer", output: "Tool" }[node.kind];
+  const article = element("article", { class: `entry ${node.kind}`, "aria-label": who }, body, tools, state);
+  return { article, body, answer, state, tools, version: node.version, items: null, running: false, live: null };
+}
+
+/** Returns why an answer that is not being generated here is not whole, or null. */
+const errorOf = (node) => (isRunning(node) ? "No server has answered yet." : (node.error ?? null));
+
+/** Returns which model wrote an answer, and what it cost. */
+const costLine = (node) => [node.usage && node.model, costOf(node.usage)].filter(Boolean).join(" · ");
+
 function messageBody(entry) {
   const body = element("div", { class: "message-body", dir: "auto" });
-  for (const part of entry.items[0].content) {
-    if (part.image_url?.startsWith?.("data:image/")) {
-      body.append(element("img", { src: part.image_url, alt: "Image that was sent" }));
-    } else body.append(element("span", {}, (part.text ?? `(${part.type})`).slice(0, 100_000)));
-  }
+  for (const part of entry.items[0].content) body.append(...messagePart(part));
   return body;
 }
 
-function answerBody(entry) {
-  const view = new AnswerView();
-  if (entry.kind === "answer") view.show(entry.items);
-  else for (const item of entry.items) showPart(view.body, item);
-  return view.body;
-}
-
-function showPart(body, item) {
-  const part = partOf(item);
-  part.update(item, false);
-  body.append(part.node);
+function outputBody(entry) {
+  const body = element("div", { class: "answer-body" });
+  for (const item of entry.items) {
+    const part = partOf(item);
+    part.update(item, false);
+    body.append(part.node);
+  }
+  return body;
 }
 
 function welcome() {
@@ -180,8 +183,7 @@ function welcome() {
     element(
       "p",
       { class: "quiet" },
-      "Answers are kept by the server, so that you can fork a conversation at any message, go back, and compare. ",
-      "What is computed once is found again.",
+      "Conversations are kept in this browser. You can fork one at any message, go back, and compare answers.",
     ),
   );
 }

@@ -1,11 +1,11 @@
-/** The tree of a conversation and its forks: what each part cost, and where the branches are. */
+/** The tree of a conversation: what each part cost, and where the branches are. */
 
 import { button, byId, element } from "../base/dom.js";
 import { beginning, count } from "../base/format.js";
 import { textOfEntry } from "./entries.js";
 
 export class TreeView {
-  /** `go`: shows a branch and an entry of it. */
+  /** `go`: shows the branch of a node. */
   constructor({ go, close }) {
     this.go = go;
     this.list = element("div");
@@ -23,43 +23,39 @@ export class TreeView {
   }
 
   show(conversation) {
-    const { children } = conversation.tree;
+    const { children } = conversation;
+    const roots = children.get(null) ?? [];
+    const shown = new Set(conversation.path);
     this.list.replaceChildren(
-      children.length ? this.#chains(children, conversation) : element("p", { class: "quiet" }, "Nothing yet."),
+      roots.length ? this.#chains(roots, children, shown) : element("p", { class: "quiet" }, "Nothing yet."),
     );
   }
 
   /** Returns the alternatives that begin at one place, each with what follows it. */
-  #chains(nodes, conversation) {
-    if (nodes.length === 1) return this.#chain(nodes[0], conversation);
-    const forks = nodes.map((node) => element("li", { class: "fork" }, this.#chain(node, conversation)));
+  #chains(nodes, children, shown) {
+    if (nodes.length === 1) return this.#chain(nodes[0], children, shown);
+    const forks = nodes.map((node) => element("li", { class: "fork" }, this.#chain(node, children, shown)));
     return element("ul", { class: "forks", "aria-label": `${nodes.length} branches` }, forks);
   }
 
   /** Returns a node and all after it up to the next fork, as a flat list: long conversations would else be deep. */
-  #chain(node, conversation) {
+  #chain(node, children, shown) {
     const list = element("ol", { class: "chain" });
-    for (let at = node; at; at = at.children.length === 1 ? at.children[0] : null) {
-      list.append(element("li", {}, this.#node(at, conversation)));
-      if (at.children.length > 1) list.append(element("li", {}, this.#chains(at.children, conversation)));
+    for (let at = node; at; ) {
+      list.append(element("li", {}, this.#node(at, shown.has(at))));
+      const next = children.get(at.id) ?? [];
+      if (next.length > 1) list.append(element("li", {}, this.#chains(next, children, shown)));
+      at = next.length === 1 ? next[0] : null;
     }
     return list;
   }
 
-  #node({ entry, branches }, conversation) {
-    const isShown = branches.includes(conversation.branch);
-    const who = { message: "You", answer: "Answer", output: "Tool" }[entry.kind];
-    const text = beginning(textOfEntry(entry), 44) || entry.items.map((item) => item.name ?? item.type).join(", ");
-    const shown = button("", () => this.go(isShown ? conversation.branch : branches.at(-1), entry), {
-      class: `node ${entry.kind}`,
-    });
+  #node(node, isShown) {
+    const who = { message: "You", answer: "Answer", output: "Tool" }[node.kind];
+    const text = beginning(textOfEntry(node), 44) || node.items.map((item) => item.name ?? item.type).join(", ");
+    const shown = button("", () => this.go(node), { class: `node ${node.kind}` });
     if (isShown) shown.setAttribute("aria-current", "true");
-    shown.append(
-      element("strong", {}, who),
-      " ",
-      element("span", {}, text),
-      ...costOfNode(conversation.usageOf(entry)),
-    );
+    shown.append(element("strong", {}, who), " ", element("span", {}, text), ...costOfNode(node.usage));
     return shown;
   }
 }

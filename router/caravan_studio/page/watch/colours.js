@@ -6,7 +6,7 @@ const GOLDEN_ANGLE = 137.508;
 export function colours() {
   const style = getComputedStyle(document.documentElement);
   const named = (name) => style.getPropertyValue(`--${name}`).trim();
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const dark = document.documentElement.dataset.theme === "dark";
   const lightness = dark ? 62 : 50;
   return {
     ...Object.fromEntries(

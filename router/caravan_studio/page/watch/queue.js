@@ -1,13 +1,14 @@
 /** The requests that wait, each with its reason. */
 
 import { element } from "../base/dom.js";
-import { count, plural, seconds, shortAddress } from "../base/format.js";
+import { count, plural, seconds } from "../base/format.js";
+import { shardName } from "../base/shards.js";
 
 const REASONS = {
   no_shard: () => "no shard is up",
   prefix: ({ of }) => `#${of} computes its beginning now`,
   holder: ({ shard }) =>
-    `${shortAddress(shard)} has its beginning and is busy; computing it elsewhere would take longer`,
+    `${shardName(shard)} has its beginning and is busy; computing it elsewhere would take longer`,
   fetch: () => "its saved cells are being copied to a shard",
   encoding: () => "its images and audio are being encoded",
   cells: () => "no shard has enough free cells",
@@ -20,7 +21,7 @@ const MOST_SHOWN = 30;
 export class Queue {
   constructor() {
     this.heading = element("h2", {}, "Queue");
-    this.list = element("ol", { class: "queue" });
+    this.list = element("ol", { class: "queue", tabIndex: 0, "aria-label": "Waiting requests" });
     this.node = element("section", { class: "card", "aria-label": "Queue" }, this.heading, this.list);
   }
 
@@ -42,7 +43,7 @@ function line(request, time, colours) {
   if (request.key) facts.push(request.key);
   if (request.session) facts.push(`session ${request.session}`);
   if (request.started) facts.push("made room for others");
-  if (request.saved_on) facts.push(`saved on ${shortAddress(request.saved_on)}`);
+  if (request.saved_on) facts.push(`saved on ${shardName(request.saved_on)}`);
   const reason = (REASONS[request.reason] ?? (() => request.reason))(request);
   return element("li", {}, chip, element("span", {}, reason), element("span", { class: "quiet" }, facts.join(" · ")));
 }

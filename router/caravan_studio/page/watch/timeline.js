@@ -1,6 +1,7 @@
 /** The timeline: a lane for each shard, a block for each step, in the colours of the requests in it. */
 
-import { count, seconds, shortAddress } from "../base/format.js";
+import { count, seconds } from "../base/format.js";
+import { shardName } from "../base/shards.js";
 import { canvas } from "./canvas.js";
 
 const LANE = 46;
@@ -126,7 +127,7 @@ export class Timeline {
 export function describe(block) {
   const took = seconds(block.end - block.start);
   const parts = [
-    `${shortAddress(block.shard)}: ${block.kind}`,
+    `${shardName(block.shard)}: ${block.kind}`,
     block.steps > 1 ? `${count(block.steps)} steps in ${took}` : took,
   ];
   const prompts = block.chunks ?? [];
@@ -136,7 +137,7 @@ export function describe(block) {
   }
   if (block.riders?.length) parts.push(`${count(block.tokens)} tokens for ${list(block.riders)}`);
   if (block.moved?.length) parts.push(`cells of ${list(block.moved.map(([request]) => request))}`);
-  if (block.source) parts.push(`from ${shortAddress(block.source)}`);
+  if (block.source) parts.push(`from ${shardName(block.source)}`);
   if (block.drafted) parts.push(`${count(block.accepted)} of ${count(block.drafted)} draft tokens taken`);
   if (block.failed) parts.push(`${count(block.failed)} steps that changed nothing`);
   return parts.join(" · ");
@@ -153,7 +154,7 @@ function list(requests) {
 /** Returns how a lane is called: by its shard and its model. */
 export function laneName(name) {
   const [model, address] = name.split("\n");
-  return `${shortAddress(address)} · ${model}`;
+  return `${shardName(address)} · ${model}`;
 }
 
 function axis(context, { from, to, scale, height, colours }) {

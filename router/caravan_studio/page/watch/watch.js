@@ -4,6 +4,7 @@ import { ApiError } from "../base/api.js";
 import { button, byId, element } from "../base/dom.js";
 import { count, plural, seconds } from "../base/format.js";
 import { attempt } from "../base/notices.js";
+import { readNames } from "../base/shards.js";
 import { addView } from "../base/views.js";
 import { CellMaps } from "./cells.js";
 import { colours } from "./colours.js";
@@ -117,6 +118,7 @@ class Watch {
     const following = (this.#following = new AbortController());
     while (!following.signal.aborted) {
       try {
+        await readNames();
         await follow((message) => this.#take(message), following.signal);
         this.refusal = "The server ended the stream.";
       } catch (error) {

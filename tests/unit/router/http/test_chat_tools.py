@@ -65,6 +65,7 @@ async def test_a_whole_call(service: Service, engine: ScriptedEngine) -> None:
     assert (call["type"], call["function"]) == ("function", {"name": "weather", "arguments": '{"city": "Łódź"}'})
     assert '"name": "weather"' in text_of(engine)
     assert engine.spec.constraint is None
+    assert engine.streams[0].tools_called
 
 
 async def test_a_streamed_call_equals_the_whole_one(service: Service) -> None:

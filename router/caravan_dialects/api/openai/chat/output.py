@@ -110,6 +110,7 @@ class ChatOutput:
             called = self._called or (self._parser is not None and self._parser.calls > 0)
             if called and finish is not FinishReason.LENGTH:
                 self.finish = "tool_calls"
+                self.run.call_tools()
         return parts
 
     def end(self) -> list[Part]:

@@ -1,0 +1,184 @@
+"""The policy of the product: cells are kept while a return is worth more than what waits for them.
+
+A parked sequence is worth what its job's next request saves by it: the time to compute it again, for all that run on
+the shard, times the rate at which that request is expected (`Gaps.return_rate`). A request that waits loses a second
+per second, and may take the cells that are worth least, up to a price. All others are *held* against it, with room for
+the next turns of their jobs and of those that run, unless
+
+1. the request is ahead of the job: by priority, between keys, or by service. A job is ahead of others of its key by
+   `CREDIT` times the tokens that it has in cells. So it is served before others by at most that much more than fair
+   share gives it, and nothing starves;
+2. the job has held cells, since its answer ended, for as long as computing them again costs. So a job that does not
+   come back costs others at most what LRU costs them when it does: the ski rental problem, for which that is the best
+   bound (Karlin et al., "Competitive snoopy caching", Algorithmica 3, 1988).
+
+The time for which cells are held is charged to their session and key, as if they had got a token in each step.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from caravan_scheduler.jobs.policy import PolicyInput
+from caravan_scheduler.sequence import Sequence
+from caravan_scheduler.shard.account import ShardAccount
+from caravan_scheduler.shard.policy import NOTHING_HELD, Held
+from caravan_scheduler.shard.prefix_reuse import LOAD_S, copy_s
+from caravan_scheduler.shard.resident import Resident
+from caravan_scheduler.waiting.fair_share import OUTPUT_TOKEN
+
+if TYPE_CHECKING:
+    from caravan_scheduler.shard.stays import Stays
+
+# A token in cells counts like so many tokens of service.
+CREDIT = 4.0
+# Steps are short while a job is expected back at such a rate, in 1/s.
+_SOON_RATE = 0.1
+# What a second of waiting is worth. A request that goes on from cells also keeps these from others.
+_START_PRICE = 1.0
+_RETURN_PRICE = 10.0
+# Computing again delays all that run on the shard, but no more than so many are counted.
+_MOST_DELAYED = 8
+# A job starts if those that are there have room for so many more turns.
+_TURNS_AHEAD = 10
+# A rate of return is looked up again after this share of the time for which the job has been away.
+_STALE_SHARE = 0.1
+# What is held is looked at several times a second. If not, nobody waited for it.
+_LONGEST_RENT_S = 1.0
+
+
+class _Value(NamedTuple):
+    """A parked sequence: what keeping a cell of it is worth, in seconds per second, and how many are its ``own``.
+
+    ``is_kept``: whether it is worth being held against others.
+    """
+
+    cell_worth: float
+    own: int
+    is_kept: bool
+
+
+class ExpectedReturn:
+    """Keeps cells for jobs that come back."""
+
+    def __init__(self, given: PolicyInput) -> None:
+        self._clock = given.clock
+        self._shares = given.shares
+        self._has_refused = False
+        # By shard, with the time and what they depend on.
+        self._known: dict[str, tuple[tuple[float, int, int], Stays, dict[Resident, _Value]]] = {}
+
+    def in_order_of_eviction(self, shard: ShardAccount, parked: list[Resident]) -> list[Resident]:
+        """Return ``parked`` by last use, but those worth being held come last, by what each of their cells is worth."""
+        if len(parked) < 2:
+            return parked
+        values = self._values(shard)
+        return sorted(parked, key=lambda one: values[one].cell_worth if values[one].is_kept else 0.0)
+
+    def held(self, shard: ShardAccount, sequence: Sequence) -> Held:
+        """Return what ``sequence`` may not take of ``shard``."""
+        values = self._values(shard)
+        protected = [one for one, value in values.items() if value.is_kept and not self._may_take(sequence, one)]
+        if not protected:
+            return NOTHING_HELD
+        left, taken, held = (_START_PRICE if sequence.kept is None else _RETURN_PRICE), 0, []
+        for one in sorted(protected, key=lambda one: values[one].cell_worth):
+            value = values[one]
+            if value.cell_worth * value.own <= left:
+                left -= value.cell_worth * value.own
+                continue
+            held.append(one)
+            taken += int(left / value.cell_worth)
+            left = 0.0
+        if not held:
+            return NOTHING_HELD
+        self._has_refused = True
+        for one in held:
+            self._pay(shard, one)
+        ids = frozenset(one.sequence_id for one in held)
+        others = [one.sequence_id for one in shard.stays.parked.values() if one.sequence_id not in ids]
+        cells = shard.cells.held - shard.cells.live - shard.cells.tree.own_cells(others) - taken
+        if sequence.kept is None:
+            growing = (one.sequence.job for one in (*held, *shard.stays.residents.values()))
+            cells += round(_TURNS_AHEAD * sum(job.expected_growth for job in growing if job is not None))
+        return Held(max(0, cells), ids)
+
+    def expects_return(self, shard: ShardAccount) -> bool:
+        """Whether a request that continues something on ``shard`` is likely to come during a step."""
+        return any(self._rate(one) >= _SOON_RATE for one in shard.stays.parked.values())
+
+    def charged(self, sequence: Sequence) -> float:
+        """Return what the session of ``sequence`` was charged, less the credit for what it has in cells."""
+        source = sequence.kept
+        return sequence.account.counter - (0 if source is None else CREDIT * source.computed)
+
+    def take_refusals(self) -> bool:
+        """Return whether anything was held against a request since the last call."""
+        refused, self._has_refused = self._has_refused, False
+        return refused
+
+    def _values(self, shard: ShardAccount) -> dict[Resident, _Value]:
+        """Return what the parked sequences of ``shard`` are worth. Many requests ask for that at one time."""
+        version = self._clock.now_s, shard.stays.version, shard.cells.tree.version
+        known = self._known.get(shard.name)
+        if known is None or known[0] != version or known[1] is not shard.stays:
+            values = {one: self._value(shard, one) for one in shard.stays.parked.values()}
+            known = self._known[shard.name] = version, shard.stays, values
+        return known[2]
+
+    def _value(self, shard: ShardAccount, resident: Resident) -> _Value:
+        own = resident.computed
+        if shard.layout.shares_cells:
+            own = shard.cells.tree.own_cells((resident.sequence_id,))
+        rate = self._rate(resident)
+        if not rate:
+            return _Value(0.0, own, is_kept=False)
+        saved_s = self._saved_s(shard, resident, own)
+        is_kept = resident.is_awaited or (rate * saved_s >= _START_PRICE and resident.hold.held_s <= saved_s)
+        return _Value(rate * saved_s / max(1, own), own, is_kept=is_kept)
+
+    def _may_take(self, sequence: Sequence, resident: Resident) -> bool:
+        return sequence.started or sequence.continues is resident or self._is_ahead(sequence, resident)
+
+    def _is_ahead(self, sequence: Sequence, resident: Resident) -> bool:
+        """Whether ``sequence`` goes before the next request of the job of ``resident``."""
+        spec, other = sequence.spec, resident.sequence.spec
+        if spec.priority != other.priority:
+            return spec.priority > other.priority
+        if spec.tenant.name != other.tenant.name:
+            return self._shares.tenants.counter(spec.tenant) < self._shares.tenants.counter(other.tenant)
+        credit = CREDIT * resident.computed
+        if spec.session != other.session:
+            # Of two requests that wait, the order of the queue decides.
+            own_charge = self.charged(sequence) if resident.is_awaited else sequence.account.counter
+            return own_charge < self._shares.charged(other.tenant.name, other.session) - credit
+        own, theirs = sequence.job, resident.sequence.job
+        return own is not None and theirs is not None and own.service < theirs.service - credit
+
+    def _rate(self, resident: Resident) -> float:
+        """Return how soon the job of ``resident`` is expected back, in 1/s."""
+        job, now_s = resident.sequence.job, self._clock.now_s
+        if job is None or resident.is_continued:
+            return 0.0
+        if resident.is_awaited:
+            return 1.0
+        hold, away_s = resident.hold, now_s - resident.last_used_s
+        if now_s - hold.looked_s > _STALE_SHARE * min(away_s, 1.0) or hold.looked_s < resident.last_used_s:
+            hold.return_rate, hold.looked_s = job.return_rate(away_s), now_s
+        return hold.return_rate
+
+    def _saved_s(self, shard: ShardAccount, resident: Resident, own: int) -> float:
+        """Return what it costs all requests of ``shard`` to compute or load ``own`` cells again, in seconds."""
+        seconds = shard.costs.recompute_s(resident.computed - own, resident.computed)
+        if shard.saves.are_possible:
+            copies = 1 if resident.is_expendable else 2
+            seconds = min(seconds, LOAD_S + copies * copy_s(shard, own))
+        return seconds * min(_MOST_DELAYED, 1 + len(shard.stays.residents))
+
+    def _pay(self, shard: ShardAccount, resident: Resident) -> None:
+        """Charge for the time since ``resident`` was looked at, for which it was held."""
+        now_s, spec = self._clock.now_s, resident.sequence.spec
+        seconds = now_s - max(resident.hold.rent_paid_s, resident.last_used_s)
+        resident.hold.rent_paid_s = now_s
+        if 0 < seconds <= _LONGEST_RENT_S:
+            resident.hold.held_s += seconds
+            if shard.costs.mean_step_s:
+                self._shares.charge(spec.tenant, spec.session, OUTPUT_TOKEN * seconds / shard.costs.mean_step_s)
