@@ -5,18 +5,17 @@ import sys
 from typing import Any
 
 from openai import OpenAI
-from openai.types.responses import ResponsesServerEvent
 
 
-def until(connection: Any, *kinds: str) -> list[ResponsesServerEvent]:
+def until(connection: Any, *kinds: str) -> list[Any]:
     """Return the events up to the first of one of these types."""
-    found: list[ResponsesServerEvent] = []
+    found: list[Any] = []
     while not found or found[-1].type not in kinds:
         found.append(connection.recv())
     return found
 
 
-def user(text: str) -> list[dict[str, str]]:
+def user(text: str) -> Any:
     return [{"type": "message", "role": "user", "content": text}]
 
 

@@ -6,7 +6,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse
 
 from caravan_testing.http_server import serving
-from caravan_testing.scripted_engine import EOS_TOKEN, Pause, Script, WordEngine, prompt_text, word
+from caravan_testing.scripted_engine import EOS_TOKEN, Pause, Step, WordEngine, prompt_text, word
 from caravan_testing.waiting import DEADLINE_S, eventually
 
 PATH = "/v1/responses"
@@ -30,15 +30,10 @@ async def until(socket: ClientWebSocketResponse, *kinds: str) -> list[Any]:
 def first_waits(engine: WordEngine, after: int) -> WordEngine:
     """Let the first stream wait after some words, for ever."""
     steps = list(engine.script(None))  # type: ignore[arg-type]  # it is not read
-    scripts = iter([[*steps[:after], Pause(), *steps[after:]]])
+    first: list[Step] = [*steps[:after], Pause(), *steps[after:]]
+    scripts = iter([first])
     engine.script = lambda _: next(scripts, steps)
     return engine
-
-
-def thinking_script(*first: str) -> Script:
-    """Return a script whose first stream says these pieces, waits and ends, and whose others say one word."""
-    scripts = iter([[*(word(piece, 300 + at) for at, piece in enumerate(first)), Pause(), EOS_TOKEN]])
-    return lambda _: next(scripts, [word("Fine", 299), EOS_TOKEN])
 
 
 async def begun(socket: ClientWebSocketResponse, deltas: int, **fields: Any) -> str:
@@ -91,7 +86,7 @@ async def test_a_response_that_has_no_token_yet_is_steered() -> None:
 
 async def test_input_for_a_response_with_a_call_waits_for_its_result() -> None:
     engine = WordEngine()
-    steps = [word(CALL, 300), Pause(), EOS_TOKEN]
+    steps: list[Step] = [word(CALL, 300), Pause(), EOS_TOKEN]
     engine.script = lambda _: steps
     async with serving(engine) as service, service.client.ws_connect(PATH) as socket:
         calling = await begun(socket, 0, tools=[TOOL], store=False)

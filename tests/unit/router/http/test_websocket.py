@@ -108,7 +108,7 @@ async def test_a_lane_is_in_order_and_lanes_run_at_the_same_time() -> None:
             await create(socket, text, stream_id=lane, store=False)
         await eventually(lambda: len(engine.streams), "both lanes run", lambda count: count == 2)
         engine.resume.set()
-        ends = []
+        ends: list[str] = []
         events: dict[str, list[str]] = {"a": [], "b": []}
         while len(ends) < 3:
             event = await socket.receive_json()
