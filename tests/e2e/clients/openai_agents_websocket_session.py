@@ -42,7 +42,7 @@ def main(url: str) -> dict[str, Any]:
                 previous_response_id=first.id,
                 max_output_tokens=5,
             )
-        ended = []
+        ended: list[str] = []
         while len(ended) < len(lanes):
             event = until(connection, "response.completed", "response.incomplete")[-1]
             ended.append(event.stream_id)

@@ -141,6 +141,7 @@ async def test_a_failed_request_drops_what_it_continues() -> None:
     [
         ("no JSON", None),
         ("[]", None),
+        (f'{{"type": "response.create", "stream_id": "{"x" * 257}"}}', None),
         ('{"type": "session.update"}', "type"),
         ('{"type": "response.create", "background": true, "input": "x"}', "background"),
         ('{"type": "response.create", "input": 7}', "input"),
@@ -194,7 +195,7 @@ async def test_a_connection_ends_after_an_hour() -> None:
         await create(socket, "Hi")
         code = "invalid_request"
         while code != "websocket_connection_limit_reached":
-            await create(socket, "More", background=True)
+            await create(socket, "More", background=True, stream_id="b")
             code = (await until(socket, "error"))[-1]["error"]["code"]
         engine.resume.set()
         assert (await until(socket, "response.completed"))[-1]["response"]["status"] == "completed", "it has begun"

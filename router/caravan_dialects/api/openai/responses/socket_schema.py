@@ -1,6 +1,6 @@
 """Messages of a WebSocket connection of ``/v1/responses``, as openai-python's `responses_client_event` has them."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -11,10 +11,10 @@ StreamId = str | msgspec.UnsetType
 
 
 class ClientEvent(msgspec.Struct, frozen=True):
-    """What decides where a message goes."""
+    """What decides where a message goes. ``stream_id``: each event repeats it, so it is short."""
 
     type: str
-    stream_id: str | None = None
+    stream_id: Annotated[str, msgspec.Meta(max_length=256)] | None = None
 
 
 class CreateEvent(ResponseRequest, frozen=True, kw_only=True):
