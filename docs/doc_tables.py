@@ -24,7 +24,7 @@ import comparisons
 import sent_fields
 from reading_path import STOPS, lines_of
 
-from caravan_dialects.api.errors import INTERNAL, TABLE
+from caravan_dialects.api.error_table import INTERNAL, TABLE
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.errors import openai_code, openai_status
 from caravan_router.config import RouterConfig

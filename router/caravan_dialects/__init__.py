@@ -24,7 +24,7 @@ From a body to a reply
     piece --- the dialect's reply, api.stream --------------------------------> bytes of a whole reply or of an event
 
 A dialect that sends conversations is translated into a chat request, whatever it is called there, and gets the checks
-of all chats. So a rule of sampling or of tools stands once. `api.errors` is the one table of errors, of which each
+of all chats. So a rule of sampling or of tools stands once. `api.error_table` is the one table of errors, of which each
 dialect makes its own form.
 
 What belongs to whom
@@ -47,7 +47,7 @@ Where a new rule goes
 
     a field of one dialect                 its `schema`, and its `validation` or `plan`
     a check that all dialects make alike   `api.generation`
-    an error, its status and words         `api.errors`
+    an error, its status and words         `api.errors`, `api.error_table`
     a whole dialect                        a folder of `api`, and its routes in `caravan_router.http`
     how a family writes tool calls         `chat.tool_derivation`, or a row of the table in `chat.tool_format`
     a kind of file                         `media.file`, and its decoder in `media.decoder_process`

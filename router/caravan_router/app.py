@@ -15,6 +15,7 @@ from typing import Protocol
 from aiohttp import web
 
 import caravan_proto
+from caravan_dialects.bulk.store import BulkStore
 from caravan_dialects.conversations.store import Store
 from caravan_router.auth.keyring import KeyWatch, single_key
 from caravan_router.config import RouterConfig
@@ -186,7 +187,16 @@ async def http_service(
     )
     store = Store(config.store)
     await store.open()
-    app = build_app(fleet, config.limits, metrics, info=info, access=access, store=store, catalogue=catalogue)
+    app = build_app(
+        fleet,
+        config.limits,
+        metrics,
+        info=info,
+        access=access,
+        store=store,
+        bulk=BulkStore(config.bulk),
+        catalogue=catalogue,
+    )
     if traces is not None:
         app[TRACING] = traces
     return HttpService(config, app, keys, tls)

@@ -15,6 +15,7 @@ from caravan_dialects.api.errors import RequestError
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.chat.schema import Effort
 from caravan_dialects.api.openai.chat.thinking import checked_kwargs
+from caravan_dialects.bulk.store import BulkSettings
 from caravan_dialects.conversations.store import StoreSettings
 from caravan_proto.flags import flag
 from caravan_proto.telemetry import LogSettings
@@ -271,6 +272,16 @@ class RouterConfig:
         "end",
         low=1,
     )
+    batch_concurrency: int = flag(
+        32, "maximum number of requests of batches that run or wait at a time, of all batches together", low=1
+    )
+    file_space: int = flag(
+        1024,
+        "maximum size of uploaded files and of the results of batches in MiB, kept beside --state-file or until the "
+        "router ends; one API key may use as much as it leaves free",
+        low=1,
+    )
+    file_life_s: float = flag(2_592_000.0, "seconds that a file is kept which does not name a time itself", low=1)
     record: str | None = flag(
         None, "file to which every event and decision of the scheduler is recorded, for `caravan replay`"
     )
@@ -407,6 +418,12 @@ class RouterConfig:
             job_life_s=self.background_life_s,
         )
 
+    @property
+    def bulk(self) -> BulkSettings:
+        """Where files and batches are kept, and for how long."""
+        folder = None if self.state_file is None else Path(f"{self.state_file}-files")
+        return BulkSettings(folder=folder, max_bytes=self.file_space << 20, life_s=self.file_life_s)
+
     def read_shard_tls(self) -> ShardTls | None:
         """Read the files for TLS to shards, which blocks; None without them. Raises TlsFileError."""
         if self.shard_certfile is None:
@@ -468,6 +485,7 @@ class RouterConfig:
             max_stop_sequences=self.max_stop_sequences,
             websockets=self.websockets,
             strict_fields=self.strict_fields,
+            batch_concurrency=self.batch_concurrency,
             max_top_n_tokens=self.max_top_n_tokens,
             max_input_tokens=self.max_input_tokens,
             max_total_tokens=self.max_total_tokens,

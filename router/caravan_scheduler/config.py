@@ -52,6 +52,8 @@ class SchedulerConfig:
     watermark: float = 0.02
     # Ended sequences stay in the cache until their cells are needed.
     prefix_caching: bool = True
+    # While other requests come, a step of bulk work carries prompts for so long, so that they wait no longer.
+    bulk_step_s: float = 0.02
     # The priority of a waiting request rises by one each time this has passed.
     aging_s: float = 60.0
     # A request that has not started after this time fails.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from caravan_proto.messages.media import MediaSpan
-from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.generation import BULK_PRIORITY, GenerationSpec
 from caravan_scheduler.core.prompt_media import without_cells
 from caravan_scheduler.core.tokens import PromptToken, block_hashes, common_length
 from caravan_scheduler.job import Job, ParkedSequence
@@ -61,6 +61,8 @@ class Sequence:
     request_id: int = field(init=False)
     spec: GenerationSpec = field(init=False)
     output: list[int] = field(default_factory=list)
+    # Whether it runs only where nothing else does. A beam search runs as a whole, like any other request.
+    is_bulk: bool = field(init=False)
     # How many requests behind this one started while it had no room.
     bypassed: int = 0
     # What mirostat or adaptive-p carries to its next token, as of its last one; None without them. It comes with the
@@ -107,6 +109,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.request_id, self.spec = self.request.request_id, self.request.spec
+        self.is_bulk = self.spec.priority <= BULK_PRIORITY and self.spec.beams is None
         if (continued := self.spec.continued) is not None:
             self.output, self.feedback = [*continued.token_ids], continued.feedback
         self.keys = PrefixKeys(self.request.prefix_namespace, self.tokens)

@@ -10,6 +10,7 @@ processes, so nothing here loads llama.cpp, and `commands` imports what a comman
     catalogue   models that are loaded and unloaded as requests ask for them
     servers     a server for the commands below: one that runs, or one that ends with the command
     talk        `caravan run`: a chat in the terminal
+    batch       `caravan batch`: the requests of a file
     launch      `caravan launch`: coding agents, each with what `agents` knows of it
     operating   `caravan ps` and `stop`
     bench       `caravan bench`: a load generator for any server, which imports nothing else of ours

@@ -43,6 +43,12 @@ COMMANDS: Mapping[str, Command] = {
         "caravan_serve.serve_flags:serve_parser",
         Part.SERVE,
     ),
+    "batch": Command(
+        "answer the requests of a file: caravan batch requests.jsonl -m smollm2 -o answers.jsonl",
+        "caravan_serve.batch.cli:main",
+        "caravan_serve.batch.cli:batch_parser",
+        Part.RUN,
+    ),
     "launch": Command(
         "start a coding agent on a model: caravan launch codex, claude, opencode, pi, cline, qwen or gemini",
         "caravan_serve.launch:main",

@@ -113,6 +113,7 @@ COMMANDS = {
     "unload": "stop",
     "load": "run",
     "benchmark": "bench",
+    "run-batch": "batch",
     "completions": "completion",
 }
 COMMAND_ANSWERS = {

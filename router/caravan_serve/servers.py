@@ -22,6 +22,7 @@ from caravan_models.fetching import fetch_blocking
 from caravan_models.progress import shown
 from caravan_models.reference import HUB_PREFIX, LocalFile, hub_model, parse_reference
 from caravan_proto.command_line import Parser
+from caravan_shard.service.starter import PARENT_PID
 
 DEFAULT_URL = "http://127.0.0.1:3000"
 _READY = "Caravan is ready on "
@@ -196,7 +197,7 @@ def started(model: str, flags: Sequence[str]) -> Iterator[Server]:
         "CARAVAN_METRICS_KEY",
         "CARAVAN_LOG_FILE",
     }
-    environ = {name: value for name, value in os.environ.items() if name not in own}
+    environ = {name: value for name, value in os.environ.items() if name not in own} | {PARENT_PID: str(os.getpid())}
     with tempfile.TemporaryFile("w+") as log:
         # In a session of its own, it gets no Ctrl-C of the terminal.
         process = subprocess.Popen(  # noqa: S603

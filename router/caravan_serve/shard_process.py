@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from caravan_shard.service.starter import PARENT_PID
+
 _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
@@ -182,7 +184,7 @@ class ShardProcess:
                 *(*self._command, "--ready-fd", str(ready.descriptor)),
                 pass_fds=(ready.descriptor,),
                 start_new_session=True,
-                env=environment(os.environ),
+                env={**environment(os.environ), PARENT_PID: str(os.getpid())},
                 stderr=asyncio.subprocess.PIPE if self._reads_errors else None,
             )
         finally:

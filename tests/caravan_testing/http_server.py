@@ -13,6 +13,7 @@ from aiohttp import ClientResponse, ClientSession, web
 
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.auth.key import ApiKey, digest_of
+from caravan_dialects.bulk.store import BulkStore
 from caravan_dialects.conversations.store import Store
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import OPEN_TO_ALL, Access, build_app
@@ -72,12 +73,13 @@ async def serving(
     access: Access = OPEN_TO_ALL,
     *,
     store: Store | None = None,
+    bulk: BulkStore | None = None,
 ) -> AsyncIterator[Service]:
     limits = limits or Limits()
     metrics = Metrics()
     for each in engine.engines:
         metrics.of(each.model.name)
-    app = build_app(engine, limits, metrics, access=access, store=store)
+    app = build_app(engine, limits, metrics, access=access, store=store, bulk=bulk)
     async with listening(app, limits, Listen()) as port, ClientSession(port.url) as client:
         yield Service(engine, limits, metrics, port.url, client, app)
 

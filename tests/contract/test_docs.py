@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from doc_tables import ROOT
 
-from caravan_dialects.api.errors import INTERNAL, TABLE, RequestError
+from caravan_dialects.api.error_table import INTERNAL, TABLE
+from caravan_dialects.api.errors import RequestError
 from caravan_dialects.api.openai.errors import openai_status, openai_type
 from caravan_proto.messages.commands import RunNote, Save, SaveEntry
 from caravan_proto.shard.v1 import shard_pb2

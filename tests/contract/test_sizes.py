@@ -32,6 +32,7 @@ REASONS = {
     "ShardAccount": "the parts of what is known of a shard, each of which answers its own questions",
     "ShardLedger": "the only writer of what is known of a shard, with a method for each thing that happens to it",
     "Sequence": "a record with an owner for each field, which `test_owners` checks",
+    "Stays": "the stays of a shard by their status, and what is counted over them",
 }
 
 

@@ -234,6 +234,13 @@ def test_the_anthropic_package_creates_streams_calls_tools_and_counts(served: Se
 
 def test_the_anthropic_package_with_the_toy_model(toy: Served) -> None:
     got = session("anthropic", toy)
+    assert got["batched"] == {
+        "results": {"good": "succeeded", "bad": "errored"},
+        "counts": [0, 1, 1, 0, 0],
+        "cancelled": "canceling",
+        "listed": True,
+        "deleted": "message_batch_deleted",
+    }
     whole, streamed, called = got["whole"], got["streamed"], got["called"]
     assert 0 < whole["output_tokens"] <= 24
     assert whole["input_tokens"] == whole["counted"] > 0

@@ -15,7 +15,7 @@ from caravan_proto.messages.constraint import Thought
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.results import StepOutcome
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
-from caravan_scheduler.core.generation import BeamSearch, EarlyStopping, Tenant
+from caravan_scheduler.core.generation import BULK_PRIORITY, BeamSearch, EarlyStopping, Tenant
 from caravan_scheduler.events import EncodeOutcome, ShardLimits, Unpinned
 from caravan_scheduler.prefix_keys import PrefixKeys
 from caravan_scheduler.shard.remembered import prefixes_of, tokens_of
@@ -214,7 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt=_PROMPTS,
         new=st.integers(1, 30),
         eos=st.booleans(),
-        priority=st.integers(-1, 1),
+        priority=st.sampled_from([BULK_PRIORITY, -1, 0, 1]),
         tenant=st.sampled_from([Tenant(name="x"), Tenant(name="y", weight=2.0)]),
         session=st.sampled_from(["", "", "one", "two"]),
         copies=st.sampled_from([1, 1, 1, 3]),
@@ -263,7 +263,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt=_PROMPTS,
         new=st.integers(1, 20),
         eos=st.booleans(),
-        priority=st.integers(-1, 1),
+        priority=st.sampled_from([BULK_PRIORITY, -1, 0, 1]),
         width=st.integers(1, 4),
         penalty=st.sampled_from([0.0, 1.0, 2.0]),
         early=st.sampled_from(EarlyStopping),

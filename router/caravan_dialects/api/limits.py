@@ -48,6 +48,8 @@ class Limits:
     """Responses of an API key that are generated in the background at a time. Further ones are refused."""
     background_life_s: float = 28_800.0
     """Seconds that such a response may take, and that its events are kept after its end."""
+    batch_concurrency: int = 32
+    """Requests of batches that run or wait at a time, of all batches together."""
     max_request_new_tokens: int | None = None
     """New tokens of all prompts and candidates of a request. None: ``max_best_of`` times the limit of one."""
     max_draft_tokens: int = 0

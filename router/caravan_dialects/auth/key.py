@@ -3,9 +3,9 @@
 import hashlib
 from dataclasses import dataclass
 
-from caravan_scheduler.core.generation import ANYONE, Tenant
+from caravan_scheduler.core.generation import ANYONE, BULK_PRIORITY, Tenant
 
-MIN_PRIORITY, MAX_PRIORITY = -100, 100
+MIN_PRIORITY, MAX_PRIORITY = BULK_PRIORITY, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,12 @@ from caravan_dialects.api.generation.in_progress import RequestsInProgress
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.responses.running import RunningResponses
 from caravan_dialects.auth.client import PermitPools
+from caravan_dialects.bulk.store import BulkSettings, BulkStore
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_router.auth.keyring import Keyring
+from caravan_router.http.bulk.running import BULK, RUNNING_BATCHES, RunningBatches
 from caravan_router.http.docs.routes import docs_page
 from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED
 from caravan_router.http.metrics import METRICS_ACCESS, OPEN_METRICS, MetricsAccess
@@ -72,9 +74,13 @@ def build_app(
     info: InfoExtras = DEFAULT_INFO,
     access: Access = OPEN_TO_ALL,
     store: Store | None = None,
+    bulk: BulkStore | None = None,
     catalogue: Catalogue | None = None,
 ) -> web.Application:
-    """Return the application, to be served by `listener.listening`. It closes ``store``, by default one in memory."""
+    """Return the application, to be served by `listener.listening`. It closes ``store``, by default one in memory.
+
+    It closes ``bulk``, too, by default one that goes with it.
+    """
     cors = Cors(access.cors_allow_origin)
     routes = (*ROUTES, *UNSUPPORTED, *root_routes(access.root_path))
     authentication = Authentication(access.keyring, routes)
@@ -117,6 +123,10 @@ def build_app(
     app.on_startup.append(lambda _app: background.start())
     # Before the handlers of requests end: some read what it generates.
     app.on_shutdown.append(lambda _app: background.close())
+    app[BULK] = BulkStore(BulkSettings()) if bulk is None else bulk
+    batches = app[RUNNING_BATCHES] = RunningBatches(app, app[BULK], limits.batch_concurrency)
+    app.on_startup.append(lambda _app: batches.start())
+    app.on_shutdown.append(lambda _app: batches.close())
     app[SHOWN] = access.page
     app[ROOT_PATH] = access.root_path
     app[METRICS_ACCESS] = access.metrics
@@ -137,3 +147,4 @@ async def _close_parts(app: web.Application) -> None:
     await app[STATE].templates.close()
     await app[STATE].decoder.close()
     await app[STATE].store.close()
+    await app[BULK].close()

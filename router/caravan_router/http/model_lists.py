@@ -9,7 +9,7 @@ from aiohttp import web
 
 from caravan_dialects.api.anthropic.errors import ANTHROPIC
 from caravan_dialects.api.anthropic.models import AnthropicModel, AnthropicModelList, page_of, shown_model, shown_models
-from caravan_dialects.api.errors import Dialect
+from caravan_dialects.api.error_table import Dialect
 from caravan_dialects.api.gemini import models as gemini
 from caravan_dialects.api.gemini.errors import GEMINI
 from caravan_dialects.api.gemini.schema import GeminiModel, GeminiModelList

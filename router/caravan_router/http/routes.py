@@ -6,6 +6,7 @@ from caravan_dialects.api.ollama.errors import OLLAMA
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.tgi.errors import TGI
 from caravan_router.http import admin, anthropic, cloud, gemini, llama_server, metrics, model_lists, ops, page, tgi
+from caravan_router.http.bulk import batches, files, message_batches
 from caravan_router.http.docs import routes as docs
 from caravan_router.http.ollama import models as ollama_models
 from caravan_router.http.ollama import routes as ollama
@@ -22,6 +23,8 @@ ROUTES: tuple[Route, ...] = (
     *responses.ROUTES,
     *conversations.ROUTES,
     *branches.ROUTES,
+    *files.ROUTES,
+    *batches.ROUTES,
     *vectors.ROUTES,
     *model_lists.ROUTES,
     *models.ROUTES,
@@ -29,6 +32,7 @@ ROUTES: tuple[Route, ...] = (
     *llama_server.ROUTES,
     *llama_server.CATALOGUE_ROUTES,
     *anthropic.ROUTES,
+    *message_batches.ROUTES,
     *gemini.ROUTES,
     *model_lists.GEMINI_ROUTES,
     *ollama.ROUTES,

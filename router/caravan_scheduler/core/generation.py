@@ -34,6 +34,9 @@ class Tenant:
 
 ANYONE = Tenant(name="")
 
+# Requests of this priority are bulk work. They run where nothing else does, and others pause them.
+BULK_PRIORITY = -100
+
 # Ids of sessions up to this length are shown as they are.
 _SHORT_ID = 12
 

@@ -7,6 +7,7 @@ from caravan_proto.messages.commands import FilterBatch, Save, SetLayout
 from caravan_scheduler.actions import Joins, Preempt, Preemption
 from caravan_scheduler.config import PrefillMode
 from caravan_scheduler.planning.admission import Admission, StepPlans, begin_encoding
+from caravan_scheduler.planning.bulk import crowding
 from caravan_scheduler.planning.forecast import CellForecast
 from caravan_scheduler.planning.layout import may_return, needs_other_layout
 from caravan_scheduler.planning.moving import finish_drains, how_to_move, to_move
@@ -29,6 +30,8 @@ _MOST_CELLS_AT_ONCE = 2048
 _SHORT_S = 0.05
 # A shard counts as idle when its last sequence ended this long ago, in seconds: a client may ask again at once.
 _IDLE_S = 0.2
+# If no other request has come for so many seconds, bulk work takes longer steps.
+_QUIET_S = 15.0
 
 
 def to_save(shard: ShardAccount, now: float, waiting: int) -> list[Resident]:
@@ -105,6 +108,8 @@ class Planner:
         shards = self._to_plan(changes, may_admit=may_admit, now=now)
         first = self._first_to_fit(now) if shards else None
         for shard in shards:
+            # They cannot come back in this plan, so that others may be admitted.
+            self._recompute(shard, crowding(shard, now, self._state.config.aging_s))
             victims = victims_of_growth(shard)
             if victims:
                 self._preempt(shard, victims)
@@ -174,7 +179,19 @@ class Planner:
 
     def _plan(self, shard: ShardLedger, now: float, waiting: int, adapter: str | None) -> StepPlan:
         config, lengths = self._state.config, self._state.lengths
-        return StepPlan(shard, PlanInput(config=config, lengths=lengths, now=now, waiting=waiting, adapter=adapter))
+        urgent = min(waiting, self._state.waiting.urgent)
+        is_quiet = now - self._state.waiting.urgent_came_s >= _QUIET_S
+        given = PlanInput(
+            config=config,
+            lengths=lengths,
+            now=now,
+            waiting=waiting,
+            urgent=urgent,
+            is_fleet_idle=self._state.lowest_priority is None,
+            bulk_step_s=config.target_itl_s if is_quiet else config.bulk_step_s,
+            adapter=adapter,
+        )
+        return StepPlan(shard, given)
 
     # Admission
 
@@ -249,13 +266,16 @@ class Planner:
     def _preempt(self, shard: ShardLedger, victims: list[Resident]) -> None:
         """Take the cells of ``victims``. They wait for their next stay, in their old order."""
         saved = [resident for resident in victims if self._how(shard, resident) is Preemption.SWAP]
+        self._recompute(shard, [resident for resident in victims if resident not in saved])
+        self._save(shard, saved, release=True)
+
+    def _recompute(self, shard: ShardLedger, victims: Collection[Resident]) -> None:
         for resident in victims:
             # The beams of a search lose their cells with the first of them.
-            if resident not in saved and resident.is_live:
+            if resident.is_live:
                 shard.cancel(resident)
                 self._state.wait_again(resident.sequence)
                 self._state.outbox.add(Preempt(resident.request_id, Preemption.RECOMPUTE))
-        self._save(shard, saved, release=True)
 
     def _stop_decode(self, shard: ShardLedger) -> None:
         """End the Decode under way. What it computes until then counts, so that all of it can be saved afterwards."""

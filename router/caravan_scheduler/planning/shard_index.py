@@ -163,8 +163,12 @@ class Speeds:
         return self._token_s.get(shard.name) or min(self._token_s.values(), default=_FIRST_TOKEN_S)
 
     def sharing_s(self, shard: ShardAccount, more: int = 0) -> float:
-        """Return what sharing ``shard`` with its residents, and ``more`` sequences, costs a request."""
-        return self.token_s(shard) * _TOKENS_PER_RESIDENT * (len(shard.stays.residents) + more)
+        """Return what sharing ``shard`` with its residents, and ``more`` sequences, costs a request.
+
+        Bulk work costs nothing: it pauses.
+        """
+        sharers = len(shard.stays.residents) - shard.stays.bulk
+        return self.token_s(shard) * _TOKENS_PER_RESIDENT * (sharers + more)
 
     def start_s(self, shard: ShardAccount, tokens: int) -> float:
         """Return what starting on ``shard`` costs a request, of which ``tokens`` have to be computed there."""

@@ -27,6 +27,7 @@ from caravan_scheduler.beams import BeamGroup
 from caravan_scheduler.config import JoinReason, PrefillMode, SchedulerConfig
 from caravan_scheduler.fault import on_behalf
 from caravan_scheduler.output_lengths import OutputLengths
+from caravan_scheduler.planning.bulk import kept_from, yielding
 from caravan_scheduler.planning.chunking import (
     MIN_CHUNK_TOKENS,
     Riders,
@@ -99,13 +100,18 @@ def parameters_of(sequence: Sequence) -> SequenceParameters:
 class PlanInput:
     """What a step's plan depends on beside its shard.
 
-    ``waiting``: how many requests wait. ``adapter``: that of the first of them, None if no request may start.
+    ``waiting``: how many requests wait. ``urgent``: how many of them are no bulk work. ``adapter``: that of the first,
+    None if no request may start. ``bulk_step_s``: how long a step of bulk work alone carries prompts.
+    ``is_fleet_idle``: whether no shard has residents.
     """
 
     config: SchedulerConfig
     lengths: OutputLengths
     now: float
     waiting: int
+    urgent: int
+    bulk_step_s: float
+    is_fleet_idle: bool
     adapter: str | None
 
 
@@ -119,7 +125,15 @@ class StepPlan:
     def __init__(self, shard: ShardLedger, given: PlanInput) -> None:
         self.shard = shard
         self._given = given
-        wanted = shard.stays.adapters
+        bulk = yielding(shard, given.now, given.config.aging_s)
+        is_bulk_step = not given.urgent and len(bulk) == len(shard.stays.residents)
+        paused = () if is_bulk_step else bulk
+        waiting = given.waiting if is_bulk_step else given.urgent
+        wanted = (
+            {one.adapter for one in shard.stays.residents.values() if one not in paused}
+            if paused
+            else shard.stays.adapters
+        )
         self._has_rivals = len(wanted) > 1
         if given.adapter is not None:
             wanted.add(given.adapter)
@@ -134,6 +148,9 @@ class StepPlan:
         self.branched: list[Resident] = []
         self._decoding = shard.stays.decoding
         prefilling = shard.stays.prefilling
+        if paused:
+            self._decoding = [resident for resident in self._decoding if resident not in paused]
+            prefilling = [resident for resident in prefilling if resident not in paused]
         if has_rivals:
             self._decoding = [resident for resident in self._decoding if resident.adapter == self.adapter]
             prefilling = [resident for resident in prefilling if resident.adapter == self.adapter]
@@ -141,18 +158,20 @@ class StepPlan:
         self._joins_others = False
         self._join_reason = join_reason(
             given.config,
-            waiting=given.waiting,
+            waiting=waiting,
             running=len(self._riders),
             steps_since_prefill=shard.commands.steps_since_prefill,
         )
         if given.config.mode is PrefillMode.PAUSE and (prefilling or self._join_reason):
             self._riders = []  # decodes wait
-        prompts = len(prefilling) + max(0, min(given.waiting, shard.stays.free_sequences))
+        prompts = len(prefilling) + max(0, min(waiting, shard.stays.free_sequences))
         count = len(self._riders)
         claim = shard.claims.any_of(self._riders, prompts)
         riders = Riders(count=count, seconds=shard.costs.decode_s(count), claim=claim)
         seconds = step_seconds(given.config, prompts=prompts, riders=riders)
-        if shard.expects_return:
+        if is_bulk_step:
+            seconds = min(seconds, riders.seconds + given.bulk_step_s)
+        elif shard.expects_return:
             seconds = min(seconds, given.config.target_itl_s)
         waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s
         step = step_after(given.config, seconds, riders=riders, waited_s=waited_s)
@@ -254,14 +273,22 @@ class StepPlan:
             return False
         if self._forecast is None:
             self._forecast = CellForecast(self.shard, self._given.lengths, self._given.config.watermark)
+        given = self._given
+        kept = kept_from(self.shard, sequence, given.now, given.config.aging_s, urgent=given.urgent > 0)
+        if given.is_fleet_idle and not self.shard.stays.residents:
+            # No other event would let it be asked for again.
+            kept = 0
+        if kept is None:
+            return False
         held = self.shard.held_against(sequence)
         if not held.ids:
-            return self._forecast.has_room(sequence, match.live_length)
+            return self._forecast.has_room(sequence, match.live_length, kept)
         if not has_id_beside(self.shard, held.ids):
             return False
         if self.shard.capacity.is_bounded_by_sequence:
             return True
-        return self._forecast.has_room(sequence, _held_anyway(self.shard, sequence, match, held), held.cells)
+        held_anyway = _held_anyway(self.shard, sequence, match, held)
+        return self._forecast.has_room(sequence, held_anyway, max(held.cells, kept))
 
     def admit(self, sequence: Sequence, match: Match) -> Resident:
         """Start ``sequence``, for which `can_admit` is true, with a chunk of its prompt."""

@@ -264,9 +264,9 @@ class NextHeader:
 
     @property
     def in_order_of_eviction(self) -> list[Resident]:
-        """The same, the first to make way first."""
+        """The same, the first to make way first: bulk work before all else."""
         found = self._in_order(self.evictable)
-        return sorted(found, key=lambda one: one.sequence_id in self.spared) if self.spared else found
+        return sorted(found, key=lambda one: (one.sequence_id in self.spared, not one.sequence.is_bulk))
 
     @property
     def is_needed(self) -> bool:

@@ -78,6 +78,8 @@ class Stays:
         self.beam_groups: dict[BeamGroup[Sequence], dict[int, Resident]] = {}
         # Number of residents of each adapter.
         self._adapters: Counter[str] = Counter()
+        # Number of residents that are bulk work.
+        self.bulk = 0
         self.version = 0
         self._free_ids = list(range(max_sequences))
         self.free_ids: Collection[int] = self._free_ids
@@ -131,6 +133,7 @@ class Stays:
         """Note that ``resident`` starts, under an id that was taken for it."""
         self._table_of[resident.status][resident.sequence_id] = resident
         self._adapters[resident.adapter] += 1
+        self.bulk += resident.sequence.is_bulk
         if (group := resident.sequence.group) is not None:
             self.beam_groups.setdefault(group, {})[group.index_of(resident.sequence)] = resident
         self.note_progress(resident)
@@ -160,6 +163,7 @@ class Stays:
 
     def _leave_residents(self, resident: Resident) -> None:
         self._incomplete.pop(resident.sequence_id, None)
+        self.bulk -= resident.sequence.is_bulk
         self._adapters[resident.adapter] -= 1
         if not self._adapters[resident.adapter]:
             del self._adapters[resident.adapter]

@@ -90,7 +90,9 @@ class WaitingQueue:
         self._fair_share = FairShare() if fair_share is None else fair_share
         # By priority, whether they started before, the names of tenant and session, and the request if it continues.
         self._buckets: dict[tuple[int, bool, str, str, int], list[Sequence]] = {}
-        self._length = 0
+        self._length = self._bulk = 0
+        # When the last request came that is not bulk work.
+        self.urgent_came_s = -math.inf
         # Requests that wait for one shard and are not asked for, by id.
         self._deferred: dict[int, Sequence] = {}
         self._is_due = False
@@ -102,6 +104,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate by arrival."""
         return heapq.merge(*self._buckets.values(), sorted(self._deferred.values(), key=_arrival), key=_arrival)
+
+    @property
+    def urgent(self) -> int:
+        """How many requests wait that are not bulk work."""
+        return self._length - self._bulk
 
     @property
     def deferred(self) -> Collection[Sequence]:
@@ -136,6 +143,9 @@ class WaitingQueue:
         """Add ``sequence``, which is not in the queue."""
         self._insert(sequence)
         self._length += 1
+        self._bulk += sequence.is_bulk
+        if not sequence.is_bulk:
+            self.urgent_came_s = max(self.urgent_came_s, sequence.request.arrived_s)
 
     def defer(self, sequence: Sequence) -> None:
         """Leave ``sequence``, which is in the queue, out of the order until it is requeued."""
@@ -159,6 +169,7 @@ class WaitingQueue:
         if self._deferred.pop(sequence.request_id, None) is None:
             self._take_out(sequence)
         self._length -= 1
+        self._bulk -= sequence.is_bulk
 
     def _take_out(self, sequence: Sequence) -> None:
         bucket = self._buckets.get(_bucket(sequence), [])

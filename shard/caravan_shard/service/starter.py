@@ -11,14 +11,19 @@ from caravan_shard.backends.base import StartupError
 _PR_SET_PDEATHSIG = 1
 
 
+# The variable by which a program tells one that it starts who its parent is.
+PARENT_PID = "CARAVAN_PARENT_PID"
+
+
 def end_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends. Linux only; else raise StartupError.
 
-    The signal is SIGKILL, because nobody is left to wait for a drain.
+    The signal is SIGKILL, because nobody is left to wait for a drain. A parent that names itself in PARENT_PID may also
+    have ended before this call.
     """
     if sys.platform != "linux":
         raise StartupError("--exit-with-parent works on Linux only")
-    parent = os.getppid()
+    parent = int(os.environ.pop(PARENT_PID, os.getppid()))
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise StartupError(f"prctl failed: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 from typing import Any
 
 import anthropic
@@ -98,6 +99,32 @@ def errors(client: anthropic.Anthropic) -> list[str]:
     return got
 
 
+def batched(client: anthropic.Anthropic) -> dict[str, object]:
+    """Let a batch of messages be answered, and cancel another one."""
+    params: Any = {name: value for name, value in COMMON.items() if name != "extra_body"}
+    requests: Any = [
+        {"custom_id": "good", "params": params},
+        {"custom_id": "bad", "params": params | {"messages": []}},
+    ]
+    batch = client.messages.batches.create(requests=requests)
+    while (now := client.messages.batches.retrieve(batch.id)).processing_status != "ended":
+        time.sleep(0.1)
+    results = {one.custom_id: one.result.type for one in client.messages.batches.results(batch.id)}
+    long: Any = [{"custom_id": str(number), "params": params | {"max_tokens": 500}} for number in range(100)]
+    cancelled = client.messages.batches.cancel(client.messages.batches.create(requests=long).id)
+    while client.messages.batches.retrieve(cancelled.id).processing_status != "ended":
+        time.sleep(0.1)
+    listed = [one.id for one in client.messages.batches.list(limit=1)]
+    counts = now.request_counts
+    return {
+        "results": results,
+        "counts": [counts.processing, counts.succeeded, counts.errored, counts.canceled, counts.expired],
+        "cancelled": cancelled.processing_status,
+        "listed": listed[:2] == [cancelled.id, batch.id],
+        "deleted": client.messages.batches.delete(batch.id).type,
+    }
+
+
 async def asynchronous(url: str) -> str:
     async with anthropic.AsyncAnthropic(base_url=url, auth_token="any") as client:
         return text_of(await client.messages.create(**COMMON))
@@ -112,6 +139,7 @@ def main(url: str) -> None:
             "run": run(client),
             "models": models(url),
             "errors": errors(client),
+            "batched": batched(client),
             "asynchronous": asyncio.run(asynchronous(url)),
         }
     print(json.dumps(got))

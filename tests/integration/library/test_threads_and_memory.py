@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import caravan
-from caravan import LLM, Conversation, Executor, SamplingParams
+from caravan import LLM, Conversation, Executor, Picture, SamplingParams
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_testing.shard_tiny_llama import write_tiny_llama
 from caravan_testing.waiting import eventually
@@ -46,6 +46,7 @@ def _calls(executor: Executor, conversation: Conversation) -> dict[str, Callable
         "conversation.rewind": lambda: conversation.rewind(1),
         "conversation.shift_left": lambda: conversation.shift_left(1),
         "conversation.modify": lambda: conversation.modify(lambda tokens: tokens[:1]),
+        "conversation.remove": lambda: conversation.remove(Picture.of(1, 1, bytes(3))),
         "conversation.unload": conversation.unload,
         "conversation.save": conversation.save,
         "conversation.close": conversation.close,

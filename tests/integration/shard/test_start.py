@@ -1,6 +1,8 @@
 """The shard's command line: refused flags, and the end together with its parent."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +69,10 @@ def test_a_shard_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         assert parent.stdout is not None
         assert parent.stdout.read() == b""
         parent.wait(deadline_s)
+
+
+def test_it_ends_with_a_parent_that_ended_before_it_began() -> None:
+    flags = ("--backend", "fake", "--exit-with-parent", "--address", "127.0.0.1:0")
+    # Process 2 is not the parent of this one.
+    env = {**os.environ, "CARAVAN_PARENT_PID": "2"}
+    assert subprocess.run([*COMMAND, *flags], env=env, timeout=DEADLINE_S).returncode == -signal.SIGKILL

@@ -32,8 +32,8 @@ from caravan.client import (
     UnreachableError,
 )
 from caravan.client.errors import response_failure
-from caravan_dialects.api.error_kinds import ErrorKind
-from caravan_dialects.api.errors import INTERNAL, TABLE, KeyConcurrencyError, RateLimitedError
+from caravan_dialects.api.error_table import INTERNAL, TABLE
+from caravan_dialects.api.errors import ErrorKind, KeyConcurrencyError, RateLimitedError
 from caravan_dialects.api.openai.errors import openai_code, openai_status, openai_type
 
 _Answer = Callable[[httpx2.Request], httpx2.Response]

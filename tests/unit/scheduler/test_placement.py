@@ -36,7 +36,16 @@ WIDE = ShardLimits(layout=LayoutLimits(cells=2000, cells_per_sequence=2000), max
 
 
 def plans_of(shards: Iterable[ShardLedger], adapter: str = "") -> dict[ShardLedger, StepPlan]:
-    given = PlanInput(config=SchedulerConfig(), lengths=OutputLengths(), now=0.0, waiting=1, adapter=adapter)
+    given = PlanInput(
+        config=SchedulerConfig(),
+        lengths=OutputLengths(),
+        now=0.0,
+        waiting=1,
+        urgent=1,
+        bulk_step_s=0.02,
+        is_fleet_idle=False,
+        adapter=adapter,
+    )
     return {shard: StepPlan(shard, given) for shard in shards if shard.commands.can_begin}
 
 

@@ -44,7 +44,14 @@ def plan(
     shard: ShardLedger, *, waiting: int = 1, adapter: str | None = "", config: SchedulerConfig | None = None
 ) -> StepPlan:
     given = PlanInput(
-        config=config or SchedulerConfig(), lengths=OutputLengths(), now=0.0, waiting=waiting, adapter=adapter
+        config=config or SchedulerConfig(),
+        lengths=OutputLengths(),
+        now=0.0,
+        waiting=waiting,
+        urgent=waiting,
+        bulk_step_s=0.02,
+        is_fleet_idle=False,
+        adapter=adapter,
     )
     return StepPlan(shard, given)
 

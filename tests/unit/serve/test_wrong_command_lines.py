@@ -44,6 +44,10 @@ WRONG = [
     ("run smollm2 --sytem x", "did you mean --system?"),
     ("run smollm2 --set temprature=1", "did you mean temperature?"),
     ("run smollm2 --verbose", "/help"),
+    ("batch", "required: -o/--output"),
+    ("batch requests.jsonl -o out.jsonl", "name a model"),
+    ("batch none.jsonl -m smollm2 -o out.jsonl", "there is no file none.jsonl"),
+    ("batch none.jsonl -m smollm2 -o out.jsonl --serve threads", "such as threads=4"),
     ("launch cluade", "did you mean claude?"),
     ("launch vim", "known are codex, claude"),
     # Ollama.
@@ -68,6 +72,9 @@ WRONG = [
     ("serve m.gguf --slot-save-path d", "--cache-dir FOLDER"),
     ("serve m.gguf --kv-unified", "--kv-layout unified"),
     # vLLM and SGLang.
+    ("run-batch -i in.jsonl -o out.jsonl --model m", "did you mean caravan batch -i in.jsonl"),
+    ("batch -i in.jsonl -o out.jsonl -m m", "caravan batch FILE"),
+    ("batch in.jsonl -o out.jsonl -m m --max-num-seqs 8", "--serve parallel=N"),
     ("serve m --max-model-len 4096", "--max-total-tokens N"),
     ("serve m --tensor-parallel-size 2", "--split-mode"),
     ("serve m --gpu-memory-utilization 0.9", "--fit-target MIB"),

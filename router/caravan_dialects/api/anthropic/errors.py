@@ -3,8 +3,8 @@
 import msgspec
 
 from caravan_dialects.api.anthropic.rules import ThreadError
-from caravan_dialects.api.error_kinds import ErrorFamily, ErrorKind
-from caravan_dialects.api.errors import Dialect, kind_of, message_of
+from caravan_dialects.api.error_table import Dialect, kind_of, message_of
+from caravan_dialects.api.errors import ErrorFamily, ErrorKind
 from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError, TotalTooLongError
 from caravan_dialects.api.openai.errors import openai_status
 

@@ -44,12 +44,14 @@ from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
+from caravan_dialects.api.generation.serving import used_tier
 from caravan_dialects.api.openai.chat.output import Call, ChatOutput, Part, read_outputs
 from caravan_dialects.api.openai.chat.validation import ValidChat, validate_whole_chat
 from caravan_dialects.api.stream import NAMED_EVENTS, Events, named
 from caravan_dialects.chat.thought_reader import ThoughtPart
 from caravan_dialects.chat.tool_parser import CallPart, TextPart
 from caravan_dialects.text.assembler import Piece
+from caravan_scheduler.core.generation import BULK_PRIORITY
 
 _SIGNATURE_BYTES = 16
 _ENCODER = msgspec.json.Encoder()
@@ -177,6 +179,10 @@ class MessageAnswer(Answer):
         self._chat = chat
         self._edits = edits
         self.id = f"msg_{secrets.token_hex(12)}"
+        priority = chat.request.specs[0].priority
+        used = "batch" if priority <= BULK_PRIORITY else used_tier(priority)
+        # Anthropic has no cheaper tier beside that of batches.
+        self._tier = used if used in {"batch", "priority"} else "standard"
         self.diagnostics: Diagnostics | msgspec.UnsetType | None = msgspec.UNSET
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
@@ -203,6 +209,7 @@ class MessageAnswer(Answer):
             cache_creation_input_tokens=0,
             cache_read_input_tokens=0,
             output_tokens=0,
+            service_tier=self._tier,
         )
         await events.send(_named(MessageStart(self._message(usage))), _PING)
         async for ready in run:
@@ -229,6 +236,7 @@ class MessageAnswer(Answer):
             cache_read_input_tokens=cached,
             output_tokens=output.run.tokens,
             output_tokens_details=OutputTokensDetails(output.thought_tokens) if self._chat.thinks else msgspec.UNSET,
+            service_tier=self._tier,
         )
 
 

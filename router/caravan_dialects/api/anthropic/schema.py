@@ -12,6 +12,7 @@ from caravan_dialects.api.generation.schema import (
     OnlyNull,
     Priority,
     RefusedByRule,
+    ServiceTier,
     SessionId,
     Speculate,
     Timeout,
@@ -150,8 +151,8 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     """A request for a message. ``max_tokens``: more than fits in the context means all that fits.
 
     ``diagnostics``: report why the prompt was not in the cache, and remember hashes of this request for the next one.
-    Of ``metadata``, only the session that ``user_id`` names has an effect, as Claude Code sends it. ``service_tier``
-    and ``cache_control`` have none.
+    Of ``metadata``, only the session that ``user_id`` names has an effect, as Claude Code sends it.
+    ``cache_control`` has none.
     """
 
     max_tokens: int
@@ -163,7 +164,7 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     container: OnlyNull = None
     diagnostics: DiagnosticsParam | None = None
     metadata: Any = None
-    service_tier: NoEffect = None
+    service_tier: ServiceTier = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
@@ -219,7 +220,8 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     """``input_tokens``: tokens of the prompt that were not in the cache. The others are read from it.
 
-    ``output_tokens_details``: absent if the model does not reason.
+    ``output_tokens_details``: absent if the model does not reason. ``service_tier``: "standard", "priority" or, for the
+    lowest priority, "batch".
     """
 
     input_tokens: int
@@ -227,6 +229,7 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
     cache_read_input_tokens: int
     output_tokens: int
     output_tokens_details: OutputTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    service_tier: str = "standard"
 
 
 class CacheMissReason(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from caravan_dialects.api.error_kinds import ErrorKind
-from caravan_dialects.api.errors import Dialect, kind_of, message_of
+from caravan_dialects.api.error_table import Dialect, kind_of, message_of
+from caravan_dialects.api.errors import ErrorKind
 from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError
 from caravan_dialects.api.openai.errors import openai_status
 

@@ -10,6 +10,7 @@ from caravan_dialects.api.generation.schema import (
     NoEffect,
     OnlyNull,
     Priority,
+    ServiceTier,
     SessionId,
     Speculate,
     Timeout,
@@ -215,7 +216,7 @@ class GenerateContentRequest(_Body, frozen=True, kw_only=True):
     cached_content: Unsupported = None
     safety_settings: NoEffect = None
     labels: NoEffect = None
-    service_tier: NoEffect = None
+    service_tier: ServiceTier = None
     store: NoEffect = None
     # The path names the model.
     model: str | None = None

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from caravan_dialects.api.errors import Dialect
+from caravan_dialects.api.error_table import Dialect
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run, ValidRequest
 from caravan_dialects.api.stream import SERVER_SENT, Events, Framing

@@ -5,13 +5,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from caravan_dialects.api.errors import (
-    KeyConcurrencyError,
-    OverloadedError,
-    RateLimitedError,
-    RequestError,
-    kind_of,
-)
+from caravan_dialects.api.error_table import kind_of
+from caravan_dialects.api.errors import KeyConcurrencyError, OverloadedError, RateLimitedError, RequestError
 from caravan_dialects.auth.client import Client, PermitPool
 from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.core.request_metrics import Failure, RequestMetrics

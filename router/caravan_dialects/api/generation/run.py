@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from caravan_dialects.api.errors import AbortedError, kind_of
+from caravan_dialects.api.error_table import kind_of
+from caravan_dialects.api.errors import AbortedError
 from caravan_dialects.api.generation.context import ServedModel
 from caravan_dialects.text.assembler import Assembler, Piece, TextOptions
 from caravan_dialects.text.detokenize import PromptText

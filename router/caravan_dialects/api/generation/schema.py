@@ -48,6 +48,13 @@ ModelName = Annotated[
     ),
 ]
 
+ServiceTier = Annotated[
+    str | None,
+    msgspec.Meta(
+        description="Stands for a priority that the API key may have: `flex` for -10; `priority`, `fast` and `scale` "
+        "for 10; `ultrafast` for 20; all others for 0. The reply names the tier that was used."
+    ),
+]
 Timeout = Annotated[
     float | None,
     msgspec.Meta(

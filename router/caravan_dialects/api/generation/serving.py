@@ -30,7 +30,9 @@ SESSION_HEADERS = (
     "Thread-Id",
 )
 
-_FIELDS = ("priority", "timeout", "cache_salt", "session_id", "speculate")
+_FIELDS = ("priority", "service_tier", "timeout", "cache_salt", "session_id", "speculate")
+# Priorities of OpenAI's tiers, of which those that are not here have the default priority.
+_TIERS = {"flex": -10, "priority": 10, "fast": 10, "scale": 10, "ultrafast": 20}
 # Python's own readers also accept "1_0", "nan" and digits of other scripts.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?")
@@ -103,7 +105,7 @@ def serving_of(fields: ServingFields, sender: Sender, limits: Limits) -> Serving
     headers, key = sender.headers, sender.key
     namespace = namespace_of(key.tenant, fields.cache_salt, limits)
     return Serving(
-        priority=_priority(fields.priority, headers.get(PRIORITY_HEADER), key),
+        priority=_priority(fields.priority, headers.get(PRIORITY_HEADER), key, tier_of(fields)),
         tenant=key.tenant,
         session=_session(fields, sender),
         namespace=namespace,
@@ -178,13 +180,23 @@ def _max_draft_tokens(field: int | None, header: str | None, limits: Limits) -> 
     return limits.max_draft_tokens if value is None else value
 
 
-def _priority(field: int | None, header: str | None, key: ApiKey) -> int:
+def tier_of(fields: object) -> str:
+    """Return the tier that a body asks for; "" if it names none, or has no such field."""
+    return getattr(fields, "service_tier", None) or ""
+
+
+def used_tier(priority: int) -> str:
+    """Return OpenAI's name of the tier that a request of this priority has."""
+    return "flex" if priority < 0 else "default" if priority < _TIERS["priority"] else "priority"
+
+
+def _priority(field: int | None, header: str | None, key: ApiKey, tier: str = "") -> int:
     name, value = _whole_number(("priority", field), (PRIORITY_HEADER, header))
     check_range(name, value, MIN_PRIORITY, MAX_PRIORITY)
     if value is not None and value > key.max_priority:
         raise priority_error(name, key.max_priority, value)
-    # A key whose maximum is below the default priority gets its maximum.
-    return min(0, key.max_priority) if value is None else value
+    # A key whose maximum is below the priority of the tier gets its maximum.
+    return min(_TIERS.get(tier, 0), key.max_priority) if value is None else value
 
 
 def _timeout_s(field: float | None, header: str | None) -> float:

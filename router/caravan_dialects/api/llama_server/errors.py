@@ -2,7 +2,7 @@
 
 import msgspec
 
-from caravan_dialects.api.errors import Dialect
+from caravan_dialects.api.error_table import Dialect
 from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError
 from caravan_dialects.api.openai.errors import openai_error, openai_status
 

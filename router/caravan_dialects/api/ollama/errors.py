@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 import msgspec
 
-from caravan_dialects.api.errors import CatalogueFailedError, CatalogueRefusalError, Dialect, kind_of, message_of
+from caravan_dialects.api.error_table import Dialect, kind_of, message_of
+from caravan_dialects.api.errors import CatalogueFailedError, CatalogueRefusalError
 from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError
 from caravan_dialects.api.openai.errors import openai_status
 from caravan_dialects.api.tgi.errors import TGI, ErrorBody

@@ -2,18 +2,16 @@
 
 import msgspec
 
-from caravan_dialects.api.error_kinds import ErrorFamily, ErrorKind
+from caravan_dialects.api.error_table import TABLE, Dialect, kind_of, message_of
 from caravan_dialects.api.errors import (
-    TABLE,
     ContextLengthError,
-    Dialect,
+    ErrorFamily,
+    ErrorKind,
     KeyConcurrencyError,
     RateLimitedError,
     ToolError,
     UnknownModelError,
     ValidationError,
-    kind_of,
-    message_of,
 )
 from caravan_dialects.api.generation.rules import (
     PromptTooLongError,

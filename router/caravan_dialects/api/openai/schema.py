@@ -14,6 +14,7 @@ from caravan_dialects.api.generation.schema import (
     Priority,
     PromptCacheKey,
     Schema,
+    ServiceTier,
     SessionId,
     Speculate,
     Timeout,
@@ -151,6 +152,7 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     choice_parameters: Annotated[list[SamplingFields] | None, msgspec.Meta(extra={EXACT: True})] = None
     logit_bias: LogitBias = None
     priority: Priority = None
+    service_tier: ServiceTier = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
     session_id: SessionId = None

@@ -79,6 +79,12 @@ _OF_PREFIX = Example(sources={"prefix": Source("pin_prompt", "/id")})
 _NONE = Example()
 
 # By the names of the functions that answer.
+_FILE = Example(sources={"file_id": Source("upload_file", "/id")})
+_MESSAGE = {"model": MODEL, "max_tokens": _TOKENS, "messages": [{"role": "user", "content": _ASKED}]}
+_MESSAGE_BATCH = Example(sources={"batch_id": Source("create_message_batch", "/id")})
+_UPLOADED = "Needs the id of a file of requests that was uploaded, or of a batch that was made of it."
+_ENDED = "Needs the id of a batch that has ended."
+
 EXAMPLES: Mapping[str, Example] = {
     # OpenAI
     "chat_completions": _streamed(_CHATTED),
@@ -117,6 +123,24 @@ EXAMPLES: Mapping[str, Example] = {
     "abort_request": Example(
         values={"id": REQUEST_ID}, needs="Aborts what this page generates meanwhile; 404 if that is nothing."
     ),
+    # Files and batches
+    "upload_file": Example(form={"purpose": "user_data"}),
+    "list_files": Example(),
+    "get_file": _FILE,
+    "get_content": _FILE,
+    "delete_file": _FILE,
+    "create_batch": _of(
+        {"input_file_id": "file_1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}, _UPLOADED
+    ),
+    "list_batches": Example(),
+    "get_batch": Example(values={"batch_id": "batch_1"}, needs=_UPLOADED),
+    "cancel_batch": Example(values={"batch_id": "batch_1"}, needs=_UPLOADED),
+    "create_message_batch": _of({"requests": [{"custom_id": "1", "params": _MESSAGE}]}),
+    "list_message_batches": Example(),
+    "get_message_batch": _MESSAGE_BATCH,
+    "cancel_message_batch": _MESSAGE_BATCH,
+    "delete_message_batch": Example(values={"batch_id": "msgbatch_1"}, needs=_ENDED),
+    "get_results": Example(values={"batch_id": "msgbatch_1"}, needs=_ENDED),
     # OpenAI's responses and conversations
     "create_response": _streamed({"model": MODEL, "input": _ASKED, "max_output_tokens": _TOKENS}),
     "count_input_tokens": _of({"model": MODEL, "input": _ASKED}),

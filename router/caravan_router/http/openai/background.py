@@ -39,9 +39,10 @@ from caravan_dialects.conversations.store import StoreError
 from caravan_proto.files import FileLock
 from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED, admitted
 from caravan_router.http.generation.models import sender_context
-from caravan_router.http.server.authentication import NOBODY
+from caravan_router.http.server.authentication import client_named
 from caravan_router.http.server.event_stream import EventStream
 from caravan_router.http.server.ignored import IGNORED
+from caravan_router.http.server.sole_worker import SoleWorker, Work, end_tasks
 from caravan_router.http.server.state import CLIENT, ENDING, RUNNING, STATE, owner_of
 from caravan_scheduler.core.engine import TEXT_SENDER, TextSender
 from caravan_scheduler.core.errors import EngineError, ModelReplacedError, NoShardError
@@ -50,9 +51,8 @@ from caravan_scheduler.core.trace import NO_TRACE
 _log = logging.getLogger(__name__)
 
 ROUTE = "/v1/responses"
-# Between two attempts while no shard is up, and to get the lock of the store.
+# Between two attempts while no shard is up.
 _RETRY_S = 1.0
-_LOCK_POLL_S = 0.1
 
 
 def note_skipped(app: web.Application, asked: AskedResponse) -> None:
@@ -97,8 +97,7 @@ class _BackgroundJob:
 class BackgroundResponses:
     """The owner of all responses of this server that are generated in the background.
 
-    With a store in a file, one server at a time continues those in it: the one that has the file's lock. It gives the
-    lock up when it begins to end, so that the next one goes on without waiting for its last streams.
+    With a store in a file, one server at a time continues those in it, see `SoleWorker`.
     """
 
     def __init__(self, app: web.Application) -> None:
@@ -107,43 +106,20 @@ class BackgroundResponses:
         self._of_owners: Counter[str] = Counter()
         self._ending = False
         file = app[STATE].store.file
-        self._lock = None if file is None else FileLock(file.with_name(f"{file.name}-background"))
-        self._watching: asyncio.Task[None] | None = None
+        lock = None if file is None else FileLock(file.with_name(f"{file.name}-background"))
+        self._worker = SoleWorker(lock, app[ENDING], Work(self._continue_all, self._leave))
 
     async def start(self) -> None:
         """Continue what is in the store, at once if no other server does."""
-        if self._lock is not None:
-            if self._lock.take():
-                await self._continue_all()
-            self._watching = asyncio.create_task(self._watch(self._lock))
-
-    async def _watch(self, lock: FileLock) -> None:
-        """Continue what another server leaves, and leave what another one may continue when this one ends."""
-        ending = self._app[ENDING]
-        while not (lock.is_held or ending.is_set()):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(ending.wait(), _LOCK_POLL_S)
-            if not ending.is_set() and lock.take():
-                await self._continue_all()
-        await ending.wait()
-        await self._leave()
+        await self._worker.start()
 
     async def close(self) -> None:
         """End all tasks. What is in a file can be continued later."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
-        await self._leave()
+        await self._worker.close()
 
     async def _leave(self) -> None:
         self._ending = True
-        tasks = [job.task for job in self._jobs.values() if job.task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        if self._lock is not None:
-            self._lock.release()
+        await end_tasks([job.task for job in self._jobs.values() if job.task is not None])
 
     def log_of(self, owner: str, response_id: str) -> EventLog | None:
         """Return the events of a response under way; None if the owner has none of this id."""
@@ -224,7 +200,9 @@ class BackgroundResponses:
         async with AsyncExitStack() as held:
             try:
                 record = msgspec.json.decode(job.request, type=JobRecord)
-                client = self._client(job.owner)
+                client = client_named(state, job.owner)
+                if client is None:
+                    raise InvalidKeyError
                 items = tuple(record.items)
                 turn = await held.enter_async_context(
                     begun_turn(state.store, self._app[RUNNING], job.owner, record.body, extends=True, items=items)
@@ -257,14 +235,6 @@ class BackgroundResponses:
                     name=record.body.model or "",
                 )
             )
-
-    def _client(self, owner: str) -> Client:
-        """Return the client of an API key. Raises InvalidKeyError if there is no such key any more."""
-        keyring = self._app[STATE].keyring
-        client = keyring.client(owner) if keyring is not None else NOBODY if owner == NOBODY.key.tenant.name else None
-        if client is None:
-            raise InvalidKeyError
-        return client
 
     def _generate(self, job: _BackgroundJob) -> None:
         self._jobs[job.id] = job

@@ -12,7 +12,7 @@ from caravan_dialects.auth.key import NO_KEY
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.server.dialect import path_of
 from caravan_router.http.server.route import Handler, Route
-from caravan_router.http.server.state import CLIENT
+from caravan_router.http.server.state import CLIENT, AppState
 from caravan_scheduler.core.engine import ANY_SENDER, TEXT_SENDER, TextSender
 
 # Of Anthropic's clients and of Google's.
@@ -31,6 +31,13 @@ _SENT_FOR_OTHERS = (
     "True-Client-IP",
     "Via",
 )
+
+
+def client_named(state: AppState, owner: str) -> Client | None:
+    """Return the client of the API key of this name, for what is done after its request; None if there is none."""
+    if state.keyring is not None:
+        return state.keyring.client(owner)
+    return NOBODY if owner == NOBODY.key.tenant.name else None
 
 
 class Authentication:

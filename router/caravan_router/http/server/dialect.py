@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from caravan_dialects.api.errors import Dialect, ends_connection, headers_of, kind_of
+from caravan_dialects.api.error_table import Dialect, ends_connection, headers_of, kind_of
 
 
 def path_of(request: web.Request) -> str:

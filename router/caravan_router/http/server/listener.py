@@ -20,7 +20,8 @@ from typing import cast
 
 from aiohttp import web
 
-from caravan_dialects.api.errors import Dialect, TooManyConnectionsError, headers_of, kind_of
+from caravan_dialects.api.error_table import Dialect, headers_of, kind_of
+from caravan_dialects.api.errors import TooManyConnectionsError
 from caravan_dialects.api.limits import Limits
 from caravan_proto.files import CHECK_S, FileWatch
 from caravan_proto.tls import TlsFileError, TlsFiles

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from caravan_dialects.api.errors import Dialect
+from caravan_dialects.api.error_table import Dialect
 from caravan_router.http.server.tags import Tag
 
 JSON = "application/json"

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from aiohttp import web
 
-from caravan_dialects.api.errors import Dialect
+from caravan_dialects.api.error_table import Dialect
 from caravan_dialects.api.generation.reading import BodyReader
 from caravan_router.http.server.body import Tolerance, read_body
 from caravan_router.http.server.route import EVENTS, JSON, Handler, Parameter, Route

@@ -8,6 +8,7 @@ class Tag(StrEnum):
 
     OPENAI = "OpenAI"
     RESPONSES = "OpenAI responses and conversations"
+    FILES = "Files and batches"
     ANTHROPIC = "Anthropic"
     GEMINI = "Gemini"
     OLLAMA = "Ollama"
@@ -21,6 +22,7 @@ class Tag(StrEnum):
 DESCRIPTIONS = {
     Tag.OPENAI: "Chats, completions, embeddings, ranks, decisions, transcriptions and models, with fields of vLLM's.",
     Tag.RESPONSES: "Responses that are stored and continued, and conversations that fork, rewind and are edited.",
+    Tag.FILES: "Files of JSON lines, each a request, which are answered when there is room.",
     Tag.ANTHROPIC: "Messages, as Claude Code and Anthropic's libraries send them.",
     Tag.GEMINI: "Contents, as Gemini CLI and Google's libraries send them.",
     Tag.OLLAMA: "Chats, completions and models by name, as Ollama's clients use them.",

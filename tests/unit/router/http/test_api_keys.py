@@ -142,6 +142,19 @@ async def test_priority_is_bounded_by_the_key(locked: Service) -> None:
     assert "`X-Priority` may be at most 0 with this API key. Given: 1" in await response.text()
 
 
+@pytest.mark.parametrize(
+    ("tier", "alice", "low"),
+    [("flex", -10, -10), ("default", 0, -10), ("auto", 0, -10), ("priority", 5, -10), ("ultrafast", 5, -10)],
+)
+async def test_a_tier_is_a_priority_that_the_key_may_have(locked: Service, tier: str, alice: int, low: int) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "service_tier": tier}
+    for key, priority in ((AS_ALICE, alice), (AS_LOW, low)):
+        assert (await locked.post("/v1/completions", body, Authorization=key)).status == 200
+        assert locked.engine.spec.priority == priority
+    await locked.post("/v1/completions", body | {"priority": -20}, Authorization=AS_ALICE)
+    assert locked.engine.spec.priority == -20
+
+
 async def test_without_a_priority_a_low_key_gets_its_maximum(locked: Service) -> None:
     await locked.post("/generate", {"inputs": "a"}, Authorization=AS_LOW)
     assert locked.engine.spec.priority == -10

@@ -200,7 +200,7 @@ async def test_a_response_tells_what_was_asked(service: Service) -> None:
     reply = await service.reply(RESPONSES, body)
     same = set(body) & set(RESPONSE) - {"service_tier", "reasoning"}
     assert {name: reply[name] for name in same} == {name: body[name] for name in same}
-    assert reply["service_tier"] == "default", "that is what served it"
+    assert reply["service_tier"] == "flex"
     reply = await service.reply(RESPONSES, {"input": "Hi"})
     defaults = {name: reply[name] for name in ("presence_penalty", "frequency_penalty", "top_logprobs")}
     assert defaults == dict.fromkeys(defaults, 0)

@@ -39,7 +39,7 @@ OLLAMA_CALL = {
 }
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 OPENAI_FIELDS = (
-    "store", "metadata", "service_tier", "prompt_cache_retention", "safety_identifier",
+    "store", "metadata", "prompt_cache_retention", "safety_identifier",
     "verbosity", "moderation", "cache_control", "client_metadata", "provider", "transforms", "plugins",
 )  # fmt: skip
 OLLAMA_OPTIONS = {
@@ -126,6 +126,19 @@ async def test_streams_name_them_too_and_the_log_once(
             assert (response.status, response.headers[HEADER]) == (200, "x")
             await response.read()
     assert [record.getMessage() for record in caplog.records] == [f"ignored 'x' in {route[0]}"]
+
+
+async def test_replies_name_the_tier_that_was_used(service: Service) -> None:
+    async def used(route: Route, **fields: Any) -> Any:
+        reply = await (await service.post(route[0], route[1] | fields)).json()
+        return reply["usage"]["service_tier"] if route is MESSAGES else reply.get("service_tier")
+
+    for tier, name in (("auto", "default"), ("flex", "flex"), ("fast", "priority"), ("unheard of", "default")):
+        assert await used(CHAT, service_tier=tier) == await used(RESPONSES, service_tier=tier) == name
+    assert await used(CHAT) is None
+    assert await used(MESSAGES, service_tier="standard_only") == "standard"
+    assert await used(MESSAGES, priority=10) == "priority"
+    assert await used(MESSAGES, priority=-100) == "batch"
 
 
 async def test_a_refusal_names_them_too(service: Service) -> None:

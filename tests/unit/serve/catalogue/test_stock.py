@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from caravan_dialects.api.errors import RequestError, kind_of
+from caravan_dialects.api.error_table import kind_of
+from caravan_dialects.api.errors import RequestError
 from caravan_dialects.api.ollama.errors import catalogue_errors
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.reference import parse_hub

@@ -9,6 +9,7 @@ from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.progress import PromptProgress, with_progress
 from caravan_dialects.api.generation.run import Run
+from caravan_dialects.api.generation.serving import used_tier
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.aliases import with_limit
 from caravan_dialects.api.openai.chat.output import Part, WholeOutput, chat_logprobs, read_whole
@@ -89,6 +90,8 @@ class ChatAnswer(Answer):
         if body.return_token_ids:
             self._chunk.prompt_token_ids = text_ids(chat.request.prompt)
         self._chunk.truncated = chat.left_out or msgspec.UNSET
+        if body.service_tier is not None:
+            self._chunk.service_tier = used_tier(chat.request.specs[0].priority)
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
         outputs = await self._read(runs)
@@ -104,6 +107,7 @@ class ChatAnswer(Answer):
             reply.prompt_token_ids = text_ids(self._chat.request.prompt)
         reply.truncated = self._chat.left_out or msgspec.UNSET
         reply.usage = self._usage(runs)
+        reply.service_tier = self._chunk.service_tier
         if self._body.timings_per_token:
             reply.timings = timings_of(runs[0], runs[0].tokens)
         return _ENCODER.encode(reply)

@@ -281,8 +281,9 @@ class ChatChoice(msgspec.Struct):
 class ChatCompletion(msgspec.Struct):
     """``truncated``: what was left out of the prompt; absent if nothing was. ``store``: chats are never kept.
 
-    ``timings``: of the first choice, with ``timings_per_token``. ``prompt_token_ids``, ``prompt_logprobs``: clients of
-    vLLM read them without a check. The former is null unless ``return_token_ids``; the latter always is, in chat.
+    ``timings``: of the first choice, with ``timings_per_token``. ``service_tier``: the one that was used, if the
+    request names one. ``prompt_token_ids``, ``prompt_logprobs``: clients of vLLM read them without a check. The former
+    is null unless ``return_token_ids``; the latter always is, in chat.
     """
 
     id: str
@@ -296,6 +297,7 @@ class ChatCompletion(msgspec.Struct):
     prompt_logprobs: None = None
     truncated: LeftOut | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
     store: bool = False
 
 
@@ -349,6 +351,7 @@ class ChatCompletionChunk(msgspec.Struct):
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     truncated: LeftOut | msgspec.UnsetType = msgspec.UNSET
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
     prompt_progress: ProgressShown | msgspec.UnsetType = msgspec.UNSET
 

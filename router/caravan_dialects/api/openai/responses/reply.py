@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.api.errors import ContextLengthError, NotStoredError, kind_of
+from caravan_dialects.api.error_table import kind_of
+from caravan_dialects.api.errors import ContextLengthError, NotStoredError
 from caravan_dialects.api.generation.asked import Answer, Asked
 from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run
+from caravan_dialects.api.generation.serving import used_tier
 from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
 from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.errors import OPENAI, openai_code, openai_message
@@ -233,6 +235,7 @@ class ResponseAnswer(Answer):
         self._running = running
         self._chat = chat
         self._wanted = wanted
+        partial.head.service_tier = used_tier(chat.request.specs[0].priority)
         self._token_ids: list[int] = []
         self._message_tokens = MessageTokens()
 

@@ -15,6 +15,7 @@ from caravan_dialects.api.generation.schema import (
     PromptCacheKey,
     RefusedByRule,
     Schema,
+    ServiceTier,
     SessionId,
     Speculate,
     TextFormat,
@@ -131,7 +132,7 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
     stream_options: NoEffect = None
     user: NoEffect = None
     safety_identifier: Annotated[str | None, OnlyEchoed] = None
-    service_tier: NoEffect = None
+    service_tier: ServiceTier = None
     prompt_cache_key: PromptCacheKey = None
     prompt_cache_retention: NoEffect = None
     max_tool_calls: Annotated[int | None, OnlyEchoed] = None
@@ -202,7 +203,7 @@ class PromptCacheDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
 class ResponseObject(msgspec.Struct, kw_only=True):
     """A response. ``status``: "queued", "in_progress", "completed", "incomplete", "cancelled" or "failed".
 
-    ``truncated``: what was left out of the prompt; null if nothing was. ``service_tier`` is always "default".
+    ``truncated``: what was left out of the prompt; null if nothing was. ``service_tier``: the one that was used.
     ``prompt_cache_diagnostics``: present if the request asks for a comparison.
     """
 

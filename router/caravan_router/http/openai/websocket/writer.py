@@ -6,7 +6,7 @@ import time
 import msgspec
 from aiohttp import WSMsgType, web
 
-from caravan_dialects.api.errors import headers_of, kind_of
+from caravan_dialects.api.error_table import headers_of, kind_of
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.errors import openai_error, openai_status
 from caravan_dialects.api.openai.responses.socket_schema import ErrorEvent, StreamId

@@ -1,0 +1,385 @@
+"""Keeps files and batches in a folder, for asyncio: SQLite and the disk are used in a thread."""
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, StoredFile
+from caravan_dialects.bulk.tables import VERSIONS
+from caravan_dialects.conversations.nodes import new_id
+from caravan_dialects.conversations.store import StoreError
+
+T = TypeVar("T")
+_BUSY_S = 10.0
+_INCOMING = "incoming-"
+# Expired files are looked for once in this many seconds.
+_SWEEP_S = 10.0
+_BATCH = msgspec.json.Decoder(Batch)
+_LINES_AT_ONCE = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkSettings:
+    """``folder``: where files and batches outlive the server; None keeps them in a folder that goes with it.
+
+    ``max_bytes``: of all files together, with answers that are not in a file yet. An owner may have as much as it
+    leaves free. ``life_s``: of a file for which nobody names another.
+    """
+
+    folder: Path | None = None
+    max_bytes: int = 1 << 30
+    life_s: float = 30 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """``after``: id of the entry before the first one; None for the first page."""
+
+    limit: int
+    after: str | None = None
+    newest_first: bool = True
+
+
+class Upload:
+    """A file on its way, see `BulkStore.uploading`. All methods block."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path = path
+        self._file = file
+        self._kept = False
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        """Add bytes. Raises OSError."""
+        self._file.write(data)
+        self.size += len(data)
+
+    def keep_as(self, path: Path) -> None:
+        """Have all bytes on the disk, as the file ``path``. Raises OSError."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._path.rename(path)
+        self._kept = True
+
+    def close(self) -> None:
+        """Remove what has come, unless it was kept."""
+        self._file.close()
+        if not self._kept:
+            self._path.unlink(missing_ok=True)
+
+
+class BulkStore:
+    """Files and batches by owner, the name of an API key. Another owner's are not there.
+
+    The coroutines raise StoreError.
+    """
+
+    def __init__(self, settings: BulkSettings) -> None:
+        self.settings = settings
+        self._thread = ThreadPoolExecutor(1, "bulk")
+        self._opened: Tables | None = None
+        self._temporary: str | None = None
+
+    async def close(self) -> None:
+        """Finish the calls that run, and close the tables."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._thread.submit(self._opened.close).result()
+        self._thread.shutdown()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    @asynccontextmanager
+    async def uploading(self) -> AsyncIterator[Upload]:
+        """Return a new file to `write` to. It is removed at the end of the block unless it was kept."""
+        upload = await self.call(lambda tables: tables.begin_upload())
+        try:
+            yield upload
+        finally:
+            await asyncio.shield(self.call(lambda _: upload.close()))
+
+    async def write(self, upload: Upload, data: bytes) -> None:
+        """Add bytes to an upload."""
+        await self.call(lambda _: upload.write(data))
+
+    async def room(self, owner: str) -> int:
+        """Return how many bytes more ``owner`` may have."""
+        return await self.call(lambda tables: tables.room(owner, self.settings.max_bytes))
+
+    async def keep(self, upload: Upload, file: StoredFile) -> None:
+        """Keep an upload as ``file``."""
+        await self.call(lambda tables: tables.keep(upload, file))
+
+    async def file(self, owner: str, file_id: str) -> StoredFile | None:
+        """Return a file; None if the owner has none of this id."""
+        return await self.call(lambda tables: tables.file(owner, file_id))
+
+    async def path_of(self, file: StoredFile) -> Path:
+        """Return where the content of a file is."""
+        return await self.call(lambda tables: tables.folder / file.id)
+
+    async def files(self, owner: str, page: Page, purpose: str | None = None) -> list[StoredFile]:
+        """Return the files of a page, and one more if others follow."""
+        return await self.call(lambda tables: tables.files(owner, page, purpose))
+
+    async def delete_file(self, owner: str, file_id: str) -> bool:
+        """Remove a file; return whether there was one."""
+        return await self.call(lambda tables: tables.delete_file(owner, file_id))
+
+    async def add_batch(self, batch: Batch) -> None:
+        """Add a new batch."""
+        await self.call(lambda tables: tables.write_batch(batch))
+
+    async def batch(self, owner: str, batch_id: str) -> tuple[Batch, Counts] | None:
+        """Return a batch and what is answered of it; None if the owner has none of this id."""
+        return await self.call(lambda tables: tables.batch(owner, batch_id))
+
+    async def batches(self, owner: str, page: Page, *, anthropic: bool) -> list[tuple[Batch, Counts]]:
+        """Return the batches of a page, and one more if others follow."""
+        return await self.call(lambda tables: tables.batches(owner, page, anthropic=anthropic))
+
+    async def delete_batch(self, owner: str, batch_id: str) -> bool:
+        """Remove a batch that has ended, and its files; return whether there was one."""
+        return await self.call(lambda tables: tables.delete_batch(owner, batch_id))
+
+    async def call(self, work: "Callable[[Tables], T]") -> T:
+        """Run ``work`` in the thread of the store."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._tables()))
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(str(error)) from error
+
+    def _tables(self) -> "Tables":
+        if self._opened is None:
+            folder = self.settings.folder
+            if folder is None:
+                self._temporary = tempfile.mkdtemp(prefix="caravan-files-")
+                folder = Path(self._temporary)
+            self._opened = Tables(folder, self.settings)
+        return self._opened
+
+
+class Tables:
+    """The tables and the folder. All calls block and come from one thread."""
+
+    def __init__(self, folder: Path, settings: BulkSettings) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder = folder
+        self._life_s = settings.life_s
+        self._swept = 0.0
+        self._connection = sqlite3.connect(folder / "bulk.sqlite", timeout=_BUSY_S, isolation_level=None)
+        run = self._connection.execute
+        run("PRAGMA journal_mode = WAL")
+        # A lost transaction would be a lost answer, which is computed again; the file stays whole.
+        run("PRAGMA synchronous = NORMAL")
+        with self._connection:
+            run("BEGIN IMMEDIATE")
+            ((version,),) = run("PRAGMA user_version")
+            for statement in chain.from_iterable(VERSIONS[version:]):
+                run(statement)
+            run(f"PRAGMA user_version = {max(version, len(VERSIONS))}")
+
+    def close(self) -> None:
+        """Close the tables."""
+        self._connection.close()
+
+    def begin_upload(self) -> Upload:
+        """Return a new file to write to."""
+        path = self.folder / new_id(_INCOMING.rstrip("-"))
+        return Upload(path, path.open("wb"))
+
+    def remove_incoming(self) -> None:
+        """Remove what uploads have left that were cut off by the end of their server."""
+        for path in self.folder.glob(f"{_INCOMING.rstrip('-')}_*"):
+            path.unlink(missing_ok=True)
+
+    def room(self, owner: str, limit: int) -> int:
+        """Return how many bytes more ``owner`` may have, if all may have ``limit``."""
+        self._sweep()
+        query = "SELECT coalesce(sum(size), 0), coalesce(sum(CASE WHEN owner = ? THEN size END), 0) FROM files"
+        ((total, own),) = self._connection.execute(query, (owner,))
+        # It may have as much as it leaves free.
+        return max(0, (limit - int(total) - int(own)) // 2)
+
+    def keep(self, upload: Upload, file: StoredFile) -> None:
+        """Make an upload a file."""
+        upload.keep_as(self.folder / file.id)
+        self._write_file(file)
+
+    def _write_file(self, file: StoredFile) -> None:
+        self._connection.execute(
+            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (file.id, file.owner, file.purpose, file.name, file.size, file.created, file.expires),
+        )
+
+    def file(self, owner: str, file_id: str) -> StoredFile | None:
+        """Return a file; None if the owner has none of this id."""
+        self._sweep()
+        row = self._connection.execute("SELECT * FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
+        return None if row is None else _file_of(row)
+
+    def files(self, owner: str, page: Page, purpose: str | None) -> list[StoredFile]:
+        """Return the files of a page, and one more if others follow. ``purpose``: of these alone."""
+        self._sweep()
+        rows = self._paged("files", owner, page, "(? IS NULL OR purpose = ?)", (purpose, purpose))
+        return [_file_of(row) for row in rows]
+
+    def delete_file(self, owner: str, file_id: str) -> bool:
+        """Remove a file; return whether there was one."""
+        deleted = self._connection.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount
+        if deleted:
+            (self.folder / file_id).unlink(missing_ok=True)
+        return deleted > 0
+
+    def _sweep(self) -> None:
+        now = time.time()
+        if now - self._swept < _SWEEP_S:
+            return
+        self._swept = now
+        expired = self._connection.execute("SELECT id, owner FROM files WHERE expires < ?", (now,)).fetchall()
+        needed = {batch.input_file for batch in self.unfinished()} if expired else set()
+        for file_id, owner in expired:
+            if file_id not in needed:
+                self.delete_file(owner, file_id)
+
+    def write_batch(self, batch: Batch) -> None:
+        """Write a batch as it is now."""
+        self._connection.execute(
+            "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)",
+            (batch.id, batch.owner, batch.status, batch.created, msgspec.json.encode(batch)),
+        )
+
+    def batch(self, owner: str, batch_id: str) -> tuple[Batch, Counts] | None:
+        """Return a batch and what is answered of it; None if the owner has none of this id."""
+        row = self._connection.execute(
+            "SELECT record FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
+        ).fetchone()
+        return None if row is None else self._counted(_BATCH.decode(row[0]))
+
+    def batches(self, owner: str, page: Page, *, anthropic: bool) -> list[tuple[Batch, Counts]]:
+        """Return the batches of a page, and one more if others follow. ``anthropic``: Anthropic's, or OpenAI's."""
+        is_message = "id LIKE 'msgbatch%'"
+        rows = self._paged("batches", owner, page, is_message if anthropic else f"NOT {is_message}", ())
+        return [self._counted(_BATCH.decode(row[-1])) for row in rows]
+
+    def _counted(self, batch: Batch) -> tuple[Batch, Counts]:
+        query = "SELECT kind, count(*) FROM lines WHERE batch = ? AND answer IS NOT NULL GROUP BY kind"
+        by_kind = dict(self._connection.execute(query, (batch.id,)))
+        return batch, Counts(*(by_kind.get(kind, 0) for kind in AnswerKind))
+
+    def delete_batch(self, owner: str, batch_id: str) -> bool:
+        """Remove a batch that has ended, and its files; return whether there was one."""
+        found = self.batch(owner, batch_id)
+        if found is None or not found[0].status.has_ended:
+            return False
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute("DELETE FROM lines WHERE batch = ?", (batch_id,))
+            self._connection.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
+        for file_id in (found[0].input_file, found[0].output_file, found[0].error_file):
+            if file_id is not None:
+                self.delete_file(owner, file_id)
+        return True
+
+    def unfinished(self) -> list[Batch]:
+        """Return the batches of all owners that have not ended, the oldest first."""
+        ended = [status for status in BatchStatus if status.has_ended]
+        query = f"SELECT record FROM batches WHERE status NOT IN ({','.join('?' * len(ended))}) ORDER BY created"  # noqa: S608
+        return [_BATCH.decode(record) for (record,) in self._connection.execute(query, ended)]
+
+    def begin(self, batch: Batch, lines: Sequence[Line]) -> None:
+        """Write the checked lines of a batch together with its new status."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO lines VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)",
+                ((batch.id, one.number, one.custom_id, one.start, one.size, one.rank) for one in lines),
+            )
+            self.write_batch(batch)
+
+    def unanswered(self, batch_id: str, after: int) -> list[Line]:
+        """Return the next lines without an answer, in their order. ``after``: the rank before the first one."""
+        rows = self._connection.execute(
+            "SELECT number, custom_id, start, size, rank FROM lines "
+            "WHERE batch = ? AND rank > ? AND answer IS NULL ORDER BY rank LIMIT ?",
+            (batch_id, after, _LINES_AT_ONCE),
+        )
+        return [
+            Line(number=number, custom_id=custom_id, start=start, size=size, rank=rank)
+            for number, custom_id, start, size, rank in rows
+        ]
+
+    def answered(self, batch_id: str, answer: Answered) -> None:
+        """Write the answer of a line. It counts from then on."""
+        self._connection.execute(
+            "UPDATE lines SET answer = ?, kind = ? WHERE batch = ? AND number = ? AND answer IS NULL",
+            (answer.answer, answer.kind, batch_id, answer.number),
+        )
+
+    def finish(self, batch: Batch) -> None:
+        """Write the output files of a batch, and then the batch itself, whose answers are in these files now.
+
+        A server that is killed in between writes the same files again.
+        """
+        now = time.time()
+        for file_id, failed in ((batch.output_file, False), (batch.error_file, True)):
+            if file_id is None:
+                continue
+            upload = self.begin_upload()
+            for answer in self._answers(batch.id, failed=failed):
+                upload.write(answer)
+            life_s = self._life_s if batch.output_life_s is None else batch.output_life_s
+            kind = "error" if failed else "output"
+            stored = StoredFile(
+                id=file_id,
+                owner=batch.owner,
+                purpose="batch_output",
+                name=f"{batch.id}_{kind}.jsonl",
+                size=upload.size,
+                created=now,
+                expires=now + life_s,
+            )
+            self.keep(upload, stored)
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            # The counts stay, the answers are in the files.
+            self._connection.execute(
+                "UPDATE lines SET answer = x'' WHERE batch = ? AND answer IS NOT NULL", (batch.id,)
+            )
+            self.write_batch(batch)
+
+    def _answers(self, batch_id: str, *, failed: bool) -> Iterator[bytes]:
+        rows = self._connection.execute(
+            "SELECT answer FROM lines WHERE batch = ? AND (kind > 0) = ? ORDER BY number", (batch_id, failed)
+        )
+        for (answer,) in rows:
+            yield bytes(answer) + b"\n"
+
+    def _paged(self, table: str, owner: str, page: Page, condition: str, given: Sequence[Any]) -> list[Any]:
+        order, before = ("DESC", "<") if page.newest_first else ("ASC", ">")
+        follows, place = "", tuple[str, ...]()
+        if page.after is not None:
+            follows = f"AND (created, id) {before} (SELECT created, id FROM {table} WHERE id = ? AND owner = ?)"  # noqa: S608
+            place = (page.after, owner)
+        query = f"SELECT * FROM {table} WHERE owner = ? AND {condition} {follows} ORDER BY created {order}, id {order} "  # noqa: S608
+        return self._connection.execute(f"{query} LIMIT ?", (owner, *given, *place, page.limit + 1)).fetchall()
+
+
+def _file_of(row: Sequence[Any]) -> StoredFile:
+    file_id, owner, purpose, name, size, created, expires = row
+    return StoredFile(id=file_id, owner=owner, purpose=purpose, name=name, size=size, created=created, expires=expires)

@@ -1,0 +1,310 @@
+"""Works through batches: checks their files, answers their lines, and writes the output files."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from aiohttp import web
+
+from caravan_dialects.api.error_table import kind_of
+from caravan_dialects.api.errors import InvalidKeyError, RequestError, UnknownModelError
+from caravan_dialects.bulk.lines import CheckedLines, checked_lines, read_line
+from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Line, LineError
+from caravan_dialects.bulk.store import BulkStore, Tables
+from caravan_dialects.conversations.nodes import new_id
+from caravan_dialects.conversations.store import StoreError
+from caravan_proto.files import FileLock
+from caravan_router.http.bulk.line import ENDPOINTS, LineRequest, answer_line
+from caravan_router.http.server.authentication import client_named
+from caravan_router.http.server.sole_worker import SoleWorker, Work, end_tasks
+from caravan_router.http.server.state import ENDING, STATE
+from caravan_scheduler.core.errors import EngineError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+# Statuses of errors that pass: no shard is up, the queue was too long.
+_PASSING = frozenset({429, 503})
+# Between attempts of a line, or of the store.
+_RETRY_S, _MOST_RETRY_S = 0.5, 10.0
+# After its start, a server gets to know the models of its shards.
+_JOIN_S = 60.0
+CANCELLABLE = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
+
+
+class _LineResponse(msgspec.Struct, frozen=True):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _LineFailure(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class AnsweredLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of an output file or of an error file, in OpenAI's form."""
+
+    id: str
+    custom_id: str
+    response: _LineResponse | None = None
+    error: _LineFailure | None = None
+
+
+_DROPPED = {
+    BatchStatus.CANCELLED: _LineFailure("batch_cancelled", "The batch was cancelled before this request was answered"),
+    BatchStatus.EXPIRED: _LineFailure(
+        "batch_expired", "This request could not be executed before the completion window expired"
+    ),
+}
+
+
+@dataclass(slots=True, eq=False)
+class _RunningBatch:
+    """A batch under way."""
+
+    batch: Batch
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class RunningBatches:
+    """The owner of all batches of this server that have not ended.
+
+    With a folder, one server at a time works on what is in it, see `SoleWorker`.
+    """
+
+    def __init__(self, app: web.Application, store: BulkStore, concurrency: int) -> None:
+        """``concurrency``: the number of lines that are answered at a time, of all batches together."""
+        self._app = app
+        self._store = store
+        self._room = asyncio.Semaphore(concurrency)
+        self._batches: dict[str, _RunningBatch] = {}
+        folder = store.settings.folder
+        lock = None if folder is None else FileLock(folder / "lock")
+        self._worker = SoleWorker(lock, app[ENDING], Work(self._continue_all, self._leave))
+
+    async def start(self) -> None:
+        """Go on with what is in the folder, at once if no other server does. Raises StoreError."""
+        if self._store.settings.folder is not None:
+            await self._store.call(lambda tables: None)
+        await self._worker.start()
+
+    async def _continue_all(self) -> None:
+        with suppress(StoreError):
+            await self._store.call(lambda tables: tables.remove_incoming())
+        for batch in await self._until_stored(lambda tables: tables.unfinished()):
+            if batch.id not in self._batches:
+                self.begin(batch)
+
+    async def close(self) -> None:
+        """End all tasks. What is in a folder can be continued later."""
+        await self._worker.close()
+
+    async def _leave(self) -> None:
+        await end_tasks([one.task for one in self._batches.values() if one.task is not None])
+
+    def begin(self, batch: Batch) -> None:
+        """Work on a batch that is in the store. Another server does if it has the lock."""
+        if self._worker.may_work:
+            running = self._batches[batch.id] = _RunningBatch(batch)
+            running.task = asyncio.create_task(self._run(running))
+
+    async def cancel(self, batch: Batch) -> Batch:
+        """Let a batch that has not ended end with what is answered. Return it as it is now. Raises StoreError."""
+        running = self._batches.get(batch.id)
+        if running is None:
+            # It has ended meanwhile, or waits for a server that works on the folder.
+            found = await self._store.batch(batch.owner, batch.id)
+            running = _RunningBatch(batch if found is None else found[0])
+        if running.batch.status in CANCELLABLE:
+            running.batch = _reached(running.batch, BatchStatus.CANCELLING)
+            running.cancelled.set()
+            await self._store.add_batch(running.batch)
+        return running.batch
+
+    async def _run(self, running: _RunningBatch) -> None:
+        """Work on a batch until it has ended, again and again while the store cannot be used."""
+        try:
+            while not running.batch.status.has_ended:
+                try:
+                    await self._step(running)
+                except StoreError as error:
+                    _log.error(
+                        "batch %s waits: files and batches cannot be read or written: %s", running.batch.id, error
+                    )
+                    await asyncio.sleep(_RETRY_S)
+        finally:
+            del self._batches[running.batch.id]
+
+    async def _step(self, running: _RunningBatch) -> None:
+        """Bring a batch from its status to the next one."""
+        batch = running.batch
+        match batch.status:
+            case BatchStatus.VALIDATING:
+                await self._check(running)
+            case BatchStatus.IN_PROGRESS:
+                await self._answer_all(running)
+            case BatchStatus.CANCELLING:
+                await self._finish(running, BatchStatus.CANCELLED)
+            case _:
+                is_late = time.time() >= batch.deadline and await self._unanswered(batch, -1)
+                await self._finish(running, BatchStatus.EXPIRED if is_late else BatchStatus.COMPLETED)
+
+    async def _check(self, running: _RunningBatch) -> None:
+        batch = running.batch
+        stored = await self._store.file(batch.owner, batch.input_file)
+        if stored is None:
+            missing = LineError("missing_file", f"There is no file {batch.input_file} any more")
+            checked = CheckedLines(errors=(missing,))
+        else:
+            path = await self._store.path_of(stored)
+            checked = await asyncio.to_thread(_checked, path, batch.endpoint)
+        if running.cancelled.is_set():
+            return
+        if checked.errors:
+            await self._write(running, replace(_reached(batch, BatchStatus.FAILED), errors=checked.errors))
+            return
+        begun = replace(_reached(batch, BatchStatus.IN_PROGRESS), total=len(checked.lines))
+        await self._store.call(lambda tables: tables.begin(begun, checked.lines))
+        if running.cancelled.is_set():
+            begun = replace(running.batch, total=begun.total)
+            await self._store.add_batch(begun)
+        running.batch = begun
+
+    async def _answer_all(self, running: _RunningBatch) -> None:
+        """Answer the lines that have no answer yet, until all have one, time is over or the batch is cancelled."""
+        batch = running.batch
+        work = asyncio.create_task(self._answer_lines(batch))
+        cancelled = asyncio.create_task(running.cancelled.wait())
+        try:
+            left_s = max(0.0, batch.deadline - time.time())
+            await asyncio.wait({work, cancelled}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, cancelled):
+                task.cancel()
+            await asyncio.wait({work, cancelled})
+        if not work.cancelled():
+            work.result()
+        if not running.cancelled.is_set():
+            await self._write(running, _reached(running.batch, BatchStatus.FINALIZING))
+
+    async def _answer_lines(self, batch: Batch) -> None:
+        stored = await self._until_stored(lambda tables: tables.file(batch.owner, batch.input_file))
+        if stored is None:
+            return  # They are dropped.
+        path, rank = await self._store.path_of(stored), -1
+        async with asyncio.TaskGroup() as group:
+            while lines := await self._unanswered(batch, rank):
+                for line in lines:
+                    await self._room.acquire()
+                    group.create_task(self._answer(batch, path, line)).add_done_callback(
+                        lambda _task: self._room.release()
+                    )
+                rank = lines[-1].rank
+
+    async def _unanswered(self, batch: Batch, rank: int) -> list[Line]:
+        return await self._until_stored(lambda tables: tables.unanswered(batch.id, rank))
+
+    async def _answer(self, batch: Batch, path: Path, line: Line) -> None:
+        """Answer one line and write the answer, again and again while errors pass."""
+        data = await asyncio.to_thread(_read_at, path, line)
+        request_id, wait_s = new_id("req"), _RETRY_S
+        while True:
+            try:
+                client = client_named(self._app[STATE], batch.owner)
+                if client is None:
+                    raise InvalidKeyError
+                request = LineRequest(app=self._app, client=client, endpoint=batch.endpoint, request_id=request_id)
+                reply = await answer_line(request, read_line(data).body)
+                status, kind = 200, AnswerKind.COMPLETED
+            except (RequestError, EngineError, StoreError) as error:
+                dialect = ENDPOINTS[batch.endpoint].dialect
+                status = dialect.status(kind_of(error))
+                if status in _PASSING or self._may_join(error):
+                    await asyncio.sleep(wait_s)
+                    wait_s = min(2 * wait_s, _MOST_RETRY_S)
+                    continue
+                reply, kind = dialect.body(error, request_id), AnswerKind.FAILED
+            except Exception as error:  # noqa: BLE001  whatever a bug raises: it ends this line alone
+                _log.exception("line %s of batch %s failed", line.number + 1, batch.id)
+                dialect = ENDPOINTS[batch.endpoint].dialect
+                status, reply = 500, dialect.body(error, request_id)
+                kind = AnswerKind.FAILED
+            break
+        answered = AnsweredLine(
+            id=new_id("batch_req"),
+            custom_id=line.custom_id,
+            response=_LineResponse(status, request_id, msgspec.Raw(reply)),
+        )
+        await self._keep(batch, Answered(line.number, msgspec.json.encode(answered), kind))
+
+    def _may_join(self, error: Exception) -> bool:
+        """Whether a model is unknown that may only not have joined yet, as after a restart of the server."""
+        return isinstance(error, UnknownModelError) and time.time() < self._app[STATE].started_s + _JOIN_S
+
+    async def _keep(self, batch: Batch, answered: Answered) -> None:
+        await self._until_stored(lambda tables: tables.answered(batch.id, answered))
+
+    async def _until_stored(self, work: Callable[[Tables], T]) -> T:
+        """Read or write, again and again while the store cannot be used: an answer is not computed twice."""
+        while True:
+            try:
+                return await self._store.call(work)
+            except StoreError as error:
+                _log.error("batches wait: they cannot be read or written: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _finish(self, running: _RunningBatch, status: BatchStatus) -> None:
+        """Write the output files, with an error for each line that has no answer."""
+        batch, failure = running.batch, _DROPPED.get(status, _DROPPED[BatchStatus.EXPIRED])
+        while lines := await self._unanswered(batch, -1):
+            for line in lines:
+                dropped = AnsweredLine(id=new_id("batch_req"), custom_id=line.custom_id, error=failure)
+                await self._keep(batch, Answered(line.number, msgspec.json.encode(dropped), AnswerKind.DROPPED))
+        found = await self._store.batch(batch.owner, batch.id)
+        assert found is not None, "only batches that have ended are deleted"
+        counts = found[1]
+        if batch.output_file is None and batch.error_file is None:
+            # Known before the files are written, so that a server that is killed meanwhile writes the same ones again.
+            named = replace(
+                batch,
+                output_file=new_id("file") if counts.completed else None,
+                error_file=new_id("file") if counts.failed or counts.dropped else None,
+            )
+            await self._write(running, named)
+        ended = _reached(running.batch, status)
+        await self._store.call(lambda tables: tables.finish(ended))
+        running.batch = ended
+
+    async def _write(self, running: _RunningBatch, batch: Batch) -> None:
+        await self._store.add_batch(batch)
+        if batch.status is BatchStatus.CANCELLING or not running.cancelled.is_set():
+            running.batch = batch
+
+
+def _reached(batch: Batch, status: BatchStatus) -> Batch:
+    return replace(batch, status=status, times={**batch.times, status: time.time()})
+
+
+def _checked(path: Path, endpoint: str) -> CheckedLines:
+    with path.open("rb") as file:
+        return checked_lines(file, endpoint)
+
+
+def _read_at(path: Path, line: Line) -> bytes:
+    with path.open("rb") as file:
+        file.seek(line.start)
+        return file.read(line.size)
+
+
+RUNNING_BATCHES = web.AppKey("running_batches", RunningBatches)
+BULK = web.AppKey("bulk", BulkStore)

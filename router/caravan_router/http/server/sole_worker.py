@@ -1,0 +1,75 @@
+"""Work on what is stored that one server at a time may do, and that the next one continues."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from caravan_proto.files import FileLock
+
+_LOCK_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """``go_on`` continues what another server has left; ``leave`` ends it, so that another one may continue it."""
+
+    go_on: Callable[[], Awaitable[None]]
+    leave: Callable[[], Awaitable[None]]
+
+
+class SoleWorker:
+    """Does ``work`` while this server has the lock of a file.
+
+    It gives the lock up when the server begins to end, so that the next one goes on without waiting for the last
+    streams. Without a lock, what is stored is this server's alone.
+    """
+
+    def __init__(self, lock: FileLock | None, ending: asyncio.Event, work: Work) -> None:
+        """``ending``: set when the server begins to end."""
+        self._lock = lock
+        self._ending = ending
+        self._work = work
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def may_work(self) -> bool:
+        """Whether no other server does the work."""
+        return self._lock is None or self._lock.is_held
+
+    async def start(self) -> None:
+        """Go on with the work, at once if no other server does it. Raises OSError."""
+        if self._lock is not None:
+            if self._lock.take():
+                await self._work.go_on()
+            self._watching = asyncio.create_task(self._watch(self._lock))
+
+    async def _watch(self, lock: FileLock) -> None:
+        """Go on when another server leaves, and leave when this one ends."""
+        while not (lock.is_held or self._ending.is_set()):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), _LOCK_POLL_S)
+            if not self._ending.is_set() and lock.take():
+                await self._work.go_on()
+        await self._ending.wait()
+        await self._leave()
+
+    async def close(self) -> None:
+        """End the work. What is in a file can be continued later."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+        await self._leave()
+
+    async def _leave(self) -> None:
+        await self._work.leave()
+        if self._lock is not None:
+            self._lock.release()
+
+
+async def end_tasks(tasks: "list[asyncio.Task[None]]") -> None:
+    """Cancel ``tasks`` and wait for their ends."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
