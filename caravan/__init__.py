@@ -42,7 +42,7 @@ from caravan.outputs import (
     Token,
     ToolCall,
 )
-from caravan.prompts import TextPrompt, TokensPrompt
+from caravan.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
 from caravan.sampling_params import ChoiceParameters, SamplingParams, StructuredOutputsParams
 from caravan.server import AsyncServer, Server
 
@@ -82,6 +82,7 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "Embeddings",
+    "EmbedsPrompt",
     "EngineArgs",
     "Executor",
     "ForkedError",

@@ -1,55 +1,40 @@
 """Rows that stand in a prompt in place of tokens."""
 
-import hashlib
-from dataclasses import dataclass, field
+from array import array
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caravan.errors import RequestError
+from caravan.prompt_rows import values_of_rows
+from caravan_dialects.media.file import are_within
+from caravan_proto.limits import MAX_EMBEDDING_VALUE
+from caravan_scheduler.core import media
 
 
-@dataclass(frozen=True, slots=True)
-class Embeddings:
+class Embeddings(media.Embeddings):
     """Rows that a model reads in place of tokens: ``count`` of ``size`` little-endian 32-bit floats. See `of`.
 
     ``id``: a digest of size and values.
     """
 
-    id: bytes = field(repr=False)
-    count: int
-    size: int
-    data: bytes = field(repr=False)
+    __slots__ = ()
 
     @classmethod
     def of(cls, rows: Any) -> Self:
         """Return the embeddings of an array [tokens, size] of floats. Raises RequestError."""
-        found = np.asarray(rows)
-        if found.ndim != 2 or not found.size or not np.issubdtype(found.dtype, np.floating):
-            raise RequestError(f"embeddings must be floats [tokens, size]. Given: {found.dtype} {list(found.shape)}")
-        values = np.ascontiguousarray(found, "<f4")
-        if not np.isfinite(values).all():
-            raise RequestError("embeddings must be finite")
-        count, size = found.shape
-        return cls.of_bytes(count, size, values.tobytes())
-
-    @classmethod
-    def of_bytes(cls, count: int, size: int, data: bytes) -> Self:
-        """Return the embeddings with these values."""
-        digest = hashlib.sha256(f"embeddings {count} {size}\n".encode())
-        digest.update(data)
-        return cls(digest.digest(), count, size, data)
+        count, size, data = values_of_rows(np.asarray(rows))
+        if not are_within(array("f", data), MAX_EMBEDDING_VALUE):
+            raise RequestError(
+                f"embeddings must have values between -{MAX_EMBEDDING_VALUE:g} and {MAX_EMBEDDING_VALUE:g}"
+            )
+        return cls.of_bytes(count, size, data)
 
     @property
     def rows(self) -> NDArray[np.float32]:
         """The values [tokens, size]."""
         return np.frombuffer(self.data, "<f4").reshape(self.count, self.size)
-
-    @property
-    def size_bytes(self) -> int:
-        """How much memory they take."""
-        return len(self.data)
 
 
 def embeddings_of(value: Any) -> Embeddings | None:

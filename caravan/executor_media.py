@@ -14,7 +14,7 @@ from caravan.errors import GenerationError, RequestError
 from caravan.media import PlacedMedia
 from caravan_proto.messages.media import MediaFacts, MediaSpan
 from caravan_router.engine.media import content_of, shape_of
-from caravan_scheduler.core.media import Media, Picture
+from caravan_scheduler.core.media import Picture, Sound
 from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER, cell_numbers, is_cell
 from caravan_shard.arrays import Ids
 from caravan_shard.backends.base import Backend
@@ -49,10 +49,10 @@ class ExecutorMedia:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._store = MediaStore(_KEPT_BYTES)
-        self._contents: dict[bytes, Media | Embeddings] = {}
+        self._contents: dict[bytes, Picture | Sound | Embeddings] = {}
         self._cells: dict[int, _Cell] = {}
 
-    def tokens_of(self, media: Media | Embeddings) -> list[int]:
+    def tokens_of(self, media: Picture | Sound | Embeddings) -> list[int]:
         """Return what stands for a medium in a prompt, and know it from now on. Raises RequestError."""
         if isinstance(media, Embeddings):
             return self._rows_of(media)
@@ -92,7 +92,7 @@ class ExecutorMedia:
         self._contents[media.id] = media
         return numbers
 
-    def _encoder(self, media: Media) -> MediaEncoder:
+    def _encoder(self, media: Picture | Sound) -> MediaEncoder:
         encoder = self._backend.media
         if encoder is None or not _reads(encoder.facts, media):
             kind = "images" if isinstance(media, Picture) else "audio"
@@ -189,12 +189,12 @@ class ExecutorMedia:
             found.append(PlacedMedia(media, start, stop) if is_whole else PlacedMedia(media, at, at + count))
         return found
 
-    def used_in(self, texts: Iterable[Sequence[int]]) -> list[Media | Embeddings]:
+    def used_in(self, texts: Iterable[Sequence[int]]) -> list[Picture | Sound | Embeddings]:
         """Return the media that any of these lists of tokens has."""
         used = {self._cells[token].slice.media_id: None for tokens in texts for token in tokens if is_cell(token)}
         return [self._contents[media_id] for media_id in used]
 
-    def numbers_of(self, media: Iterable[Media | Embeddings]) -> list[int]:
+    def numbers_of(self, media: Iterable[Picture | Sound | Embeddings]) -> list[int]:
         """Return the numbers of all cells of ``media``, which are known from now on. Raises RequestError."""
         return [token for one in media for token in self.tokens_of(one) if is_cell(token)]
 
@@ -210,5 +210,5 @@ def _have_cells(tokens: Sequence[int]) -> bool:
     return max(tokens, default=0) >= FIRST_CELL_NUMBER
 
 
-def _reads(facts: MediaFacts, media: Media) -> bool:
+def _reads(facts: MediaFacts, media: Picture | Sound) -> bool:
     return facts.images if isinstance(media, Picture) else facts.audio

@@ -135,6 +135,7 @@ class LLM(BlockingCalls[ModelCalls]):
     decide = blocking(ModelCalls.decide)
     tokenize = blocking(ModelCalls.tokenize)
     detokenize = blocking(ModelCalls.detokenize)
+    get_default_sampling_params = blocking(ModelCalls.get_default_sampling_params)
     apply_chat_template = blocking(ModelCalls.apply_chat_template)
 
     @property

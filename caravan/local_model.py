@@ -309,6 +309,12 @@ class LocalModel:
             return (await chat_prompt_of(context, plan)).text
 
     @property
+    def default_params(self) -> SamplingParams:
+        """What is sampled with unless a call sets it."""
+        given: dict[str, Any] = dict(self._context().model.request_defaults)
+        return SamplingParams(**given)
+
+    @property
     def fingerprint(self) -> str:
         """A text that differs between model files."""
         return self._context().model.fingerprint

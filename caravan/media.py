@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from caravan.errors import RequestError
-from caravan_scheduler.core.media import SAMPLE_BYTES, Media, Picture, Sound
+from caravan_scheduler.core.media import SAMPLE_BYTES, Embeddings, Picture, Sound
 
 __all__ = ["Picture", "PillowImage", "PlacedMedia", "PromptMedia", "Sound", "media_of"]
 
@@ -34,7 +34,7 @@ class PlacedMedia:
 PromptMedia = Picture | Sound | PillowImage
 
 
-def media_of(value: Any) -> Media | None:
+def media_of(value: Any) -> Picture | Sound | None:
     """Return the image or audio that ``value`` is; None if it is neither."""
     if isinstance(value, Picture | Sound):
         return value
@@ -68,6 +68,14 @@ def _png(picture: Picture) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
     )
+
+
+def npy_of(embeddings: Embeddings) -> bytes:
+    """Return embeddings as the file that numpy.save writes."""
+    shape = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({embeddings.count}, {embeddings.size}), }}"
+    # The values begin at a multiple of 64 bytes.
+    line = shape.ljust(-(10 + len(shape) + 1) % 64 + len(shape)) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(line)) + line.encode() + embeddings.data
 
 
 def _wav(sound: Sound) -> bytes:

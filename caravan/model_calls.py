@@ -9,6 +9,7 @@ from caravan.calls import Calls, Model
 from caravan.errors import ClosedError, ModelError
 from caravan.outputs import EmbeddingRequestOutput, ScoringRequestOutput
 from caravan.prompts import Messages, PromptOptions, Prompts, chat_fields_of, check_text, plain_prompts, token_ids_of
+from caravan.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from caravan_dialects.api.openai.decisions.schema import Decision
@@ -93,6 +94,10 @@ class ModelCalls(Calls):
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of ``token_ids``, without control tokens."""
         return await self._run(self._use().local.detokenize(token_ids_of(token_ids)))
+
+    async def get_default_sampling_params(self) -> SamplingParams:
+        """Return what the model's options and its file say of sampling, as `SamplingParams` with nothing set has it."""
+        return self._use().local.default_params
 
     async def apply_chat_template(
         self, messages: Messages, *, add_generation_prompt: bool = True, **options: Unpack[PromptOptions]

@@ -48,6 +48,7 @@ class ModelOptions(TypedDict, total=False):
     mmproj_auto: bool
     image_min_tokens: int
     image_max_tokens: int
+    enable_prompt_embeds: bool
     media_threads: int
     media_cache: int
     rope_scaling: str

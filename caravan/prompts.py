@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Union
 
 from caravan.errors import RequestError
 from caravan.options import check_names
 from caravan.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from caravan_scheduler.core.media import Embeddings
 
 
 class TextPrompt(TypedDict):
@@ -22,11 +25,17 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
 
 
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+class EmbedsPrompt(TypedDict):
+    """A prompt as embeddings: an array [tokens, size] of floats, or `caravan.Embeddings`."""
+
+    prompt_embeds: Any
+
+
+Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 Prompts = Prompt | Sequence[Prompt]
 
-# A prompt as its text or its token ids.
-PlainPrompt = str | tuple[int, ...]
+# A prompt as its text, its token ids or its embeddings.
+PlainPrompt = Union[str, tuple[int, ...], "Embeddings"]
 
 
 def plain_prompts(prompts: Prompts | Any) -> list[PlainPrompt]:
@@ -62,12 +71,21 @@ def _plain(prompt: Any) -> PlainPrompt:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):
+        if (rows := prompt.get("prompt_embeds")) is not None:
+            return _embeddings(rows)
         if isinstance(text := prompt.get("prompt"), str):
             return text
         prompt = prompt.get("prompt_token_ids")
     if _is_token_ids(prompt):
         return tuple(map(int, prompt))
     raise RequestError(f"a prompt is a text, a list of token ids, or an object with one of them. Given: {prompt!r:.80}")
+
+
+def _embeddings(rows: Any) -> "Embeddings":
+    # Imported here: only they need it.
+    from caravan.prompt_rows import embeddings_of_rows
+
+    return embeddings_of_rows(rows)
 
 
 def _is_token_ids(prompt: Any) -> bool:

@@ -69,9 +69,9 @@ def _file_part(data: bytes) -> dict[str, Any]:
 
 
 def completion_fields(prompt: PlainPrompt, params: SamplingParams) -> dict[str, Any]:
-    """Return the fields of a completion."""
+    """Return the fields of a completion; of embeddings, none says what they are."""
     return sampling_fields(params) | {
-        "prompt": prompt if isinstance(prompt, str) else list(prompt),
+        "prompt": prompt if isinstance(prompt, str) else list(prompt) if isinstance(prompt, tuple) else "",
         "max_tokens": params.max_tokens,
         "logprobs": params.logprobs,
         "prompt_logprobs": params.prompt_logprobs,

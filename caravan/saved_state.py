@@ -20,7 +20,7 @@ import numpy as np
 from caravan.embeddings import Embeddings
 from caravan.errors import StateError
 from caravan_router.engine.media import content_of
-from caravan_scheduler.core.media import SAMPLE_BYTES, Media, Picture, Sound
+from caravan_scheduler.core.media import SAMPLE_BYTES, Picture, Sound
 from caravan_scheduler.core.tokens import common_length
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import CellSlice
@@ -66,7 +66,7 @@ class SavedBatch:
     conversations: Sequence[SavedConversation]
     # The pictures and sounds, the fingerprint of their projector, and the numbers of all of their cells. In what
     # `decode` returns, a token of -1 is the first of these cells, and so on, which `with_cells` replaces.
-    media: Sequence[Media | Embeddings] = ()
+    media: Sequence[Picture | Sound | Embeddings] = ()
     media_fingerprint: str = ""
     cells: Sequence[int] = ()
 
@@ -180,7 +180,7 @@ def encode(batch: SavedBatch) -> bytes:
         tokens = [places.get(token, token) for token in one.tokens] if places else one.tokens
         parts += [np.array(tokens, "<i4").tobytes(), bytes(one.outputs), one.logits.tobytes()]
         parts += [one.cells.data, one.state.data]
-    parts += [medium.data if isinstance(medium, Embeddings) else content_of(medium) for medium in batch.media]
+    parts += [content_of(medium) for medium in batch.media]
     checksum = hashlib.sha256()
     for part in parts:
         checksum.update(part)
@@ -247,7 +247,7 @@ def _batch(parts: _Parts) -> SavedBatch:
     )
 
 
-def _medium(medium: Media | Embeddings) -> _Medium:
+def _medium(medium: Picture | Sound | Embeddings) -> _Medium:
     if isinstance(medium, Embeddings):
         return _Medium(rows=medium.count, row_size=medium.size)
     if isinstance(medium, Picture):
@@ -255,7 +255,7 @@ def _medium(medium: Media | Embeddings) -> _Medium:
     return _Medium(sample_rate=medium.sample_rate, samples=medium.count)
 
 
-def _content(medium: _Medium, parts: _Parts) -> Media | Embeddings:
+def _content(medium: _Medium, parts: _Parts) -> Picture | Sound | Embeddings:
     if medium.rows:
         data = bytes(parts.take(SAMPLE_BYTES * medium.rows * medium.row_size))
         return Embeddings.of_bytes(medium.rows, medium.row_size, data)

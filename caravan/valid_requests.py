@@ -1,5 +1,7 @@
 """Turns calls of this package into valid requests, by the rules of the HTTP API."""
 
+import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,8 +18,16 @@ from caravan_dialects.api.generation.run import ValidRequest
 from caravan_dialects.api.openai.chat.truncation import validate_chat
 from caravan_dialects.api.openai.chat.validation import ChatSource, ValidChat
 from caravan_dialects.api.openai.choices import Choices, choices_of
-from caravan_dialects.api.openai.completions.validation import completion_plan_of, validate_completion
+from caravan_dialects.api.openai.completions.validation import (
+    CompletionPlan,
+    completion_plan_of,
+    validate_completion,
+)
+from caravan_dialects.api.openai.prompts import EmbeddingsPrompt
+from caravan_dialects.media.file import are_within
+from caravan_proto.limits import MAX_EMBEDDING_VALUE
 from caravan_scheduler.core.errors import DeadlineError, EngineError, TextTooLongError
+from caravan_scheduler.core.media import Embeddings
 
 # A tokenizer makes at most one token of each byte, and adds a few for the begin and the end of a text.
 _MOST_ADDED_TOKENS = 8
@@ -62,7 +72,7 @@ async def valid_completions(
 def _fits(context: Context, prompt: PlainPrompt, params: SamplingParams) -> bool:
     """Return whether a prompt surely fits, though its tokens are not known."""
     new_tokens = 1 if params.max_tokens is None else params.max_tokens
-    if not prompt or not isinstance(prompt, str) or not isinstance(new_tokens, int):
+    if not isinstance(prompt, str) or not prompt or not isinstance(new_tokens, int):
         return False
     size, bounds = len(prompt.encode()), context.bounds
     room = min(bounds.max_input_tokens, bounds.max_total_tokens - new_tokens)
@@ -73,16 +83,33 @@ async def valid_completion(context: Context, prompt: PlainPrompt, params: Sampli
     """Raises RequestError of this package or of the router, and EngineError."""
     context.check_generates()
     if params.max_tokens is None:
-        if isinstance(prompt, str):
-            prompt_ids = (await tokenize_prompt(context.engine, "prompt", prompt, context.bounds)).token_ids
-        else:
-            prompt_ids = prompt
-        max_tokens = max(1, context.bounds.max_total_tokens - len(prompt_ids))
+        max_tokens = max(1, context.bounds.max_total_tokens - await _length(context, prompt))
     else:
         max_tokens = params.max_tokens
     body = completion_body(prompt, params, max_tokens)
-    (request,) = await validate_completion(context, body, completion_plan_of(body, context.limits))
+    if isinstance(prompt, Embeddings):
+        if not await asyncio.to_thread(are_within, array("f", prompt.data), MAX_EMBEDDING_VALUE):
+            raise errors.RequestError(
+                f"`prompt_embeds` must have values between -{MAX_EMBEDDING_VALUE:g} and {MAX_EMBEDDING_VALUE:g}"
+            )
+        plan = CompletionPlan(
+            prompts=[EmbeddingsPrompt("prompt_embeds", prompt)], choices=choices_of(body, context.limits)
+        )
+    else:
+        plan = completion_plan_of(body, context.limits)
+    (request,) = await validate_completion(context, body, plan)
     return request
+
+
+async def _length(context: Context, prompt: PlainPrompt) -> int:
+    """Return how many tokens a prompt has."""
+    match prompt:
+        case str():
+            return len((await tokenize_prompt(context.engine, "prompt", prompt, context.bounds)).token_ids)
+        case Embeddings():
+            return prompt.count
+        case _:
+            return len(prompt)
 
 
 def choices_in(request: ValidRequest, params: SamplingParams) -> Choices:
@@ -115,6 +142,8 @@ async def embedded_ids(context: Context, prompt: PlainPrompt) -> tuple[int, ...]
     """Return the token ids of a text to embed. Raises the router's RequestError, and EngineError."""
     if isinstance(prompt, str):
         prompt = (await tokenize_prompt(context.engine, "input", prompt, context.bounds)).token_ids
+    if isinstance(prompt, Embeddings):
+        raise errors.RequestError("what is embedded is a text or token ids, and no embeddings")
     check_token_ids("input", prompt, context.model.max_embed_tokens, context.model)
     return prompt
 

@@ -20,3 +20,5 @@ MAX_MEDIA_ID_BYTES = 64
 # Pictures have sides, and sound has samples, from the first to the second number.
 MEDIA_SIDES = (2, 4096)
 MEDIA_SAMPLES = (400, MAX_MEDIA_BYTES // 4)
+# The largest number of 16 bits. Of larger ones, a model could make some that are not finite.
+MAX_EMBEDDING_VALUE = 65504.0

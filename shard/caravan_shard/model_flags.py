@@ -228,12 +228,15 @@ class MediaFlags:
         low=1,
         high=2**16,
     )
+    enable_prompt_embeds: bool = flag(
+        False, "accept prompts of embeddings, which the model reads in place of tokens (prompt_embeds of completions)"
+    )
     media_threads: int | None = flag(
         None, "threads that encode images and audio, in parallel with steps [as --threads]", low=1, high=512
     )
     media_cache: int = flag(
         256,
-        "maximum size of encoded images and audio kept for later prompts, in MiB; each single one must fit",
+        "maximum size of encoded images, audio and embeddings kept for later prompts, in MiB; each single one must fit",
         low=1,
         high=2**20,
     )

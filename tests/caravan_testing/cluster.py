@@ -27,6 +27,7 @@ from caravan_scheduler.core.shards import ShardReport, ShardState
 from caravan_scheduler.core.trace import Tracing
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_shard.backends.base import DecodeOutcome, TokenBatch
+from caravan_shard.backends.given_embeddings import EmbeddingsEncoder
 from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, DecodeHook, ToyBackend
 from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_shard.backends.toy.model import TOY_FACTS, ToyVocabulary
@@ -76,7 +77,7 @@ class ClusterConfig:
     hook: DecodeHook | None = None
     wrong_every: int | None = None
     drain_timeout_s: float = 0.5
-    make_encoder: Callable[[], ToyEncoder] | None = None
+    make_encoder: Callable[[], ToyEncoder | EmbeddingsEncoder] | None = None
     expected: tuple[str, ...] = ()
     tracing: Tracing | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -1,4 +1,4 @@
-"""Pictures and sound in prompts: what is said of them between router and shard."""
+"""Pictures, sound and embeddings in prompts: what is said of them between router and shard."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,14 +9,15 @@ class MediaKind(Enum):
 
     IMAGE = "image"
     AUDIO = "audio"
+    EMBEDDINGS = "embeddings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaShape:
     """A medium without its content, for which ``media_id`` stands.
 
-    An image has ``width`` and ``height`` in pixels, sound has ``samples``. ``kind``: None if it is one that the shard
-    does not know.
+    An image has ``width`` and ``height`` in pixels, sound has ``samples``, embeddings have ``rows`` of ``row_size``
+    values. ``kind``: None if it is one that the shard does not know.
     """
 
     media_id: bytes
@@ -24,6 +25,8 @@ class MediaShape:
     width: int = 0
     height: int = 0
     samples: int = 0
+    rows: int = 0
+    row_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,8 @@ class MediaFacts:
 
     ``atomic``: a span is computed whole in one step, and no prefix ends within it. ``max_cells``: most cells of a span.
     ``fingerprint``: equal where the same medium has the same embeddings. ``audio_sample_rate``: samples of a second; 0
-    if the model does not hear. ``max_bytes``: most bytes of the content of a medium.
+    if the model does not hear. ``max_bytes``: most bytes of the content of a medium. ``input_size``: values of a row
+    that a prompt may have in place of a token; 0 if prompts have no such rows.
     """
 
     images: bool
@@ -62,6 +66,7 @@ class MediaFacts:
     fingerprint: bytes
     audio_sample_rate: int = 0
     max_bytes: int
+    input_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Decodes the files of pictures and sounds, in processes that may die or hang at any time."""
+"""Decodes the files of pictures, sounds and embeddings, in processes that may die or hang at any time."""
 
 import asyncio
 import hashlib
@@ -8,8 +8,6 @@ import msgspec
 
 from caravan_dialects.guarded_process import Ended, GuardedProcesses, ProcessEndedError, Worker
 from caravan_dialects.media.file import (
-    MAX_PICTURE_BYTES,
-    MAX_SOUND_BYTES,
     REMEMBERED_BYTES,
     TIME_LIMIT_S,
     DecodeReply,
@@ -19,7 +17,7 @@ from caravan_dialects.media.file import (
     Reason,
 )
 from caravan_scheduler.core.errors import HelperError
-from caravan_scheduler.core.media import Media, Picture, Sound
+from caravan_scheduler.core.media import SAMPLE_BYTES, Embeddings, Media, Picture, Sound
 
 # With two, a file that uses up its time does not stop all others.
 _PROCESSES = 2
@@ -53,7 +51,7 @@ class DecodedFiles:
 
 def key_of(file: MediaFile, owner: str) -> bytes:
     """Return a digest of ``file``. Each owner has keys of its own: none can find out what others have sent."""
-    digest = hashlib.sha256(f"{owner}\0{file.sample_rate}\0{isinstance(file.data, str)}\0".encode())
+    digest = hashlib.sha256(f"{owner}\0{file.sample_rate}\0{file.row_size}\0{isinstance(file.data, str)}\0".encode())
     digest.update(file.data.encode("utf-8", "surrogatepass") if isinstance(file.data, str) else file.data)
     return digest.digest()
 
@@ -76,7 +74,7 @@ class MediaDecoder:
         )
 
     async def decode(self, file: MediaFile, owner: str = "") -> Media:
-        """Return the picture or the sound that ``file`` has; ``owner`` sent it. Raises MediaFileError, HelperError."""
+        """Return what ``file`` has; ``owner`` sent it. Raises MediaFileError, HelperError."""
         _check_bytes(file)
         key = await asyncio.to_thread(key_of, file, owner)
         medium = self._decoded.find(key)
@@ -95,6 +93,9 @@ class MediaDecoder:
         # The digest of many megabytes, in a thread of its own, by this process: the other one has read the file.
         if file.sample_rate:
             return await asyncio.to_thread(Sound.of, file.sample_rate, reply.content)
+        if file.row_size:
+            count = len(reply.content) // (SAMPLE_BYTES * file.row_size)
+            return await asyncio.to_thread(Embeddings.of_bytes, count, file.row_size, reply.content)
         return await asyncio.to_thread(Picture.of, reply.width, reply.height, reply.content)
 
     async def close(self) -> None:
@@ -110,17 +111,18 @@ class MediaDecoder:
 
 
 def _check_bytes(file: MediaFile) -> None:
-    limit = MAX_SOUND_BYTES if file.sample_rate else MAX_PICTURE_BYTES
-    if file.size_bytes > limit:
-        raise MediaFileError(Reason.SIZE, f"must have at most {limit} bytes. Given: {file.size_bytes}")
+    if file.size_bytes > file.most_bytes:
+        raise MediaFileError(Reason.SIZE, f"must have at most {file.most_bytes} bytes. Given: {file.size_bytes}")
 
 
 def _request(file: MediaFile) -> bytes:
     data = file.data
-    if isinstance(data, str):
-        if not data.isascii():
-            raise MediaFileError(Reason.ENCODING, "must be valid base64: it has other characters than ASCII")
-        request = DecodeRequest(data=data.encode(), base64=True, sample_rate=file.sample_rate)
-    else:
-        request = DecodeRequest(data=data, base64=False, sample_rate=file.sample_rate)
+    if isinstance(data, str) and not data.isascii():
+        raise MediaFileError(Reason.ENCODING, "must be valid base64: it has other characters than ASCII")
+    request = DecodeRequest(
+        data=data.encode() if isinstance(data, str) else data,
+        base64=isinstance(data, str),
+        sample_rate=file.sample_rate,
+        row_size=file.row_size,
+    )
     return msgspec.msgpack.encode(request)

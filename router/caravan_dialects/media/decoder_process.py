@@ -1,13 +1,12 @@
 """``python -m caravan_dialects.media.decoder_process``: decodes files, one after another, until its input ends.
 
-Files come from anywhere, and are read by libraries that are written in C: pictures by Pillow, sounds by miniaudio, as
-in llama.cpp. The process therefore has limited memory and time, and can open neither files nor connections. Nothing
-else imports this module.
+Files come from anywhere. Libraries that are written in C read them: Pillow pictures, miniaudio sounds, as in llama.cpp,
+and pickle the embeddings of PyTorch. The process therefore has limited memory and time, and can open neither files nor
+connections. Nothing else imports this module.
 """
 
 import binascii
 import io
-import math
 import resource
 import warnings
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ import msgspec
 from PIL import Image, MpoImagePlugin, TiffImagePlugin, WebPImagePlugin
 
 from caravan_dialects.guarded_process import limit_process, serve
+from caravan_dialects.media.embeddings_file import read_embeddings
 from caravan_dialects.media.file import (
     DECODER_MEMORY_BYTES,
     MAX_PICTURE_BYTES,
@@ -34,6 +34,7 @@ from caravan_dialects.media.file import (
     DecodeRequest,
     MediaFileError,
     Reason,
+    are_within,
     format_of,
 )
 from caravan_proto.limits import MAX_MEDIA_BYTES
@@ -174,7 +175,7 @@ def _bounded(stream: Iterable["miniaudio.array.array[float]"], sample_rate: int)
     limit_s = min(MAX_SOUND_S, MAX_MEDIA_BYTES // (SAMPLE_BYTES * sample_rate))
     for chunk in stream:
         # A file may have samples that are no numbers. They would make every token after them one.
-        if not (math.isfinite(sum(chunk)) and min(chunk) >= -MAX_SAMPLE and max(chunk) <= MAX_SAMPLE):
+        if not are_within(chunk, MAX_SAMPLE):
             raise MediaFileError(Reason.BROKEN, f"has samples that are not between -{MAX_SAMPLE:g} and {MAX_SAMPLE:g}")
         samples += chunk.tobytes()
         if len(samples) > limit_s * sample_rate * SAMPLE_BYTES:
@@ -191,6 +192,8 @@ def decode(request: DecodeRequest) -> DecodeReply:
         data = _from_base64(request.data) if request.base64 else request.data
         if request.sample_rate:
             return DecodeReply(content=decode_sound(data, request.sample_rate))
+        if request.row_size:
+            return DecodeReply(content=read_embeddings(data, request.row_size))
         width, height, rgb = decode_picture(data)
         return DecodeReply(content=rgb, width=width, height=height)
     except MediaFileError as error:

@@ -1,12 +1,16 @@
-"""A file of a picture or a sound, as a client sent it: what it may be, and what can be wrong with it.
+"""A file of a picture, a sound or embeddings, as a client sent it: what it may be, and what can be wrong with it.
 
 The limits bound what a decoder does for one file, whatever is in it.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
+
+from caravan_proto.limits import MAX_MEDIA_BYTES
 
 MAX_PICTURE_BYTES = 10 << 20
 MAX_PICTURE_PIXELS = 50_000_000
@@ -21,6 +25,9 @@ MAX_SOUND_BYTES = 25 << 20
 MIN_SOUND_S = 0.1
 MAX_SOUND_S = 600
 MAX_SAMPLE = 16.0
+
+# Of 64-bit floats, which become half as large.
+MAX_EMBEDDINGS_BYTES = 2 * MAX_MEDIA_BYTES + (64 << 10)
 
 TIME_LIMIT_S = 10.0
 # A picture of the most pixels takes 200 MB, and is in memory up to six times while a WebP file is decoded.
@@ -50,15 +57,30 @@ def format_of(data: bytes) -> str | None:
     return next((name for name, starts in _STARTS.items() if data.startswith(starts)), None)
 
 
+def are_within(floats: Sequence[float], most: float) -> bool:
+    """Whether all ``floats``, of which there are some, are numbers between -``most`` and ``most``."""
+    # A comparison with what is no number is false, so that it may be neither the least nor the largest.
+    return math.isfinite(sum(floats)) and min(floats) >= -most and max(floats) <= most
+
+
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """A file in base64 if ``data`` is a text, or as it is. ``sample_rate``: that of the sound to make of it.
+    """A file in base64 if ``data`` is a text, or as it is.
 
-    The rate is 0 if it is to be a picture.
+    ``sample_rate``: that of the sound to make of it. ``row_size``: how many values each embedding in it has. Both are 0
+    if it is to be a picture.
     """
 
     data: str | bytes
     sample_rate: int = 0
+    row_size: int = 0
+
+    @property
+    def most_bytes(self) -> int:
+        """How large such a file may be."""
+        if self.row_size:
+            return MAX_EMBEDDINGS_BYTES
+        return MAX_SOUND_BYTES if self.sample_rate else MAX_PICTURE_BYTES
 
     @property
     def size_bytes(self) -> int:
@@ -87,11 +109,12 @@ class MediaFileError(Exception):
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """``data``: the file, in ``base64`` or as it is. ``sample_rate``: that of the sound to make; 0 for a picture."""
+    """``data``: the file, in ``base64`` or as it is. The other fields are those of `MediaFile`."""
 
     data: bytes
     base64: bool
     sample_rate: int
+    row_size: int = 0
 
 
 class DecodeReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from caravan_proto.messages.media import MediaKind, MediaShape, PromptPart, TextPart
 from caravan_scheduler.core.errors import TooMuchMediaError
-from caravan_scheduler.core.media import Media, MediaPrompt, Picture
+from caravan_scheduler.core.media import Embeddings, Media, MediaPrompt, Picture
 
 # Contents of all requests together.
 MOST_BYTES = 1 << 30
@@ -15,12 +15,16 @@ def shape_of(media: Media) -> MediaShape:
     """Return a medium without its content."""
     if isinstance(media, Picture):
         return MediaShape(media_id=media.id, kind=MediaKind.IMAGE, width=media.width, height=media.height)
+    if isinstance(media, Embeddings):
+        return MediaShape(media_id=media.id, kind=MediaKind.EMBEDDINGS, rows=media.count, row_size=media.size)
     return MediaShape(media_id=media.id, kind=MediaKind.AUDIO, samples=media.count)
 
 
 def content_of(media: Media) -> bytes:
     """Return the content of a medium."""
-    return media.rgb if isinstance(media, Picture) else media.samples
+    if isinstance(media, Picture):
+        return media.rgb
+    return media.data if isinstance(media, Embeddings) else media.samples
 
 
 def parts_of(prompt: MediaPrompt, *, add_special: bool, parse_special: bool) -> Sequence[PromptPart]:

@@ -1,9 +1,10 @@
-"""Pictures and sounds of prompts, decoded. A prompt that has some is a tuple of texts and media, in order."""
+"""Pictures, sounds and embeddings of prompts, decoded. A prompt with some is a tuple of texts and media, in order."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Self
 
-# Bytes of a sample, a little-endian float.
+# Bytes of a sample, or of a value of an embedding: a little-endian float.
 SAMPLE_BYTES = 4
 
 
@@ -55,7 +56,32 @@ class Sound:
         return len(self.samples)
 
 
-Media = Picture | Sound
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Embeddings:
+    """Rows that a model reads in place of tokens: ``count`` of ``size`` little-endian 32-bit floats each.
+
+    ``id``: a digest of size and values, see `of_bytes`.
+    """
+
+    id: bytes = field(repr=False)
+    count: int
+    size: int
+    data: bytes = field(repr=False)
+
+    @classmethod
+    def of_bytes(cls, count: int, size: int, data: bytes) -> Self:
+        """Return the embeddings of these values, under the id that equal values always have."""
+        if len(data) != SAMPLE_BYTES * count * size:
+            raise ValueError(f"{count} x {size} values have {SAMPLE_BYTES * count * size} bytes. Given: {len(data)}")
+        return cls(_digest("embeddings", count, size, data), count, size, data)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much memory they take."""
+        return len(self.data)
+
+
+Media = Picture | Sound | Embeddings
 # Texts and media in the order in which the model reads them. Texts that follow each other are tokenized separately.
 MediaPrompt = tuple[str | Media, ...]
 

@@ -25,7 +25,7 @@ from caravan_serve.talk.markdown import Blocks
 
 _REFRESHES_PER_S = 12
 # The place of the flags of the terminal itself in what `tcgetattr` returns.
-_LOCAL_FLAGS = 3
+_INPUT_FLAGS, _LOCAL_FLAGS = 0, 3
 
 
 class _Tail:
@@ -154,7 +154,10 @@ def show(console: Console, parts: Iterator[tuple[str, str]]) -> str:
 
 @contextlib.contextmanager
 def _without_echo() -> Iterator[None]:
-    """Let the terminal not show what is typed, such as ^C: it would move the cursor from where `Live` has left it."""
+    """Let the terminal not show what is typed, such as ^C: it would move the cursor from where `Live` has left it.
+
+    What is typed is kept for the next prompt, key by key: a line's end would reach it as the key of a line break.
+    """
     try:
         before = termios.tcgetattr(sys.stdin)
     except (OSError, ValueError, termios.error):
@@ -162,7 +165,8 @@ def _without_echo() -> Iterator[None]:
         yield
         return
     changed = [*before]
-    changed[_LOCAL_FLAGS] &= ~termios.ECHO
+    changed[_INPUT_FLAGS] &= ~termios.ICRNL
+    changed[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ICANON)
     try:
         termios.tcsetattr(sys.stdin, termios.TCSANOW, changed)
         yield

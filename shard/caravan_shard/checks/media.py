@@ -105,8 +105,16 @@ def check_shape(shape: MediaShape, facts: MediaFacts | None) -> Iterator[Refusal
                 yield Refusal(
                     ShardError.MEDIA_TOO_LARGE, f"audio has {least} to {most} samples. Given: {shape.samples}"
                 )
+        case MediaKind.EMBEDDINGS:
+            size = 0 if facts is None else facts.input_size
+            if not size:
+                yield bad_request("prompts have no embeddings here: start the shard with --enable-prompt-embeds")
+            if shape.row_size != size:
+                yield bad_request(f"embeddings have {size} values for each token. Given: {shape.row_size}")
+            if shape.rows < 1:
+                yield bad_request("embeddings have at least one row")
         case None:
-            yield bad_request("a medium is an image or audio")
+            yield bad_request("a medium is an image, audio or embeddings")
     if facts is not None and content_bytes(shape) > facts.max_bytes:
         yield Refusal(
             ShardError.MEDIA_TOO_LARGE,
@@ -116,4 +124,10 @@ def check_shape(shape: MediaShape, facts: MediaFacts | None) -> Iterator[Refusal
 
 def content_bytes(shape: MediaShape) -> int:
     """Return how many bytes the content of a medium has."""
-    return 3 * shape.width * shape.height if shape.kind is MediaKind.IMAGE else 4 * shape.samples
+    match shape.kind:
+        case MediaKind.IMAGE:
+            return 3 * shape.width * shape.height
+        case MediaKind.EMBEDDINGS:
+            return 4 * shape.rows * shape.row_size
+        case _:
+            return 4 * shape.samples

@@ -13,6 +13,7 @@ from caravan_proto.host_memory import available_memory
 from caravan_proto.messages.limits import Saving
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.backends.base import Backend, StartupError, Vocabulary
+from caravan_shard.backends.given_embeddings import EmbeddingsEncoder
 from caravan_shard.config import ShardConfig
 from caravan_shard.sequences.run_files import RunFiles, check_folder
 from caravan_shard.sequences.runs import RunStore
@@ -67,12 +68,14 @@ def backend_loader(config: ShardConfig, read_vocabulary: ReadVocabulary | None =
 
 def _load_toy(config: ShardConfig) -> Backend:
     # Imported here, so that a model need not wait for the toy.
-    from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, ToyBackend
+    from caravan_shard.backends.toy.backend import EMBEDDING_SIZE, TOY_INPUT_SIZE, ToyBackend
     from caravan_shard.backends.toy.media import ToyEncoder
 
     _log.info("toy model ready")
     cells = config.cells_of(trained_context=8192)
     layout, *other_layouts = config.layouts(cells)
+    # A projector of any name lets the toy model see; with "atomic" in it, images are computed whole.
+    projector = ToyEncoder(atomic="atomic" in config.mmproj) if config.mmproj else None
     backend = ToyBackend(
         cells=cells,
         max_sequences=config.parallel,
@@ -84,8 +87,7 @@ def _load_toy(config: ShardConfig) -> Backend:
         step_s=config.fake_step_ms / 1000,
         token_s=config.fake_token_ms / 1000,
         draft_model=ToyBackend(cells=cells, max_sequences=config.parallel) if config.model_draft else None,
-        # A projector of any name lets the toy model see; with "atomic" in it, images are computed whole.
-        media=ToyEncoder(atomic="atomic" in config.mmproj) if config.mmproj else None,
+        media=EmbeddingsEncoder(TOY_INPUT_SIZE, projector) if config.enable_prompt_embeds else projector,
     )
     backend.facts = replace(backend.facts, draft_model=Path(config.model_draft).name)
     if config.model:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from time import perf_counter
 from typing import ParamSpec, TypeVar
 
@@ -82,7 +83,7 @@ class MediaService:
         self._store = store
         self._text = text
         self._thread = EncoderThread(calls)
-        self._layouts: dict[tuple[object, ...], MediumTokens] = {}
+        self._layouts: dict[MediaShape, MediumTokens] = {}
         # Media that are being encoded: whoever needs one of them waits for it.
         self._running: dict[bytes, asyncio.Future[EncodedMedia | Refusal]] = {}
 
@@ -129,7 +130,7 @@ class MediaService:
         refusal = check_shape(shape, None if self._encoder is None else self._encoder.facts)
         if refusal is not None or self._encoder is None:
             return refusal or bad_request("this model reads neither images nor audio")
-        key = (shape.kind, shape.width, shape.height, shape.samples)
+        key = replace(shape, media_id=b"")
         if key not in self._layouts:
             try:
                 layout = await self._text.run(self._encoder.tokenize, shape)

@@ -69,7 +69,7 @@ def test_they_are_forked_cut_moved_and_saved(executor: Executor, tmp_path: Path)
         (np.zeros((2, 3), np.float32), "embeddings of this model have 1 values for each token. Given: 3"),
         (np.zeros(3, np.float32), "embeddings must be floats [tokens, size]. Given: float32 [3]"),
         (np.zeros((0, 1), np.float32), "embeddings must be floats [tokens, size]"),
-        (np.full((1, 1), np.nan), "embeddings must be finite"),
+        (np.full((1, 1), np.nan), "embeddings must have values between -65504 and 65504"),
     ],
 )
 def test_wrong_embeddings_are_refused(executor: Executor, rows: Any, message: str) -> None:

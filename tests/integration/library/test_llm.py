@@ -517,3 +517,9 @@ async def test_cancelling_an_asynchronous_call_ends_its_generation() -> None:
 async def test_an_asynchronous_model_is_opened_first() -> None:
     with pytest.raises(caravan.ClosedError, match="not open"):
         await AsyncLLM("toy.gguf", backend="fake").generate("p")
+
+
+def test_the_defaults_of_the_model_are_known(llm: LLM) -> None:
+    assert llm.get_default_sampling_params() == SamplingParams()
+    with LLM("toy.gguf", backend="fake", parallel=1, ctx_size=256, temp=0.5, top_k=20, max_tokens=7) as other:
+        assert other.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=20, max_tokens=7)

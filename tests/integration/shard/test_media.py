@@ -120,7 +120,7 @@ async def test_a_step_without_its_media_says_which_are_missing(shard: RunningSha
 
 async def test_a_medium_is_encoded_once(shard: RunningShard) -> None:
     encoder = shard.backend.media
-    assert encoder is not None
+    assert isinstance(encoder, ToyEncoder)
     await asyncio.gather(*(_encode(shard, _PICTURE) for _ in range(4)))
     assert (await _encode(shard, _PICTURE)).seconds == 0
     assert encoder.count == 1

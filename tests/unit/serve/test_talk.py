@@ -2,6 +2,10 @@
 
 import dataclasses
 import io
+import os
+import pty
+import termios
+import tty
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,3 +220,18 @@ def test_an_answer_is_shown_as_markdown_after_its_reasoning() -> None:
 def test_an_answer_that_is_ended_is_what_has_come() -> None:
     assert shown(("", "half an"), interrupted=True) == ("half an", ["half an", "ended"])
     assert shown(("I think", ""), interrupted=True) == ("", ["I think", "ended"])
+
+
+def test_what_is_typed_during_an_answer_is_kept_for_the_next_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, terminal = pty.openpty()
+    with open(controller, "r+b", buffering=0) as keys, open(terminal, "rb", buffering=0) as typed:
+        monkeypatch.setattr("sys.stdin", typed)
+
+        def parts() -> Iterator[tuple[str, str]]:
+            keys.write(b"a\rb\r")
+            yield "", "An answer"
+
+        show(Console(file=io.StringIO()), parts())
+        tty.setraw(terminal, termios.TCSANOW)  # as the next prompt does
+        os.set_blocking(terminal, False)
+        assert typed.read(10) == b"a\rb\r"

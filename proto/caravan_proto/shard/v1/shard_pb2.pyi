@@ -148,12 +148,14 @@ class _MediaKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MediaKind.V
     MEDIA_KIND_UNSPECIFIED: _MediaKind.ValueType  # 0
     MEDIA_KIND_IMAGE: _MediaKind.ValueType  # 1
     MEDIA_KIND_AUDIO: _MediaKind.ValueType  # 2
+    MEDIA_KIND_EMBEDDINGS: _MediaKind.ValueType  # 3
 
 class MediaKind(_MediaKind, metaclass=_MediaKindEnumTypeWrapper): ...
 
 MEDIA_KIND_UNSPECIFIED: MediaKind.ValueType  # 0
 MEDIA_KIND_IMAGE: MediaKind.ValueType  # 1
 MEDIA_KIND_AUDIO: MediaKind.ValueType  # 2
+MEDIA_KIND_EMBEDDINGS: MediaKind.ValueType  # 3
 Global___MediaKind: _TypeAlias = MediaKind  # noqa: Y015
 
 @_typing.final
@@ -474,6 +476,7 @@ class MediaFacts(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     AUDIO_SAMPLE_RATE_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    INPUT_SIZE_FIELD_NUMBER: _builtins.int
     images: _builtins.bool
     audio: _builtins.bool
     atomic: _builtins.bool
@@ -486,6 +489,8 @@ class MediaFacts(_message.Message):
     """Samples of a second of sound; 0 if the model does not hear."""
     max_bytes: _builtins.int
     """Most bytes of EncodeMediaRequest.data."""
+    input_size: _builtins.int
+    """Values of a row that a prompt may have in place of a token; 0 if prompts have no such rows."""
     def __init__(
         self,
         *,
@@ -496,10 +501,11 @@ class MediaFacts(_message.Message):
         fingerprint: _builtins.bytes = ...,
         audio_sample_rate: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
+        input_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "audio", b"audio", "audio_sample_rate", b"audio_sample_rate", "fingerprint", b"fingerprint", "images", b"images", "max_bytes", b"max_bytes", "max_cells", b"max_cells"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "audio", b"audio", "audio_sample_rate", b"audio_sample_rate", "fingerprint", b"fingerprint", "images", b"images", "input_size", b"input_size", "max_bytes", b"max_bytes", "max_cells", b"max_cells"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2036,6 +2042,8 @@ class MediaShape(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     HEIGHT_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    ROW_SIZE_FIELD_NUMBER: _builtins.int
     media_id: _builtins.bytes
     """Stands for the content and the shape; 1 to 64 bytes."""
     kind: Global___MediaKind.ValueType
@@ -2044,6 +2052,9 @@ class MediaShape(_message.Message):
     height: _builtins.int
     samples: _builtins.int
     """Of sound: number of samples at MediaFacts.audio_sample_rate."""
+    rows: _builtins.int
+    """Of embeddings: their number, and the values of each, which are as many as MediaFacts.input_size."""
+    row_size: _builtins.int
     def __init__(
         self,
         *,
@@ -2052,10 +2063,12 @@ class MediaShape(_message.Message):
         width: _builtins.int = ...,
         height: _builtins.int = ...,
         samples: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        row_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "kind", b"kind", "media_id", b"media_id", "samples", b"samples", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["height", b"height", "kind", b"kind", "media_id", b"media_id", "row_size", b"row_size", "rows", b"rows", "samples", b"samples", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2104,7 +2117,9 @@ class EncodeMediaRequest(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """Of an image: a byte each of red, green and blue, row after row. Of sound: a channel of little-endian 32-bit floats."""
+    """Of an image: a byte each of red, green and blue, row after row. Of sound: a channel of little-endian 32-bit floats.
+    Of embeddings: such floats too, row after row.
+    """
     @_builtins.property
     def shape(self) -> Global___MediaShape: ...
     def __init__(

@@ -13,7 +13,7 @@ from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_dialects.media.file import MediaFile, MediaFileError
 from caravan_scheduler.core.engine import Engine, Fleet, ModelFacts, TextEngine
-from caravan_scheduler.core.media import Media, Picture
+from caravan_scheduler.core.media import Embeddings, Media, Picture, Sound
 from caravan_scheduler.core.request_metrics import RequestMetrics
 
 MODEL_HEADER = "X-Model"
@@ -46,11 +46,15 @@ def model_name(fleet: Fleet, asked: str) -> str:
     return (*expected, *names, "")[0]
 
 
+# In the metric of decoded files.
+_KINDS = {Picture: "picture", Sound: "sound", Embeddings: "embeddings"}
+
+
 class Decoding(Protocol):
     """Makes media of files."""
 
     async def decode(self, file: MediaFile) -> Media:
-        """Return the picture or the sound that ``file`` has. Raises MediaFileError."""
+        """Return what ``file`` has. Raises MediaFileError."""
         ...
 
 
@@ -63,15 +67,14 @@ class CountedDecoding:
     owner: str
 
     async def decode(self, file: MediaFile) -> Media:
-        """Return the picture or the sound that ``file`` has. Raises MediaFileError."""
+        """Return what ``file`` has. Raises MediaFileError."""
         began = time.monotonic()
         try:
             medium = await self.decoder.decode(file, self.owner)
         except MediaFileError as error:
             self.metrics.media_refused(error.reason.value)
             raise
-        kind = "picture" if isinstance(medium, Picture) else "sound"
-        self.metrics.media_decoded(kind, time.monotonic() - began)
+        self.metrics.media_decoded(_KINDS[type(medium)], time.monotonic() - began)
         return medium
 
 

@@ -14,16 +14,18 @@ from caravan_dialects.api.generation.rules import (
     empty_prompt_error,
     media_file_error,
     media_size_error,
+    no_prompt_embeds_error,
+    row_size_error,
     token_id_error,
     too_many_media_error,
     too_many_new_tokens_error,
 )
 from caravan_dialects.api.limits import Bounds
 from caravan_dialects.chat.control_text import with_media
-from caravan_dialects.media.file import MediaFileError
+from caravan_dialects.media.file import MediaFile, MediaFileError
 from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.engine import Engine, ModelFacts
-from caravan_scheduler.core.media import Media
+from caravan_scheduler.core.media import Embeddings, Media
 from caravan_scheduler.core.prompt_media import MediaTokens, is_cell
 
 
@@ -170,6 +172,38 @@ async def decoded(context: PromptContext, parts: MediaParts) -> dict[str, Media]
             raise media_size_error(named.field, facts.max_bytes, medium.size_bytes)
         found[mark] = medium
     return found
+
+
+async def decoded_embeddings(context: Context, field: str, data: str) -> Embeddings:
+    """Return the embeddings of a file in base64. Raises ValidationError."""
+    file = MediaFile(data, row_size=_input_size(context, field))
+    try:
+        medium = await context.decoding.decode(file)
+    except MediaFileError as error:
+        raise media_file_error(field, str(error)) from error
+    assert isinstance(medium, Embeddings)
+    return medium
+
+
+async def tokenize_embeddings(context: Context, field: str, embeddings: Embeddings) -> MediaTokens:
+    """Return the cells of a prompt of embeddings. Raises ValidationError, NoShardError."""
+    size, limit = _input_size(context, field), context.bounds.max_input_tokens
+    if embeddings.size != size:
+        raise row_size_error(field, size, embeddings.size)
+    if embeddings.count > limit:
+        raise PromptTooLongError(field, limit, embeddings.count, context.bounds.max_total_tokens)
+    facts = context.model.media
+    if facts is not None and embeddings.size_bytes > facts.max_bytes:
+        raise media_size_error(field, facts.max_bytes, embeddings.size_bytes)
+    return await context.engine.queries.tokenize_parts((embeddings,), add_special=False)
+
+
+def _input_size(context: Context, field: str) -> int:
+    """Return how many values the model reads in place of a token. Raises ValidationError if it reads none."""
+    facts = context.model.media
+    if facts is None or not facts.input_size:
+        raise no_prompt_embeds_error(field)
+    return facts.input_size
 
 
 async def tokenize_mixed(context: Context, field: str, text: str, parts: MediaParts | None) -> MediaTokens:

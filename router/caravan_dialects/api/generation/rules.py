@@ -159,6 +159,16 @@ def media_size_error(field: str, limit_bytes: int, given_bytes: int) -> Validati
     return ValidationError(field, message)
 
 
+def no_prompt_embeds_error(field: str) -> ValidationError:
+    message = f"`{field}` cannot be used here: it needs shards that were started with --enable-prompt-embeds"
+    return ValidationError(field, message)
+
+
+def row_size_error(field: str, size: int, given: int) -> ValidationError:
+    """Embeddings are those of another model."""
+    return ValidationError(field, f"`{field}` must have {size} values for each token. Given: {given}")
+
+
 def too_many_media_error(field: str, limit: int, given: int) -> ValidationError:
     """``field``: the first picture or sound that is too many."""
     return ValidationError(

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caravan_dialects.api.generation.prompt import nth
 from caravan_dialects.api.generation.rules import empty_prompt_error, too_many_prompts_error
 from caravan_dialects.api.openai.rules import mixed_prompt_error
+from caravan_scheduler.core.media import Embeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,21 @@ class TokensPrompt:
     token_ids: tuple[int, ...]
 
 
-PromptInput = TextPrompt | TokensPrompt
+@dataclass(frozen=True, slots=True)
+class EmbeddingsPrompt:
+    """Embeddings in place of tokens. ``rows``: them, or a file of them in base64, which ``field`` has."""
+
+    field: str
+    rows: Embeddings | str
+
+
+PromptInput = TextPrompt | TokensPrompt | EmbeddingsPrompt
+
+
+def embeddings_prompts(field: str, given: str | Sequence[str] | None) -> list[PromptInput]:
+    """Return one entry per file of embeddings."""
+    files = [given] if isinstance(given, str) else given or []
+    return [EmbeddingsPrompt(nth(field, number, len(files)), file) for number, file in enumerate(files)]
 
 
 def split_prompts(field: str, given: str | Sequence[str | int | list[int]], limit: int) -> list[PromptInput]:

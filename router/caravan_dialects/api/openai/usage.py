@@ -15,7 +15,7 @@ from caravan_dialects.api.openai.schema import (
 )
 from caravan_proto.messages.results import DraftSource
 from caravan_scheduler.core.generation import GenerationSpec
-from caravan_scheduler.core.media import Picture
+from caravan_scheduler.core.media import Picture, Sound
 
 _Count = int | msgspec.UnsetType
 
@@ -40,10 +40,9 @@ def media_tokens(spec: GenerationSpec) -> tuple[_Count, _Count]:
     pictures = sounds = 0
     if spec.media is not None:
         for span in spec.media.spans:
-            if isinstance(spec.media.contents[span.media_id], Picture):
-                pictures += span.count
-            else:
-                sounds += span.count
+            medium = spec.media.contents[span.media_id]
+            pictures += span.count if isinstance(medium, Picture) else 0
+            sounds += span.count if isinstance(medium, Sound) else 0
     return pictures or msgspec.UNSET, sounds or msgspec.UNSET
 
 

@@ -25,6 +25,7 @@ from caravan_shard.backends.base import (
     StartupError,
     TokenBatch,
 )
+from caravan_shard.backends.given_embeddings import EmbeddingsEncoder
 from caravan_shard.backends.llama.devices.devices import drafting_devices, find_devices
 from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.forward import LlamaForward
@@ -34,7 +35,7 @@ from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
 from caravan_shard.backends.llama.kernels.row_by_row import ROW_BY_ROW, has_own_kernels
 from caravan_shard.backends.llama.media.projector_file import load_projector
 from caravan_shard.backends.llama.memory.cell_state import StateFormat
-from caravan_shard.backends.llama.memory.context import Contexts, OpenContext
+from caravan_shard.backends.llama.memory.context import Contexts, OpenContext, position_dimensions
 from caravan_shard.backends.llama.memory.recurrent import RecurrentMemory, RollbackMemory, what_restoring_changes
 from caravan_shard.backends.llama.model.adapters import LlamaAdapters
 from caravan_shard.backends.llama.model.loading import LoadedModel, open_model
@@ -99,6 +100,14 @@ class LlamaCppBackend:
         self._contexts = Contexts(loaded.pointer, config, self.facts.trained_context)
         if not is_draft_model:
             self.media = load_projector(config, loaded.pointer, self._contexts)
+        input_size = int(llama_cpp.llama_model_n_embd_inp(loaded.pointer))
+        if config.enable_prompt_embeds and not is_draft_model:
+            if self.media is not None and position_dimensions(loaded.pointer) > 1:
+                raise StartupError(
+                    "--enable-prompt-embeds cannot be used with the projector of a model that reads images as grids: "
+                    "pass --no-mmproj"
+                )
+            self.media = EmbeddingsEncoder(input_size, self.media)
         if self.media is not None:
             self.facts = replace(self.facts, media=self.media.facts)
         opened = self._contexts.open(self._contexts.layouts[0])
@@ -112,7 +121,7 @@ class LlamaCppBackend:
             max_batch_tokens=self._contexts.batch_tokens,
             max_prompt_logprob_tokens=self._contexts.prompt_logprob_tokens,
             embedding_size=self._embedder.size if self._embedder is not None else 0,
-            input_size=int(llama_cpp.llama_model_n_embd_inp(loaded.pointer)),
+            input_size=input_size,
             max_embed_tokens=self._embedder.max_tokens if self._embedder is not None else 0,
             joint_embed=self._embedder.joint if self._embedder is not None else JointEmbed(texts=1, tokens=0),
             ranks=self._embedder is not None and self._embedder.ranks,

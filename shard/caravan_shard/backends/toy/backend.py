@@ -24,6 +24,7 @@ from caravan_shard.backends.base import (
     JointEmbed,
     TokenBatch,
 )
+from caravan_shard.backends.given_embeddings import EmbeddingsEncoder
 from caravan_shard.backends.toy.media import ToyEncoder
 from caravan_shard.backends.toy.model import (
     EMPTY_STATE,
@@ -47,6 +48,8 @@ DecodeHook = Callable[[TokenBatch], DecodeOutcome | None]
 
 MAX_EMBED_TOKENS = 512
 EMBEDDING_SIZE = 16
+# Of an embedding in a prompt: the byte that it stands for.
+TOY_INPUT_SIZE = 1
 # What is said of the bytes of the toy, which has no file.
 TOY_SHA256 = "toy-1"
 TOY_STATES = "70" * 32
@@ -75,7 +78,7 @@ class ToyBackend:
         token_s: float = 0.0,
         hook: DecodeHook | None = None,
         draft_model: DraftModel | None = None,
-        media: ToyEncoder | None = None,
+        media: ToyEncoder | EmbeddingsEncoder | None = None,
     ) -> None:
         """``other_layouts``: those that `set_layout` can give the cells. A model that only embeds has no sequences."""
         layouts = (layout, *other_layouts)
@@ -99,7 +102,7 @@ class ToyBackend:
             max_batch_tokens=max_batch_tokens,
             max_prompt_logprob_tokens=max_prompt_logprob_tokens,
             embedding_size=embedding_size,
-            input_size=1,
+            input_size=TOY_INPUT_SIZE,
             max_embed_tokens=MAX_EMBED_TOKENS if embedding_size or ranks else 0,
             joint_embed=JointEmbed(texts=8, tokens=MAX_EMBED_TOKENS),
             ranks=ranks,

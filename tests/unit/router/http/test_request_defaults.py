@@ -160,3 +160,10 @@ def test_a_penalty_of_the_request_has_its_own_window() -> None:
     defaults = valid_defaults({"repetition_penalty": 1.1})
     assert defaults_for({"repetition_penalty": 1.3}, defaults) == {}
     assert defaults_for({"repetition_penalty": None}, defaults) == {"repetition_penalty": 1.1, "repeat_last_n": 64}
+
+
+async def test_responses_say_what_was_used(service: Service) -> None:
+    reply = await service.reply("/v1/responses", {"input": "hi"})
+    assert (reply["temperature"], reply["top_p"]) == (0.6, 0.9)
+    reply = await service.reply("/v1/responses", {"input": "hi", "temperature": 0.1, "top_p": 0.5})
+    assert (reply["temperature"], reply["top_p"]) == (0.1, 0.5)

@@ -35,6 +35,7 @@ from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import PromptText, display_text
 from caravan_proto.messages.results import FinishReason
 from caravan_scheduler.core.engine import ModelFacts
+from caravan_scheduler.core.prompt_media import text_ids
 from caravan_scheduler.core.tokens import Alternative, PromptToken
 
 _ENCODER = msgspec.json.Encoder()
@@ -211,7 +212,7 @@ class CompletionsAnswer(Answer):
         for index in self.per_prompt.best(candidates):
             choice = self._choice(len(choices), candidates[index], runs[first + index].finish, before)
             choice.prompt_logprobs = prompt_logprobs
-            choice.prompt_token_ids = list(runs[first].spec.prompt) if self.body.return_token_ids else None
+            choice.prompt_token_ids = text_ids(runs[first].spec.prompt) if self.body.return_token_ids else None
             choices.append(choice)
 
     async def send(self, events: Events, index: int, run: Run) -> None:
@@ -223,7 +224,7 @@ class CompletionsAnswer(Answer):
                     index, pieces, pieces[-1].finish, self._echo(index, run) if before is None else before
                 )
                 if before is None and self.body.return_token_ids:
-                    choice.prompt_token_ids = list(run.spec.prompt)
+                    choice.prompt_token_ids = text_ids(run.spec.prompt)
                 before = (before if isinstance(before, int) else 0) + len(choice.text)
                 # An incomplete character or a control token has no text to send.
                 if choice.text or choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids:

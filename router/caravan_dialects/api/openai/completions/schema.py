@@ -10,12 +10,15 @@ class CompletionRequest(GeneratingFields, frozen=True, kw_only=True, forbid_unkn
     prompt's logprobs.
 
     ``choice_parameters``: one entry per choice (per candidate, with ``best_of``); its fields override the request's.
+    ``prompt_embeds``: vLLM's, embeddings [tokens, size] in place of tokens: files of torch.save or numpy.save, in
+    base64. Each is a prompt, before those of ``prompt``, which may then be empty.
     ``suffix``: the output belongs between ``prompt`` and this text; for models whose vocabulary has tokens for that.
     Choice ``i`` is sampled with (``seed``, ``i``), the first one with ``seed``; an entry's own ``seed`` is used as it
     is.
     """
 
-    prompt: Prompt
+    prompt: Prompt | None = None
+    prompt_embeds: str | list[str] | None = None
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None

@@ -1,5 +1,6 @@
 """Rules of ``/v1/completions``: OpenAI's, with vLLM's extra parameters."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caravan_dialects.ahead import each
@@ -10,10 +11,13 @@ from caravan_dialects.api.generation.fill import prompt_before
 from caravan_dialects.api.generation.prompt import (
     check_new_tokens,
     check_prompt_ids,
+    decoded_embeddings,
     fit,
+    tokenize_embeddings,
     tokenize_plain,
     tokenize_prompt,
 )
+from caravan_dialects.api.generation.rules import too_many_prompts_error
 from caravan_dialects.api.generation.run import ValidRequest
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.aliases import UNLIMITED
@@ -21,8 +25,21 @@ from caravan_dialects.api.openai.beams import check_beams, with_beams
 from caravan_dialects.api.openai.choices import Choices, choices_of
 from caravan_dialects.api.openai.completions.schema import CompletionRequest
 from caravan_dialects.api.openai.constraints import constraint_of
-from caravan_dialects.api.openai.prompts import PromptInput, TextPrompt, TokensPrompt, split_prompts
-from caravan_dialects.api.openai.rules import ignore_eos_error, needs_field_error, stream_options_error, suffix_error
+from caravan_dialects.api.openai.prompts import (
+    EmbeddingsPrompt,
+    PromptInput,
+    TextPrompt,
+    TokensPrompt,
+    embeddings_prompts,
+    split_prompts,
+)
+from caravan_dialects.api.openai.rules import (
+    ignore_eos_error,
+    missing_field_error,
+    needs_field_error,
+    stream_options_error,
+    suffix_error,
+)
 from caravan_dialects.api.openai.sampling import (
     biases_of,
     check_choice_parameters,
@@ -33,6 +50,7 @@ from caravan_dialects.api.openai.sampling import (
 )
 from caravan_dialects.text.detokenize import PromptText, as_decoded, as_written
 from caravan_scheduler.core.generation import GenerationSpec
+from caravan_scheduler.core.prompt_media import PromptMedia
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -41,14 +59,30 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionPlan:
     """The generations of a request. ``prompt_field``: what the client calls the prompt."""
 
-    prompts: list[PromptInput]
+    prompts: Sequence[PromptInput]
     choices: Choices
     prompt_field: str = "prompt"
 
 
+@dataclass(frozen=True, slots=True)
+class _Tokenized:
+    """A prompt. ``text``: if it is shown."""
+
+    token_ids: tuple[int, ...]
+    text: PromptText | None = None
+    media: PromptMedia | None = None
+
+
 def completion_plan_of(body: CompletionRequest, limits: Limits, prompt_field: str = "prompt") -> CompletionPlan:
     """Count what a request generates, before permits are taken. Raises ValidationError."""
-    prompts = split_prompts(prompt_field, body.prompt, limits.max_client_batch_size)
+    prompts = embeddings_prompts("prompt_embeds", body.prompt_embeds)
+    # vLLM's clients must send a text, which is empty.
+    if body.prompt or not prompts:
+        if body.prompt is None:
+            raise missing_field_error(prompt_field)
+        prompts += split_prompts(prompt_field, body.prompt, limits.max_client_batch_size)
+    if len(prompts) > limits.max_client_batch_size:
+        raise too_many_prompts_error("prompt_embeds", limits.max_client_batch_size, len(prompts))
     return CompletionPlan(prompts=prompts, choices=choices_of(body, limits), prompt_field=prompt_field)
 
 
@@ -73,18 +107,21 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
     generations = len(plan.prompts) * plan.choices.candidates
     check_new_tokens("max_tokens", generations, wanted or 1, bounds)
 
-    async def tokenized(prompt: PromptInput) -> tuple[tuple[int, ...], PromptText | None]:
-        if body.suffix:
-            token_ids, prompt_text = await _gap_tokens(context, prompt, body.suffix), None
+    async def tokenized(prompt: PromptInput) -> _Tokenized:
+        field = plan.prompt_field
+        if isinstance(prompt, EmbeddingsPrompt):
+            found, field = await _read(context, prompt), prompt.field
+        elif body.suffix:
+            found = _Tokenized(await _gap_tokens(context, prompt, body.suffix))
         else:
-            token_ids, prompt_text = await _tokens(context, plan.prompt_field, prompt, shown=_shows_prompt(body))
-        fit(token_ids, wanted, bounds, (plan.prompt_field, "max_tokens"))
-        return token_ids, prompt_text
+            found = await _tokens(context, field, prompt, shown=_shows_prompt(body))
+        fit(found.token_ids, wanted, bounds, (field, "max_tokens"))
+        return found
 
     prompts = await each(plan.prompts, tokenized)
     if wanted is None:
         # All prompts get as much as the longest one leaves.
-        max_tokens = bounds.max_total_tokens - max(len(token_ids) for token_ids, _ in prompts)
+        max_tokens = bounds.max_total_tokens - max(len(one.token_ids) for one in prompts)
         check_new_tokens("max_tokens", generations, max_tokens, bounds)
     stopping = stopping_of(body, max_tokens, model)
     # Compiling comes last, since it costs most.
@@ -94,7 +131,8 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
             specs=with_beams(
                 [
                     GenerationSpec(
-                        prompt=token_ids,
+                        prompt=one.token_ids,
+                        media=one.media,
                         sampling=sampling,
                         stopping=stopping,
                         constraint=constraint,
@@ -113,9 +151,9 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
             ),
             text=text,
             characters=len(prompt.text) if isinstance(prompt, TextPrompt) else 0,
-            prompt_text=prompt_text,
+            prompt_text=one.text,
         )
-        for prompt, (token_ids, prompt_text) in zip(plan.prompts, prompts, strict=True)
+        for prompt, one in zip(plan.prompts, prompts, strict=True)
     ]
 
 
@@ -127,6 +165,11 @@ def _check_fields(body: CompletionRequest, plan: CompletionPlan, context: Contex
         for field, asked in (("echo", body.echo), ("prompt_logprobs", body.prompt_logprobs is not None)):
             if asked:
                 raise needs_field_error(field, "`suffix` is empty", getattr(body, field))
+    if any(isinstance(prompt, EmbeddingsPrompt) for prompt in plan.prompts):
+        for field in ("suffix", "echo", "prompt_logprobs"):
+            given = getattr(body, field)
+            if given or (field == "prompt_logprobs" and given is not None):
+                raise needs_field_error(field, "`prompt_embeds` is empty", given)
     if body.stream_options is not None and not body.stream:
         raise stream_options_error()
     check_sampling(body)
@@ -158,7 +201,14 @@ def _alternatives(body: CompletionRequest, plan: CompletionPlan) -> int | None:
     return max(asked, default=0 if plan.choices.ranked else None)
 
 
-async def _gap_tokens(context: Context, prompt: PromptInput, suffix: str) -> tuple[int, ...]:
+async def _read(context: Context, prompt: EmbeddingsPrompt) -> _Tokenized:
+    rows = prompt.rows
+    embeddings = await decoded_embeddings(context, prompt.field, rows) if isinstance(rows, str) else rows
+    found = await tokenize_embeddings(context, prompt.field, embeddings)
+    return _Tokenized(found.tokens.token_ids, media=found.media)
+
+
+async def _gap_tokens(context: Context, prompt: TextPrompt | TokensPrompt, suffix: str) -> tuple[int, ...]:
     """Return the prompt for the text between ``prompt`` and ``suffix``."""
     if isinstance(prompt, TokensPrompt):
         check_prompt_ids("prompt", prompt.token_ids, context)
@@ -168,13 +218,12 @@ async def _gap_tokens(context: Context, prompt: PromptInput, suffix: str) -> tup
     return await prompt_before(context, before, suffix)
 
 
-async def _tokens(
-    context: Context, field: str, prompt: PromptInput, *, shown: bool
-) -> tuple[tuple[int, ...], PromptText | None]:
+async def _tokens(context: Context, field: str, prompt: TextPrompt | TokensPrompt, *, shown: bool) -> _Tokenized:
     match prompt:
         case TextPrompt(text):
             tokenized = await tokenize_prompt(context.engine, field, text, context.bounds)
-            return tokenized.token_ids, as_written(text, tokenized) if shown else None
+            return _Tokenized(tokenized.token_ids, as_written(text, tokenized) if shown else None)
         case TokensPrompt(token_ids):
             check_prompt_ids(field, token_ids, context)
-            return token_ids, as_decoded(await context.engine.queries.detokenize(token_ids)) if shown else None
+            shown_text = as_decoded(await context.engine.queries.detokenize(token_ids)) if shown else None
+            return _Tokenized(token_ids, shown_text)

@@ -194,11 +194,15 @@ class AskedResponse(Asked):
 
     async def _validated(self, context: Context) -> tuple[ValidChat, "Wanted"]:
         valid = await validate_turn(context, self._body, self._turn, self._partial.offered)
-        self._partial.head.model = context.adapter or context.model.name
-        self._partial.head.truncated = valid.truncated
+        head, sampling = self._partial.head, valid.chat.request.specs[0].sampling
+        head.model = context.adapter or context.model.name
+        head.truncated = valid.truncated
+        # What is not set may be a default of the model.
+        head.temperature = sampling.temperature if self._body.temperature is None else self._body.temperature
+        head.top_p = sampling.top_p if self._body.top_p is None else self._body.top_p
         now = fingerprint(context, self._body, self._turn.all_items, valid)
-        self._partial.head.prompt_cache_diagnostics = diagnosed(self._remembered, self._turn.owner, self._body, now)
-        self._remembered.remember(self._turn.owner, self._partial.head.id, now)
+        head.prompt_cache_diagnostics = diagnosed(self._remembered, self._turn.owner, self._body, now)
+        self._remembered.remember(self._turn.owner, head.id, now)
         wanted = Wanted(
             output=generates(self._body),
             logprobs=wants_logprobs(self._body),
