@@ -178,6 +178,11 @@ class RouterConfig:
         "IP address or network (10.0.0.0/8) of a gateway whose headers x-llm-d-inference-fairness-id and the like are "
         "honoured; repeatable",
     )
+    websockets: bool = flag(
+        True,
+        "let clients ask for responses over WebSocket; when off, they get status 426 and use HTTP",
+        negation="--no-websockets",
+    )
     page: bool = flag(
         True, "serve browsers a page at / for chatting with the models and watching the fleet", negation="--no-page"
     )
@@ -478,6 +483,7 @@ class RouterConfig:
             max_prompt_bytes=self.max_prompt_bytes,
             max_best_of=self.max_best_of,
             max_stop_sequences=self.max_stop_sequences,
+            websockets=self.websockets,
             strict_fields=self.strict_fields,
             batch_concurrency=self.batch_concurrency,
             max_top_n_tokens=self.max_top_n_tokens,

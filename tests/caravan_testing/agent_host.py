@@ -139,7 +139,31 @@ async def hosting(turns: Turns) -> AsyncIterator[AgentHost]:
 async def _proxy(upstream: str, host: AgentHost) -> AsyncIterator[str]:
     client = ClientSession(auto_decompress=False, cookie_jar=DummyCookieJar(), timeout=ClientTimeout(total=None))
 
+    async def pass_on(request: web.Request) -> web.StreamResponse:
+        """Forward the messages of a WebSocket connection both ways."""
+        socket = web.WebSocketResponse(max_msg_size=0)
+        await socket.prepare(request)
+        names = ("Authorization", "OpenAI-Beta")
+        sent = {name: request.headers[name] for name in names if name in request.headers}
+        async with client.ws_connect(f"{upstream}{request.path_qs}", headers=sent, max_msg_size=0) as other:
+
+            async def copy() -> None:
+                async for message in other:
+                    event = json.loads(message.data)
+                    if event["type"] == "error":
+                        host.exchanges.append(Exchange("WS", request.path_qs, None, event["status"], "", message.data))
+                    await socket.send_str(message.data)
+
+            copying = asyncio.create_task(copy())
+            async for message in socket:
+                host.exchanges.append(Exchange("WS", request.path_qs, json.loads(message.data), 200, "", ""))
+                await other.send_str(message.data)
+            copying.cancel()
+        return socket
+
     async def forward(request: web.Request) -> web.StreamResponse:
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            return await pass_on(request)
         body = await request.read()
         sent = {name: value for name, value in request.headers.items() if name.lower() not in _OF_ONE_HOP}
         async with client.request(request.method, f"{upstream}{request.path_qs}", headers=sent, data=body) as answer:

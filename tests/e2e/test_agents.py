@@ -63,7 +63,8 @@ class Agent:
     """An agent and its task.
 
     ``run``: writes its settings. ``turns``: what the model says. ``offered``: names of some tools that it must see.
-    ``seen``: what the last tool returned. ``hosted``: types of tools that only the maker's own servers run.
+    ``seen``: what the last tool returned. ``hosted``: types of tools that only the maker's own servers run. ``socket``:
+    whether it asks over WebSocket.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Agent:
     offered: Sequence[str]
     seen: str = NOTE
     hosted: Sequence[str] = ()
+    socket: bool = False
 
 
 def writing(write: str, read: str, path: str = "path", content: str = "content") -> Callable[[Place], Turns]:
@@ -84,7 +86,7 @@ def writing(write: str, read: str, path: str = "path", content: str = "content")
     return turns
 
 
-def codex(place: Place) -> Run:
+def codex(place: Place, *, more: str = "") -> Run:
     place.settings(
         ".codex/config.toml",
         f"""
@@ -96,12 +98,17 @@ sandbox_mode = "danger-full-access"
 name = "Caravan"
 base_url = "{place.url}/v1"
 wire_api = "responses"
+{more}
 [mcp_servers.demo]
 command = {json.dumps(MCP_SERVER[0])}
 args = {json.dumps(MCP_SERVER[1:])}
 """,
     )
     return Run(["exec", "--skip-git-repo-check", TASK], {"CODEX_HOME": str(place.home / ".codex")})
+
+
+def codex_on_websocket(place: Place) -> Run:
+    return codex(place, more="supports_websockets = true")
 
 
 def claude(place: Place) -> Run:
@@ -212,6 +219,15 @@ def cline_turns(place: Place) -> Turns:
 
 AGENTS = (
     Agent("codex", codex, codex_turns, ["weather", "spawn_agent"], f"It says {NOTE}.", ["web_search"]),
+    Agent(
+        "codex",
+        codex_on_websocket,
+        codex_turns,
+        ["weather", "spawn_agent"],
+        f"It says {NOTE}.",
+        ["web_search"],
+        socket=True,
+    ),
     Agent("claude", claude, claude_turns, ["mcp__demo__weather", "Bash", "Agent"], "Hail in Bergen."),
     Agent("opencode", opencode, writing("write", "read", "filePath"), ["bash", "task"]),
     Agent("pi", pi, writing("write", "read"), ["bash", "edit"]),
@@ -250,7 +266,7 @@ async def prompt_tokens(client: ClientSession, request: Exchange, tools: Sequenc
     raise AssertionError(counted)
 
 
-@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
+@pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: f"{agent.name}{'-websocket' * agent.socket}")
 async def test_an_agent_completes_a_task(agent: Agent, tmp_path: Path) -> None:
     place = Place(tmp_path / "home", tmp_path / "work")
     place.home.mkdir()
@@ -266,7 +282,10 @@ async def test_an_agent_completes_a_task(agent: Agent, tmp_path: Path) -> None:
         assert agent.seen in host.last_result, printed
         assert host.refused == []
         # Some ask for a title without tools, too.
-        request = [exchange for exchange in host.exchanges if exchange.body and exchange.body.get("tools")][-1]
+        asking = [exchange for exchange in host.exchanges if exchange.body and exchange.body.get("tools")]
+        assert {exchange.method for exchange in asking} == {"WS" if agent.socket else "POST"}
+        # On a connection, the others continue the first one, and have a part of the prompt only.
+        request = asking[0 if agent.socket else -1]
         async with ClientSession(host.url) as client:
             before = await prompt_tokens(client, request, [])
             adds: dict[str, int] = {}

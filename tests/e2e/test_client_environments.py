@@ -317,6 +317,22 @@ def test_lm_evaluation_harness_scores_a_task(served: Served, tmp_path: Path) -> 
     assert got["logprobs"][0][0] == pytest.approx(columns["token_logprobs"][-1], abs=0.1)
 
 
+def test_openai_python_uses_websockets_lanes_and_steering(toy: Served) -> None:
+    got = session("openai-agents", toy, part="_websocket")
+    assert got["text"]
+    continued, cached = got["second"]
+    assert continued
+    # All but the last token, which was never read.
+    assert cached >= got["before"] - 1
+    assert got["lanes"] == ["a", "b"]
+    assert got["steered"] == [True, "steered"]
+    assert got["tokens"] < 1000, "it ends soon"
+    reason, cached = got["twice"]
+    assert reason == "steered"
+    assert cached >= got["tokens"] - 2, "its cells are kept"
+    assert got["error"] == "previous_response_not_found"
+
+
 def test_openai_agents_loops_over_a_tool_streams_and_keeps_sessions(served: Served) -> None:
     got = session("openai-agents", served)
     assert len(got["called"]) == 1

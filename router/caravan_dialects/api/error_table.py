@@ -16,6 +16,7 @@ from caravan_dialects.api.errors import (
     MissingKeyError,
     RateLimitedError,
     RequestError,
+    UpgradeRequiredError,
 )
 from caravan_dialects.conversations.store import StoreError
 from caravan_scheduler.core.errors import (
@@ -115,6 +116,8 @@ def headers_of(error: Exception) -> dict[str, str]:
             return {"WWW-Authenticate": "Bearer"}
         case InvalidKeyError():
             return {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+        case UpgradeRequiredError():
+            return {"Upgrade": "websocket"}
         case MethodNotAllowedError():
             return {"Allow": error.allowed}
         case _:

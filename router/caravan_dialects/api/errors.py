@@ -375,6 +375,39 @@ class UnknownEntryError(RequestError):
         super().__init__(f"There is no {kind} with this id. Given: {entry_id[:128]}")
 
 
+class UnknownPreviousError(RequestError):
+    """The API key has no response of the id in ``previous_response_id``, or no more."""
+
+    kind = ErrorKind(404, "previous_response_not_found", _CLIENT)
+
+    def __init__(self, entry_id: str) -> None:
+        super().__init__(f"There is no response with the id in `previous_response_id`. Given: {entry_id[:128]}")
+
+
+class UpgradeRequiredError(RequestError):
+    """The route takes WebSocket connections only, or `--no-websockets` is set."""
+
+    kind = ErrorKind(426, "upgrade_required", _CLIENT)
+
+
+class ConnectionLimitError(RequestError):
+    """The WebSocket connection has been open for as long as one may be."""
+
+    kind = ErrorKind(400, "websocket_connection_limit_reached", _CLIENT)
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"A WebSocket connection ends after {limit_s:g} seconds. Connect again to go on")
+
+
+class TooManyTurnsError(RequestError):
+    """Too many requests wait on one WebSocket connection."""
+
+    kind = ErrorKind(429, "overloaded", _RATE, Failure.OVERLOADED, RETRY_AFTER_S)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"At most {limit} requests may run or wait on one WebSocket connection")
+
+
 class ResponseEndedError(RequestError):
     """A response that has ended cannot be cancelled."""
 

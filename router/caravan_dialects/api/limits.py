@@ -60,6 +60,10 @@ class Limits:
     """Most tokens of a thought, for requests that do not name a number."""
     reasoning_effort: str | None = None
     """Effort of thoughts, for requests that do not name one. "none": no thoughts, unless a request asks for them."""
+    websockets: bool = True
+    """Whether responses can be asked for over WebSocket."""
+    socket_life_s: float = 3600.0
+    """Time that a WebSocket connection may be open, as in OpenAI's API."""
     strict_fields: bool = False
     """Whether unknown fields are refused, but for those of agents' own routes; else they are ignored."""
     payload_limit: int | None = None

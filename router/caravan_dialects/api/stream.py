@@ -40,6 +40,11 @@ def named(event: str, data: bytes) -> bytes:
     return event.encode() + b"\ndata: " + data
 
 
+def data_of(message: bytes) -> bytes:
+    """Return the JSON of a message that `named` made."""
+    return message.partition(b"\ndata: ")[2]
+
+
 class Events(Protocol):
     """The stream of one client."""
 

@@ -35,6 +35,7 @@ _STATUSES = {
     415: "The content type is neither JSON nor that of a form, or the content coding neither gzip nor deflate",
     422: "The request is not valid",
     424: "The generation failed",
+    426: "The route takes WebSocket connections only, or they are switched off",
     429: "The model or the API key is at its limit, or the request waited in the queue for too long",
     500: "The router failed",
     503: "No shard is up, or stored responses and conversations cannot be read or written",

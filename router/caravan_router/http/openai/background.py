@@ -264,7 +264,7 @@ class BackgroundResponses:
         while True:
             try:
                 if job.answer is None:
-                    await running.unless_cancelled(self._prepare(job))
+                    await running.unless_stopped(self._prepare(job))
                 if job.answer is None:
                     await self._end(job.owner, job.log, job.asked.ended(None, job.log.following))
                     return

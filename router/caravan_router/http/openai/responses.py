@@ -32,6 +32,7 @@ from caravan_dialects.api.openai.responses.validation import check_request, vali
 from caravan_router.http.generation.answer import REMEMBERED, answer
 from caravan_router.http.generation.models import asked_model, context_of, counting_refusals, reading_texts
 from caravan_router.http.openai.background import BACKGROUND, followed, note_skipped
+from caravan_router.http.openai.websocket.connection import answer_socket
 from caravan_router.http.server.body import Tolerance
 from caravan_router.http.server.route import (
     BODY_ERRORS,
@@ -95,6 +96,19 @@ async def create_response(request: web.Request, body: ResponseRequest) -> web.St
         note_skipped(request.app, reply)
         with request.app[RUNNING].listing(reply.running):
             return await answer(request, reply)
+
+
+ROUTES.also("/responses", "unversioned")
+
+
+@ROUTES.route(
+    "GET",
+    _PATH,
+    "Open a WebSocket connection for responses",
+    errors=(400, 426, 503),
+)
+async def open_socket(request: web.Request) -> web.StreamResponse:
+    return await answer_socket(request)
 
 
 ROUTES.also("/responses", "unversioned")

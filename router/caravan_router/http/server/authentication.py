@@ -61,7 +61,7 @@ class Authentication:
                 raise NotLocalError
             request[CLIENT] = NOBODY
         elif route is None or not route.open:
-            request[CLIENT] = _find(self._keyring, _secret_of(request, route))
+            request[CLIENT] = find_client(self._keyring, request, route)
         if route is not None and route.operator and not request[CLIENT].key.operator:
             raise ForbiddenError
         TEXT_SENDER.set(TextSender(tenant=request[CLIENT].key.tenant) if CLIENT in request else ANY_SENDER)
@@ -113,7 +113,9 @@ def _secret_of(request: web.Request, route: Route | None) -> str:
     return "" if name is None else request.query.get(name, "").strip()
 
 
-def _find(keyring: Keyring, secret: str) -> Client:
+def find_client(keyring: Keyring, request: web.Request, route: Route | None = None) -> Client:
+    """Return the client whose key ``request`` carries. Raises MissingKeyError, InvalidKeyError."""
+    secret = _secret_of(request, route)
     if not secret:
         raise MissingKeyError
     client = keyring.find(secret)

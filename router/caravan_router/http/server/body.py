@@ -82,6 +82,10 @@ class BodyShare:
         self._owner = owner
         self._held = 0
 
+    def another(self) -> "BodyShare":
+        """Return the part of another request of the same client, which is empty."""
+        return BodyShare(self._room, self._owner)
+
     def grow(self, count: int) -> None:
         """Hold ``count`` bytes more. Raises DecodedBodyTooLargeError if that never fits, BodiesTooLargeError."""
         if self._held + count > self._room.most_for_one:
@@ -173,6 +177,12 @@ async def read_bytes(request: web.Request) -> bytes:
             share.grow(len(chunk))
         request[_BODY] = bytes(body)
     return request[_BODY]
+
+
+def keep_body(request: web.Request, body: bytes) -> None:
+    """Count ``body``, which did not come as that of an HTTP request. Raises what `BodyShare.grow` does."""
+    request[SHARE].grow(len(body))
+    request[_BODY] = body
 
 
 def forget_body(request: web.Request) -> None:

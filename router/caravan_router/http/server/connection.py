@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,7 @@ class Connection(web.RequestHandler):
         "_dialects",
         "_idle_since",
         "_line",
+        "_on_data",
         "_opened_at",
         "_received_head",
         "_serving",
@@ -63,6 +64,11 @@ class Connection(web.RequestHandler):
         self._serving = False
         self._unsent_bytes = 0
         self._unsent_since = self._opened_at
+        self._on_data: Callable[[int], None] | None = None
+
+    def count_data(self, count: Callable[[int], None]) -> None:
+        """Call ``count`` with the number of bytes of whatever comes from now on, before it is read."""
+        self._on_data = count
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -136,6 +142,8 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Note what may be the beginning of a request, of which aiohttp tells nothing if it cannot read it."""
         self._line = data[:_MOST_LINE_BYTES].partition(b"\r\n")[0]
+        if self._on_data is not None:
+            self._on_data(len(data))
         super().data_received(data)
 
 

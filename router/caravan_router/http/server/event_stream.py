@@ -11,6 +11,7 @@ from aiohttp import web
 
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.stream import SERVER_SENT, Framing
+from caravan_router.http.server.pulse import Pulse
 from caravan_router.http.server.state import ENDING
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ class EventStream:
     ) -> None:
         self._request = request
         self._framing = framing
-        self._limits = limits
         self.response = web.StreamResponse(
             headers={
                 **headers,
@@ -68,32 +68,31 @@ class EventStream:
                 "X-Accel-Buffering": "no",
             }
         )
-        self._pulse: asyncio.Task[None] | None = None
         self._writer: AbstractStreamWriter
-        self._written_at = time.monotonic()
-        # When the current write began, in seconds on time.monotonic; None between writes.
-        self._blocked_since: float | None = None
+        response, comment = self.response, framing.keep_alive
+        self._pulse = Pulse(request, limits, None if comment is None else lambda: response.write(comment))
+        self._beating: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._request[STREAM_BEGUN] = True
         writer = await self.response.prepare(self._request)
         assert writer is not None
         self._writer = writer
-        self._pulse = asyncio.create_task(self._keep_alive_or_cut())
+        self._beating = asyncio.create_task(self._pulse.run())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        assert self._pulse is not None
+        assert self._beating is not None
         try:
             if error is None:
-                self._blocked_since = time.monotonic()
+                self._pulse.blocked_since = time.monotonic()
                 await self.response.write_eof(self._framing.end)
         except ConnectionError as lost:
             error = lost
         finally:
-            self._pulse.cancel()
+            self._beating.cancel()
         # The client has disconnected: nothing failed.
         return isinstance(error, ConnectionError)
 
@@ -103,26 +102,8 @@ class EventStream:
             return
         frame = self._framing.frame
         data = frame(messages[0]) if len(messages) == 1 else b"".join(map(frame, messages))
-        now = self._blocked_since = time.monotonic()
+        pulse = self._pulse
+        pulse.written_at = pulse.blocked_since = time.monotonic()
         # Not through the response, which would check at each event that it has been prepared.
         await self._writer.write(data)
-        self._blocked_since = None
-        self._written_at = now
-
-    async def _keep_alive_or_cut(self) -> None:
-        tick_s = min(self._limits.keep_alive_s, self._limits.slow_client_timeout_s) / 4
-        while (transport := self._request.transport) is not None:
-            await asyncio.sleep(tick_s)
-            now = time.monotonic()
-            if self._blocked_since is not None:
-                if now - self._blocked_since >= self._limits.slow_client_timeout_s:
-                    transport.abort()
-                    return
-            elif (
-                self._framing.keep_alive is not None
-                and now - self._written_at >= self._limits.keep_alive_s
-                and transport.get_write_buffer_size() == 0
-            ):
-                # The buffer is empty, so this write does not wait.
-                await self.response.write(self._framing.keep_alive)
-                self._written_at = now
+        pulse.blocked_since = None

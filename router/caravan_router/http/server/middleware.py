@@ -177,7 +177,9 @@ class Cors:
         Browsers send a body without a type unasked: the page cannot read the answer, but would use the model.
         """
         if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
-            if request.method not in _READING and self._is_foreign(request):
+            # Browsers open WebSocket connections of any page without asking.
+            changes = request.method not in _READING or "Upgrade" in request.headers
+            if changes and self._is_foreign(request):
                 error = ForeignPageError(request.headers["Origin"])
                 return error_response(request.app[DIALECTS].of(request), error, request[REQUEST_ID])
             return await handler(request)

@@ -146,7 +146,7 @@ class BackgroundAnswer(ResponseAnswer):
         """Generate the rest of the response, after ``saved``. Raises EngineError, RequestError, StoreError."""
         output = self._chat.output(run)
         self._replay(run, output, saved)
-        await self._running.unless_cancelled(self._read_on(run, output, log))
+        await self._running.unless_stopped(self._read_on(run, output, log))
         self._start()
         self._complete(output)
         self._partial.announce_end()

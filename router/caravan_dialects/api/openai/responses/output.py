@@ -207,9 +207,12 @@ class OutputItems:
                 case _:
                     assert_never(part)
 
-    def end(self, status: str) -> None:
-        """End the last item, which is "completed" or "incomplete". Thoughts alone get an empty message."""
-        if all(item["type"] == "reasoning" for item in self.items):
+    def end(self, status: str, *, may_be_empty: bool = False) -> None:
+        """End the last item, which is "completed" or "incomplete". Thoughts alone get an empty message.
+
+        ``may_be_empty``: they get none.
+        """
+        if not may_be_empty and all(item["type"] == "reasoning" for item in self.items):
             self._text_item(OpenMessage)
         self._end_item(status)
 

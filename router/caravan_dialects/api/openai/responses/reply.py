@@ -35,6 +35,7 @@ from caravan_dialects.api.openai.responses.schema import (
     ResponseRequest,
     ResponseUsage,
 )
+from caravan_dialects.api.openai.responses.socket_schema import CreateEvent, StreamId
 from caravan_dialects.api.openai.responses.tools import ITEMS_WITH_TOOLS, OfferedTools, offered_tools, shown_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.api.openai.responses.validation import generates, validate_turn, wants_logprobs
@@ -45,6 +46,8 @@ from caravan_dialects.text.assembler import Piece
 from caravan_scheduler.core.errors import TextTooLongError
 
 _ENCODER = msgspec.json.Encoder()
+# Items of an output for which no client has to send anything.
+_WITHOUT_RESULTS = frozenset({"message", "reasoning"})
 _log = logging.getLogger(__name__)
 
 
@@ -54,13 +57,16 @@ class PartialResponse:
     ``next``: the number of the next event. ``offered``: the tools that the model may call.
     """
 
-    def __init__(self, head: ResponseObject, offered: OfferedTools, *, streamed: bool) -> None:
-        """``streamed``: whether there are events."""
+    def __init__(
+        self, head: ResponseObject, offered: OfferedTools, *, streamed: bool, lane: StreamId = msgspec.UNSET
+    ) -> None:
+        """``streamed``: whether there are events. ``lane``: the ``stream_id`` that they have."""
         self.head = head
         self.offered = offered
         self.items = OutputItems(Growing(head.id, self.emit), offered)
         self.next = 0
         self._streamed = streamed
+        self._lane = lane
         self._unsent: list[bytes] = []
 
     def response(self) -> ResponseObject:
@@ -88,9 +94,13 @@ class PartialResponse:
     def emit(self, kind: str, /, **fields: Any) -> None:
         """Add an event, if the reply is streamed."""
         if self._streamed:
-            event = ResponseEvent(type=kind, sequence_number=self.next, **fields)
-            self.next += 1
+            event = ResponseEvent(type=kind, sequence_number=self.take_number(), stream_id=self._lane, **fields)
             self._unsent.append(named(kind, _ENCODER.encode(event)))
+
+    def take_number(self) -> int:
+        """Return the number of the next event, which is not that of a later one."""
+        self.next += 1
+        return self.next - 1
 
     def take_unsent(self) -> list[bytes]:
         """Return the messages since the last call."""
@@ -151,7 +161,8 @@ class AskedResponse(Asked):
         self._turn = turn
         offered = offered_tools(body.tools or (), turn.all_items)
         streamed = bool(body.stream or body.background)
-        self._partial = PartialResponse(head or new_response(body, turn), offered, streamed=streamed)
+        lane = body.stream_id if isinstance(body, CreateEvent) and body.stream_id is not None else msgspec.UNSET
+        self._partial = PartialResponse(head or new_response(body, turn), offered, streamed=streamed, lane=lane)
         self.model = body.model
         self.streamed = bool(body.stream)
         conversation = "" if turn.head is None else turn.head.id
@@ -235,6 +246,15 @@ class ResponseAnswer(Answer):
     def response(self) -> ResponseObject:
         return self._partial.response()
 
+    def take_number(self) -> int:
+        """Return the number of an event that others make of this response."""
+        return self._partial.take_number()
+
+    def steer(self) -> None:
+        """End the output where it is, unless it has calls: their results must come before anything else."""
+        if all(item["type"] in _WITHOUT_RESULTS for item in self._partial.items.items):
+            self._running.steer()
+
     def node(self) -> Node:
         items = (*self._turn.items, *self._partial.items.items)
         tokens = (*self._chat.request.prompt, *self._token_ids)
@@ -250,7 +270,7 @@ class ResponseAnswer(Answer):
     async def whole(self, runs: Sequence[Run]) -> bytes:
         [run] = runs
         output = self._chat.output(run)
-        await self._running.unless_cancelled(read_outputs([output], [self._take]))
+        await self._running.unless_stopped(read_outputs([output], [self._take]))
         await self._finish(output)
         return _ENCODER.encode(self._partial.head)
 
@@ -258,7 +278,7 @@ class ResponseAnswer(Answer):
         partial, output = self._partial, self._chat.output(run)
         partial.begin()
         await events.send(*partial.take_unsent())
-        await self._running.unless_cancelled(self._read(output, events))
+        await self._running.unless_stopped(self._read(output, events))
         await self._finish(output)
         partial.announce_end()
         await events.send(*partial.take_unsent())
@@ -281,21 +301,27 @@ class ResponseAnswer(Answer):
         self._complete(output)
         if self._partial.head.store:
             await self._store(self._partial.head)
+        if not self._partial.head.store:
+            self._turn.keep(self.node())
         self._running.ended.set()
 
     def _complete(self, output: ChatOutput) -> None:
         """End the output, and note what is known then."""
         response, items = self._partial.head, self._partial.items
+        steered = self._running.steered and output.run.finish is None
         self._take((), output.end())
         response.status = "completed"
         if self._running.cancelled:
             response.status = "cancelled"
+        elif steered:
+            response.status = "incomplete"
+            response.incomplete_details = IncompleteDetails("steered")
         elif output.finish == "length" and self._wanted.output:
             response.status = "incomplete"
             reason = "max_output_tokens" if output.run.cut is None else "deadline_exceeded"
             response.incomplete_details = IncompleteDetails(reason)
         if self._wanted.output:
-            items.end("completed" if response.status == "completed" else "incomplete")
+            items.end("completed" if response.status == "completed" else "incomplete", may_be_empty=steered)
         response.output = items.items
         response.completed_at = int(time.time())
         response.usage = self._usage(output)

@@ -57,3 +57,20 @@ def metadata_error() -> ValidationError:
     """OpenAI's rule."""
     message = "`metadata` must have at most 16 keys. A key may have 64 characters, its text 512"
     return ValidationError("metadata", message)
+
+
+def event_type_error(given: str) -> ValidationError:
+    return ValidationError("type", f"`type` must be response.create or response.steer. Given: {shown(given)}")
+
+
+def background_on_socket_error() -> ValidationError:
+    return ValidationError("background", "`background` cannot be used over WebSocket: send POST /v1/responses")
+
+
+def steering_empty_error() -> ValidationError:
+    return ValidationError("input", "`input` must not be empty")
+
+
+def steering_item_error(field: str) -> ValidationError:
+    message = f"`{field}` must be a message of the user, with no other fields than type, role and content"
+    return ValidationError(field, message)

@@ -28,13 +28,14 @@ class RunningResponse:
     """A response under way.
 
     ``owner``: name of its API key. ``conversation``: id of the one it extends, or "". ``ended``: set when it has all
-    that it gets, and is stored.
+    that it gets, and is stored. ``steered``: whether its output ends because another response is to continue it.
     """
 
     id: str
     owner: str
     conversation: str
     cancelled: bool = False
+    steered: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _progress: Progress | None = None
     _scope: asyncio.Timeout | None = None
@@ -55,14 +56,22 @@ class RunningResponse:
         self._progress = progress
 
     def cancel(self) -> None:
-        """End the work of `unless_cancelled`, also if it has not begun yet."""
+        """End the work of `unless_stopped`, also if it has not begun yet."""
         self.cancelled = True
+        self._stop()
+
+    def steer(self) -> None:
+        """End the work of `unless_stopped` in the same way: a successor continues the response."""
+        self.steered = True
+        self._stop()
+
+    def _stop(self) -> None:
         if self._scope is not None:
             self._scope.reschedule(0.0)
 
-    async def unless_cancelled(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await ``work`` up to its end, or until the response is cancelled."""
-        if self.cancelled:
+    async def unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await ``work`` up to its end, or until the response is cancelled or steered."""
+        if self.cancelled or self.steered:
             work.close()
             return
         self._scope = scope = asyncio.timeout(None)

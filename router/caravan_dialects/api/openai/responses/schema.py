@@ -244,7 +244,10 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
 
 class ResponseEvent(msgspec.Struct, kw_only=True):
-    """An event of a stream. ``type`` says which of the other fields it has; the event is named by it, too."""
+    """An event of a stream. ``type`` says which of the other fields it has; the event is named by it, too.
+
+    ``stream_id``: that of the request, on a WebSocket connection.
+    """
 
     type: str
     sequence_number: int
@@ -260,6 +263,7 @@ class ResponseEvent(msgspec.Struct, kw_only=True):
     arguments: str | msgspec.UnsetType = msgspec.UNSET
     input: str | msgspec.UnsetType = msgspec.UNSET
     logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    stream_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class DeletedResponse(msgspec.Struct, frozen=True):

@@ -4,11 +4,12 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from caravan_dialects.api.errors import HeadMovedError, NotStoredError, UnknownEntryError
+from caravan_dialects.api.errors import HeadMovedError, NotStoredError, UnknownEntryError, UnknownPreviousError
 from caravan_dialects.api.openai.responses.items import check_size, read_items
 from caravan_dialects.api.openai.responses.rules import two_contexts_error
 from caravan_dialects.api.openai.responses.running import RunningResponses
 from caravan_dialects.api.openai.responses.schema import ConversationName, InputFields
+from caravan_dialects.conversations.local import LocalResponses, whole
 from caravan_dialects.conversations.nodes import Chain, Head, JobEnd, Json, Node, Position, Transaction
 from caravan_dialects.conversations.store import Store, StoreError
 
@@ -17,7 +18,8 @@ from caravan_dialects.conversations.store import Store, StoreError
 class Turn:
     """The ``items`` of a request, and the ``chain`` that they continue. ``head``: the conversation that they extend.
 
-    ``held``: what keeps others from changing the conversation, and the store from removing the chain.
+    ``held``: what keeps others from changing the conversation, and the store from removing the chain. ``local``: what
+    keeps responses that are not stored; None if nothing does. ``is_local``: whether the chain is one of these.
     """
 
     store: Store
@@ -26,6 +28,8 @@ class Turn:
     head: Head | None
     items: tuple[Json, ...]
     held: ExitStack
+    local: LocalResponses | None = None
+    is_local: bool = False
 
     @property
     def all_items(self) -> list[Json]:
@@ -38,6 +42,8 @@ class Turn:
         Raises HeadMovedError, NotStoredError.
         """
         head = self.head
+        if self.is_local:
+            node = whole(self.chain, node)
         moved = None
         if head is not None:
             position = Position(node=node.id, items=len(node.items))
@@ -51,6 +57,11 @@ class Turn:
         if not committed:
             raise HeadMovedError
         self.held.close()
+
+    def keep(self, node: Node) -> None:
+        """Let the connection, if there is one, continue the turn, which is not stored."""
+        if self.local is not None:
+            self.local.keep(self.chain, node)
 
 
 def conversation_id(body: InputFields) -> str | None:
@@ -67,22 +78,26 @@ async def begun_turn(
     *,
     extends: bool,
     items: tuple[Json, ...] | None = None,
+    local: LocalResponses | None = None,
 ) -> AsyncIterator[Turn]:
     """Read what ``body`` continues. ``extends``: the block extends the conversation, if the body names one.
 
-    ``owner``: name of the API key that sent it. ``items``: those of the body, if they were read before.
+    ``owner``: name of the API key that sent it. ``items``: those of the body, if they were read before. ``local``: see
+    `Turn`.
 
-    Raises UnknownEntryError, ConversationBusyError, ValidationError, StoreError.
+    Raises UnknownPreviousError, UnknownEntryError, ConversationBusyError, ValidationError, StoreError.
     """
     previous, conversation = body.previous_response_id, conversation_id(body)
-    chain, head = Chain(), None
+    chain, head, is_local = Chain(), None, False
     with ExitStack() as held:
         if previous is not None and conversation is not None:
             raise two_contexts_error()
         if previous is not None:
             held.enter_context(store.pinning(previous))
-            if (found := await store.chain(owner, previous)) is None:
-                raise UnknownEntryError("response", previous)
+            kept = None if local is None else local.find(previous)
+            is_local = kept is not None
+            if (found := kept or await store.chain(owner, previous)) is None:
+                raise UnknownPreviousError(previous)
             chain = found
         if conversation is not None:
             if extends:
@@ -94,4 +109,13 @@ async def begun_turn(
         if items is None:
             items = read_items("input", body.input or "", {item["id"]: item for item in chain.items})
             check_size("input", items, chain.size)
-        yield Turn(store=store, owner=owner, chain=chain, head=head, items=items, held=held)
+        yield Turn(
+            store=store,
+            owner=owner,
+            chain=chain,
+            head=head,
+            items=items,
+            held=held,
+            local=local,
+            is_local=is_local,
+        )

@@ -1,0 +1,1 @@
+"""WebSocket connections of ``/v1/responses``."""
