@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from caravan_dialects.api.errors import ValidationError
-from caravan_dialects.api.generation.rules import shown
+from caravan_dialects.api.anthropic.rules import custom_id_error, no_requests_error, repeated_custom_id_error
 from caravan_dialects.bulk.records import Batch, BatchStatus, Counts
 
 _MOST_ID_CHARACTERS = 64
@@ -70,14 +69,13 @@ def input_lines(body: MessageBatchRequest, url: str) -> Iterator[bytes]:
     """Yield the lines of the input file. Raises ValidationError for the first request that cannot be a line."""
     seen: set[str] = set()
     if not body.requests:
-        raise ValidationError("requests", "`requests` must have at least 1 entry. Given: 0")
+        raise no_requests_error()
     for place, one in enumerate(body.requests):
         field = f"requests[{place}].custom_id"
         if not 0 < len(one.custom_id) <= _MOST_ID_CHARACTERS:
-            message = f"`{field}` must have 1 to {_MOST_ID_CHARACTERS} characters. Given: {len(one.custom_id)}"
-            raise ValidationError(field, message)
+            raise custom_id_error(field, _MOST_ID_CHARACTERS, len(one.custom_id))
         if one.custom_id in seen:
-            raise ValidationError(field, f"`{field}` must be unique. Given twice: {shown(one.custom_id)}")
+            raise repeated_custom_id_error(field, one.custom_id)
         seen.add(one.custom_id)
         line = {"custom_id": one.custom_id, "method": "POST", "url": url, "body": one.params}
         yield msgspec.json.encode(line) + b"\n"

@@ -15,3 +15,15 @@ class ThreadError(ValidationError):
     def __init__(self, given: object) -> None:
         message = f"`thread` is not supported: leave it out, or send all `messages`. Given: {shown(given)}"
         super().__init__("thread", message)
+
+
+def no_requests_error() -> ValidationError:
+    return ValidationError("requests", "`requests` must have at least 1 entry. Given: 0")
+
+
+def custom_id_error(field: str, most: int, given: int) -> ValidationError:
+    return ValidationError(field, f"`{field}` must have 1 to {most} characters. Given: {given}")
+
+
+def repeated_custom_id_error(field: str, given: str) -> ValidationError:
+    return ValidationError(field, f"`{field}` must be unique. Given twice: {shown(given)}")

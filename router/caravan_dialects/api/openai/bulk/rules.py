@@ -24,13 +24,17 @@ def endpoint_error(known: Sequence[str], given: str) -> ValidationError:
     return unsupported_field_error("endpoint", f"use one of {', '.join(known)}", given)
 
 
+def window_error(given: str) -> ValidationError:
+    message = f"`completion_window` must be hours from 1h to {MAX_WINDOW_H}h, such as 24h. Given: {shown(given)}"
+    return ValidationError("completion_window", message)
+
+
 def window_hours(text: str) -> int:
     """Return the hours of a ``completion_window``. Raises ValidationError."""
     found = _WINDOW.fullmatch(text)
     hours = int(found[1]) if found is not None else 0
     if not 1 <= hours <= MAX_WINDOW_H:
-        message = f"`completion_window` must be hours from 1h to {MAX_WINDOW_H}h, such as 24h. Given: {shown(text)}"
-        raise ValidationError("completion_window", message)
+        raise window_error(text)
     return hours
 
 
