@@ -17,6 +17,7 @@ import caravan_router
 from caravan_dialects.api.anthropic import rules as anthropic_rules
 from caravan_dialects.api.anthropic.rules import ThreadError
 from caravan_dialects.api.errors import ValidationError
+from caravan_dialects.api.generation import rules as generation_rules
 from caravan_dialects.api.openai.bulk import rules as bulk_rules
 from caravan_dialects.api.openai.responses import rules as socket_rules
 from caravan_dialects.auth.key import ApiKey, digest_of
@@ -32,9 +33,11 @@ CASES = [*every_dialect.CASES, *openai.CASES, *decisions.CASES, *responses.CASES
 
 # Anthropic's errors have another form: test_messages.py has its cases.
 ELSEWHERE = {ThreadError}
-# test_websocket.py, test_steering.py and test_batches.py break these, which are not of a JSON body of OpenAI's or need
-# what was stored before.
+# test_websocket.py, test_steering.py, test_batches.py and test_prompt_embeds.py break these, which are not of a JSON body
+# of OpenAI's, or need what was stored before or another model.
 IN_OTHER_TESTS = {
+    generation_rules.no_prompt_embeds_error,
+    generation_rules.row_size_error,
     bulk_rules.endpoint_error,
     bulk_rules.purpose_error,
     bulk_rules.window_error,
