@@ -25,8 +25,8 @@ from caravan_testing.waiting import eventually
 pytestmark = pytest.mark.e2e
 
 TOY = ("--backend", "fake", "--ctx-size", "262144", "--kv-layout", "unified", "--embeddings", "--mmproj", "toy")
-# Files of the page, whose paths have the digest of their content.
-WITHOUT = {"page_file"}
+# Files of the page, whose paths have the digest of their content, and connections that are upgraded.
+WITHOUT = {"page_file", "open_socket", "open_socket_unversioned"}
 ENDLESS = {"timeline", "model_changes"}
 # The shard is gone after it.
 LAST = "drain"
@@ -197,7 +197,7 @@ async def test_examples_of_models_on_demand_are_answered(tmp_path: Path, monkeyp
 async def test_examples_end_what_is_in_progress(loaded: Served) -> None:
     async with ClientSession(loaded.url) as client:
         sender = Sender(client, loaded.url, "toy.gguf")
-        endless = {"inputs": "a", "parameters": {"max_new_tokens": 100_000, "ignore_eos": True}}
+        endless = {"inputs": "a", "parameters": {"max_new_tokens": 100_000, "min_new_tokens": 100_000}}
         generating = asyncio.create_task(_read(client, "/generate_stream", endless))
         await eventually(
             lambda: _in_progress(client), "a generation runs", unless=lambda: generating.done() and generating.result()
