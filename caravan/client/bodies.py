@@ -6,13 +6,11 @@ from typing import Any, Literal, TypedDict, assert_never
 
 from caravan.client.outputs import ConversationExport, Delete, Insert, Item, Operation, Replace
 from caravan.errors import RequestError
-from caravan.media import npy_of
 from caravan.options import check_names
 from caravan.prompts import ChatCall, Messages, PlainPrompt
 from caravan.request_fields import FUNCTIONS, chat_fields, completion_fields, sampling_fields
 from caravan.sampling_params import SamplingParams
 from caravan_dialects.api.openai.responses.schema import ResponseRequest
-from caravan_scheduler.core.media import Embeddings
 
 Input = str | Sequence[Item]
 
@@ -47,7 +45,10 @@ def completion(prompt: PlainPrompt, params: SamplingParams, model: str, *, strea
     if params.max_tokens is None:
         raise RequestError("`max_tokens` must be a number here: a server's completions have no word for all that fit")
     fields = completion_fields(prompt, params)
-    if isinstance(prompt, Embeddings):
+    if not isinstance(prompt, str | Sequence):
+        # Only a program that has made embeddings needs what makes a file of them.
+        from caravan.media import npy_of
+
         fields["prompt_embeds"] = base64.b64encode(npy_of(prompt)).decode()
     return _generating(fields, params, model, stream=stream)
 

@@ -162,6 +162,7 @@ _BY_CODE: Mapping[str, type[ApiError]] = {
     "not_found": NotFoundError,
     "not_stored": NotStoredError,
     "overloaded": OverloadedError,
+    "previous_response_not_found": NotFoundError,
     "rate_limit_exceeded": RateLimitError,
     "request_timeout": InvalidRequestError,
     "response_ended": InvalidRequestError,
@@ -169,7 +170,9 @@ _BY_CODE: Mapping[str, type[ApiError]] = {
     "template_error": InvalidRequestError,
     "tool_error": InvalidRequestError,
     "unavailable": UnavailableError,
+    "upgrade_required": InvalidRequestError,
     "validation": InvalidRequestError,
+    "websocket_connection_limit_reached": InvalidRequestError,
 }
 # Answers of proxies have no code.
 _BY_STATUS: Mapping[int, type[ApiError]] = {

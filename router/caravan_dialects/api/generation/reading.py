@@ -5,7 +5,7 @@ whose name is in camel case may also be written with underscores, as in Protobuf
 found: those without effect, of which a reply tells, and those that are refused.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -288,7 +288,7 @@ def _shape(kind: inspect.Type, made: dict[type, _Struct]) -> Shape | None:
             inner = _shape(kind.type, made)
             return _Exact(inner) if inner is not None and EXACT in (kind.extra or {}) else inner
         case inspect.UnionType():
-            return _choice(kind.types, made)
+            return _choice([*_members(kind)], made)
         case inspect.IntType():
             return _Whole()
         case inspect.RawType():
@@ -309,6 +309,18 @@ def _shape(kind: inspect.Type, made: dict[type, _Struct]) -> Shape | None:
             return None if inner is None else _Map(inner)
         case _:
             return None
+
+
+def _members(kind: inspect.Type) -> Iterator[inspect.Type]:
+    """Yield the types of a union, and of unions within it that have a description of their own."""
+    match kind:
+        case inspect.UnionType():
+            for one in kind.types:
+                yield from _members(one)
+        case inspect.Metadata(type=inspect.UnionType() as inner) if EXACT not in (kind.extra or {}):
+            yield from _members(inner)
+        case _:
+            yield kind
 
 
 def _is_camel(one: inspect.Field) -> bool:

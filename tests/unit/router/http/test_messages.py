@@ -114,6 +114,7 @@ async def test_a_whole_reply(service: Service, engine: ScriptedEngine) -> None:
             "cache_read_input_tokens": 4,
             "output_tokens": 3,
             "output_tokens_details": {"thinking_tokens": 0},
+            "service_tier": "standard",
         },
     }
     assert text_of(engine) == "[user]hi[assistant]"
@@ -400,7 +401,7 @@ async def test_errors_have_anthropics_types(engine: ScriptedEngine) -> None:
         assert (response.status, (await response.json())["error"]["type"]) == (404, "not_found_error")
         response = await service.client.get("/v1/messages")
         assert (response.status, (await response.json())["error"]["type"]) == (405, "invalid_request_error")
-        response = await service.client.get("/v1/messages/batches")
+        response = await service.client.get("/v1/messages/none")
         assert (response.status, (await response.json())["error"]["type"]) == (404, "not_found_error")
         engine.joined = False
         response = await service.post("/v1/messages", {"max_tokens": 1, "messages": HI})

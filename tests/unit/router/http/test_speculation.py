@@ -131,7 +131,8 @@ async def test_tokens_that_come_together_share_the_time_since_the_token_before_t
     values = dict(line.removeprefix("caravan_inter_token_latency_seconds_").rsplit(" ", 1) for line in exposed)
     assert values['bucket{model="scripted",le="0.05"}'] == "0"
     assert values['count{model="scripted"}'] == "3"
-    assert float(values['sum{model="scripted"}']) >= 0.2
+    # A clock of milliseconds may let the loop wake a little before the time.
+    assert float(values['sum{model="scripted"}']) >= 0.19
 
 
 def test_the_flag_sets_the_limit() -> None:
