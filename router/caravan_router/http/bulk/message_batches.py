@@ -26,7 +26,7 @@ from caravan_dialects.bulk.lines import MAX_LINES
 from caravan_dialects.bulk.records import Batch, Counts, StoredFile
 from caravan_dialects.bulk.store import Page, Upload
 from caravan_dialects.conversations.nodes import new_id
-from caravan_router.http.bulk.batches import batch_of, begin_batch
+from caravan_router.http.bulk.batches import batch_of
 from caravan_router.http.bulk.line import MESSAGES
 from caravan_router.http.bulk.running import BULK, CANCELLABLE, RUNNING_BATCHES
 from caravan_router.http.server.body import Tolerance, forget_body
@@ -81,7 +81,7 @@ async def create_message_batch(request: web.Request, body: MessageBatchRequest) 
         total=len(body.requests),
         anthropic=True,
     )
-    await begin_batch(request, batch)
+    await request.app[RUNNING_BATCHES].add(batch)
     return json_reply(_shown(request, batch, Counts()))
 
 
