@@ -58,8 +58,6 @@ async def create_message_batch(request: web.Request, body: MessageBatchRequest) 
     async with store.uploading() as upload:
         await store.call(lambda _: _write_lines(body, upload))
         forget_body(request)
-        if upload.size > (room := await store.room(owner)):
-            raise FileRoomError(room)
         file = StoredFile(
             id=new_id("file"),
             owner=owner,
@@ -69,7 +67,8 @@ async def create_message_batch(request: web.Request, body: MessageBatchRequest) 
             created=now,
             expires=now + store.settings.life_s,
         )
-        await store.keep(upload, file)
+        if (room := await store.keep(upload, file)) is not None:
+            raise FileRoomError(room)
     batch = Batch(
         id=new_id("msgbatch"),
         owner=owner,

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -100,8 +99,6 @@ class RunningBatches:
         await self._worker.start()
 
     async def _continue_all(self) -> None:
-        with suppress(StoreError):
-            await self._store.call(lambda tables: tables.remove_incoming())
         for batch in await self._until_stored(lambda tables: tables.unfinished()):
             self._begin(batch)
 
