@@ -22,6 +22,7 @@ from caravan_dialects.api.anthropic.errors import ANTHROPIC
 from caravan_dialects.api.errors import BatchEndedError, FileRoomError, UnknownEntryError
 from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.paging import page_size
 from caravan_dialects.bulk.lines import MAX_LINES
 from caravan_dialects.bulk.records import Batch, Counts, StoredFile
 from caravan_dialects.bulk.store import Page, Upload
@@ -192,10 +193,7 @@ async def list_message_batches(request: web.Request) -> web.Response:
 
 def _page_of(query: Mapping[str, str]) -> Page:
     """Raises ValidationError."""
-    limit = query.get("limit", str(_DEFAULT_PAGE))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
-        raise unsupported_field_error("limit", f"use 1 to {_MOST_PAGE}", limit)
-    check_range("limit", int(limit), 1, _MOST_PAGE)
+    limit = page_size(query, _DEFAULT_PAGE, _MOST_PAGE)
     if "before_id" in query:
         raise unsupported_field_error("before_id", "use `after_id`", query["before_id"])
-    return Page(limit=int(limit), after=query.get("after_id"))
+    return Page(limit=limit, after=query.get("after_id"))
