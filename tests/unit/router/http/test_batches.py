@@ -400,6 +400,7 @@ async def test_a_message_batch_can_be_cancelled() -> None:
         ({"requests": []}, "requests"),
         ({"requests": messages(1)["requests"] * 2}, "unique"),
         ({"requests": [{"custom_id": "", "params": {}}]}, "custom_id"),
+        ({"requests": [{"custom_id": "a", "params": [5]}]}, "`requests[0].params` must be an object"),
     ],
 )
 async def test_a_wrong_message_batch_is_refused(change: Any, word: str) -> None:
