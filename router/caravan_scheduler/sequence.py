@@ -207,7 +207,7 @@ class Sequence:
         return 0
 
     def continues_prompt_of(self, other: "Sequence") -> bool:
-        """Whether its prompt begins with that of ``other``, but for what a template puts before the answer."""
+        """Whether its prompt begins with that of ``other``, except what a template puts before the answer."""
         if other.request.prefix_namespace != self.request.prefix_namespace:
             return False
         own, theirs = self.spec.prompt, other.spec.prompt

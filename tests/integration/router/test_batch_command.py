@@ -50,7 +50,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def environment(folder: Path, server: str = "http://127.0.0.1:9") -> dict[str, str]:
-    return {**os.environ, "HOME": str(folder), "CARAVAN_SERVER": server}
+    # A server on this host is reached without the proxy, which answers nothing.
+    proxy = {"http_proxy": "http://127.0.0.1:9", "no_proxy": "", "NO_PROXY": ""}
+    return {**os.environ, **proxy, "HOME": str(folder), "CARAVAN_SERVER": server}
 
 
 def batch(folder: Path, *words: str, server: str) -> "subprocess.CompletedProcess[str]":
