@@ -18,7 +18,7 @@ class ThreadError(ValidationError):
 
 
 def params_error(field: str, given: bytes) -> ValidationError:
-    return ValidationError(field, f"`{field}` must be an object. Given: {shown(given.decode(errors="replace"))}")
+    return ValidationError(field, f"`{field}` must be an object. Given: {shown(given.decode(errors='replace'))}")
 
 
 def custom_id_error(field: str, most: int, given: int) -> ValidationError:
