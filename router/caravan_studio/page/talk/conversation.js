@@ -125,10 +125,10 @@ export class Conversation extends EventTarget {
   }
 
   /** Asks for an answer once more that has failed. One with a text stays, beside the new one. */
-  async retry(node, changes = {}) {
+  async retry(node) {
     if (node.items.length) return this.again(node);
     const fresh = { status: "sending", response: null, sequence: -1, error: null, code: "", tab: TAB };
-    Object.assign(node, fresh, changes, { version: node.version + 1 });
+    Object.assign(node, fresh, { version: node.version + 1 });
     await archive.saveNode(node);
     return this.#run(node, this.#request(node));
   }
