@@ -166,10 +166,10 @@ def _conversations(
     return conversations, _for_each(params, CHAT_PARAMS, len(conversations))
 
 
-def _for_each(params: ParamsOfEach, otherwise: SamplingParams, count: int) -> list[SamplingParams]:
+def _for_each(params: Any, otherwise: SamplingParams, count: int) -> list[SamplingParams]:
     """Return the parameters of each of ``count`` prompts, ``otherwise`` for None. Raises RequestError."""
-    if params is None or not isinstance(params, list | tuple):
-        return [params_or(params, otherwise)] * count  # type: ignore[arg-type]
+    if not isinstance(params, list | tuple):
+        return [params_or(params, otherwise)] * count
     if len(params) != count:
         raise RequestError(f"there must be one entry of sampling_params for each of {count}. Given: {len(params)}")
     return [params_or(one, otherwise) for one in params]

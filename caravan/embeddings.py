@@ -25,16 +25,19 @@ class Embeddings(media.Embeddings):
     def of(cls, rows: Any) -> Self:
         """Return the embeddings of an array [tokens, size] of floats. Raises RequestError."""
         count, size, data = values_of_rows(np.asarray(rows))
-        if not are_within(array("f", data), MAX_EMBEDDING_VALUE):
-            raise RequestError(
-                f"embeddings must have values between -{MAX_EMBEDDING_VALUE:g} and {MAX_EMBEDDING_VALUE:g}"
-            )
+        check_values("embeddings", data)
         return cls.of_bytes(count, size, data)
 
     @property
     def rows(self) -> NDArray[np.float32]:
         """The values [tokens, size]."""
         return np.frombuffer(self.data, "<f4").reshape(self.count, self.size)
+
+
+def check_values(name: str, data: bytes) -> None:
+    """Raise RequestError unless all of ``data``, 32-bit floats, may be embeddings. ``name``: of what has them."""
+    if not are_within(array("f", data), MAX_EMBEDDING_VALUE):
+        raise RequestError(f"{name} must have values between -{MAX_EMBEDDING_VALUE:g} and {MAX_EMBEDDING_VALUE:g}")
 
 
 def embeddings_of(value: Any) -> Embeddings | None:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from typing import Any, Self, Unpack
+from contextlib import aclosing
+from typing import Self, Unpack
 
 from caravan.engine_requests import Progress
 from caravan.errors import RequestError
@@ -100,8 +101,8 @@ class AsyncLLMEngine(AsyncClosing):
         """Raises nothing yet."""
         self._llm = AsyncLLM(model, **options)
         self._opening = asyncio.Lock()
-        # The next part of each request, while it is waited for.
-        self._waiting: dict[str, asyncio.Task[Any] | None] = {}
+        # A request is here until it has ended or is aborted.
+        self._running: dict[str, _Running] = {}
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -109,7 +110,7 @@ class AsyncLLMEngine(AsyncClosing):
         return cls(engine_args.model, **engine_args.options)
 
     def __repr__(self) -> str:
-        return f"<AsyncLLMEngine: {len(self._waiting)} requests, {self._llm!r}>"
+        return f"<AsyncLLMEngine: {len(self._running)} requests, {self._llm!r}>"
 
     async def __aenter__(self) -> Self:
         """Load the model. Raises ModelError, and TypeError or ValueError if an option is wrong."""
@@ -126,35 +127,55 @@ class AsyncLLMEngine(AsyncClosing):
         After `abort` it ends. Raises what `LLM.generate` raises, and RequestError for the id of another that runs.
         """
         _check_id(request_id)
-        if request_id in self._waiting:
+        if request_id in self._running:
             raise RequestError(f"request_id must differ from those of unfinished requests. Given: {request_id!r:.80}")
-        await self.__aenter__()
-        self._waiting[request_id] = None
-        progress, parts = Progress(request_id), self._llm.stream(prompt, sampling_params, adapter=adapter)
+        running = self._running[request_id] = _Running()
         try:
-            while request_id in self._waiting:
-                following = self._waiting[request_id] = asyncio.ensure_future(anext(parts, None))
-                await asyncio.wait([following])
-                if following.cancelled() or (part := following.result()) is None:
-                    return
-                progress.add(part)
-                yield progress.output()
+            await self.__aenter__()
+            async with aclosing(self._llm.stream(prompt, sampling_params, adapter=adapter)) as parts:
+                progress = Progress(request_id)
+                while not running.aborted and (part := await running.next(parts)) is not None:
+                    progress.add(part)
+                    yield progress.output()
         finally:
-            if (waiting := self._waiting.pop(request_id, None)) is not None and not waiting.done():
-                waiting.cancel()
-                await asyncio.wait([waiting])
-            await parts.aclose()
+            # After `abort`, another request may have the id.
+            if self._running.get(request_id) is running:
+                del self._running[request_id]
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End a request, or several. Those that are no more are ignored."""
         for one in [request_id] if isinstance(request_id, str) else list(request_id):
-            waiting = self._waiting.pop(one, None)
-            if waiting is not None:
-                waiting.cancel()
+            if (running := self._running.pop(one, None)) is not None:
+                running.abort()
 
     async def close(self) -> None:
         """End what runs, and free the model. Closing it again does nothing."""
         await self._llm.close()
+
+
+class _Running:
+    """A request of an asynchronous engine."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+        self._part: asyncio.Future[RequestOutput | None] | None = None
+
+    async def next(self, parts: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:
+        """Wait for the next of ``parts``; return None after the last one, and when the request is aborted."""
+        part = self._part = asyncio.ensure_future(anext(parts, None))
+        try:
+            await asyncio.wait([part])
+        except asyncio.CancelledError:
+            part.cancel()
+            await asyncio.wait([part])
+            raise
+        return None if part.cancelled() else part.result()
+
+    def abort(self) -> None:
+        """Let no further part come."""
+        self.aborted = True
+        if self._part is not None:
+            self._part.cancel()
 
 
 def _check_id(request_id: str) -> None:

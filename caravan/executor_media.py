@@ -18,6 +18,7 @@ from caravan_scheduler.core.media import Picture, Sound
 from caravan_scheduler.core.prompt_media import FIRST_CELL_NUMBER, cell_numbers, is_cell
 from caravan_shard.arrays import Ids
 from caravan_shard.backends.base import Backend
+from caravan_shard.backends.given_embeddings import slices_of_rows
 from caravan_shard.checks.media import check_shape
 from caravan_shard.media import (
     NO_TOKEN,
@@ -73,9 +74,7 @@ class ExecutorMedia:
             span = MediaSpan(
                 offset=0, media_id=media.id, slice_index=slices, count=piece.cells, positions=piece.positions
             )
-            numbers = cell_numbers(span, encoder.facts.fingerprint)
-            self._cells.update((number, _Cell(span, place)) for place, number in enumerate(numbers))
-            tokens += numbers
+            tokens += self._numbers(span, encoder.facts.fingerprint)
             slices += 1
         self._contents[media.id] = media
         return tokens
@@ -85,11 +84,25 @@ class ExecutorMedia:
         size = self._backend.capacity.input_size
         if media.size != size:
             raise RequestError(f"embeddings of this model have {size} values for each token. Given: {media.size}")
-        count = media.count
-        span = MediaSpan(offset=0, media_id=media.id, slice_index=0, count=count, positions=count)
-        numbers = cell_numbers(span, _GIVEN)
-        self._cells.update((number, _Cell(span, place)) for place, number in enumerate(numbers))
+        tokens = list[int]()
+        for index, (first, end) in enumerate(self._slices_of(media)):
+            count = end - first
+            span = MediaSpan(offset=0, media_id=media.id, slice_index=index, count=count, positions=count)
+            tokens += self._numbers(span, _GIVEN)
         self._contents[media.id] = media
+        return tokens
+
+    def _slices_of(self, media: Embeddings) -> list[tuple[int, int]]:
+        """Return the rows [first, end) of each slice: where it is computed whole, as many as fit into a step."""
+        encoder = self._backend.media
+        return slices_of_rows(
+            media.count, media.count if encoder is None or not encoder.facts.atomic else encoder.facts.max_cells
+        )
+
+    def _numbers(self, span: MediaSpan, fingerprint: bytes) -> list[int]:
+        """Return the numbers of the cells of a slice, and know them from now on."""
+        numbers = cell_numbers(span, fingerprint)
+        self._cells.update((number, _Cell(span, place)) for place, number in enumerate(numbers))
         return numbers
 
     def _encoder(self, media: Picture | Sound) -> MediaEncoder:
@@ -159,7 +172,10 @@ class ExecutorMedia:
         if slices is None:
             media = self._contents[media_id]
             if isinstance(media, Embeddings):
-                return [EncodedSlice(embeddings=media.rows, size=SliceSize(media.count, media.count))]
+                return [
+                    EncodedSlice(embeddings=media.rows[first:end], size=SliceSize(end - first, end - first))
+                    for first, end in self._slices_of(media)
+                ]
             try:
                 slices = self._encoder(media).encode(shape_of(media), content_of(media))
             except EncodingError as error:

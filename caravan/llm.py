@@ -38,16 +38,20 @@ class AsyncLLM(ModelCalls):
         super().__init__(None)
         self._given = model, options
         self._make = partial(OpenedModel, model, options)
-        self._close: weakref.finalize[..., Self] | None = None
+        self._close: weakref.finalize[..., AsyncLLM] | None = None
 
     async def __aenter__(self) -> Self:
         """Load the model, a file or a name as in `LLM`.
 
         Raises ModelError, and TypeError or ValueError if an option is wrong.
         """
-        self._opened = opened = await asyncio.to_thread(self._make)
-        self._close = weakref.finalize(self, opened.close)
+        await asyncio.to_thread(self._open)
         return self
+
+    def _open(self) -> None:
+        # On the thread that loads it, so that the model has an owner also if the caller waits no longer.
+        self._opened = opened = self._make()
+        self._close = weakref.finalize(self, opened.close)
 
     def __repr__(self) -> str:
         model, options = self._given

@@ -1,9 +1,8 @@
 """The options of a model and of a server over it: the flags of ``caravan serve`` that mean something in one process."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Self, TypedDict
 
 
 class ModelOptions(TypedDict, total=False):
@@ -195,22 +194,15 @@ def check_names(options: Iterable[str], known: Collection[str]) -> None:
         raise TypeError(f"unknown options: {', '.join(map(shown, unknown))}")
 
 
-_Class = TypeVar("_Class", bound=type)
+class NamedFields:
+    """The base of a dataclass that answers an unknown field as `check_names` does."""
 
+    __slots__ = ()
 
-def naming_options(kind: _Class) -> _Class:
-    """Let a dataclass answer an unknown field as `check_names` does."""
-    make: Any = kind.__init__  # type: ignore[misc]
-    fields = kind.__annotations__
-
-    @wraps(make)
-    def checked(self: Any, /, *args: Any, **kwargs: Any) -> None:
-        if not kwargs.keys() <= fields.keys():
-            check_names(kwargs, fields)
-        make(self, *args, **kwargs)
-
-    kind.__init__ = checked  # type: ignore[misc]
-    return kind
+    def __new__(cls, *_values: Any, **fields: Any) -> Self:
+        """Raises TypeError."""
+        check_names(fields, cls.__annotations__)
+        return super().__new__(cls)
 
 
 MAX_CANDIDATES = 256

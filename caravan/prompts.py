@@ -173,12 +173,12 @@ class ChatCall:
     before: int = 0
 
 
-def split_conversations(messages: Messages | Sequence[Messages] | Any) -> list[Messages]:
+def split_conversations(messages: Any) -> list[Messages]:
     """Return the conversations: ``messages`` may be one, or a list of them. Raises RequestError."""
     if isinstance(messages, Sequence) and messages and isinstance(messages[0], list | tuple):
         return list(messages)
     check_messages(messages)
-    return [messages]  # type: ignore[list-item]
+    return [messages]
 
 
 def chat_fields_of(options: Mapping[str, Any], known: type) -> dict[str, Any]:

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
 from caravan.errors import RequestError
-from caravan.options import naming_options
+from caravan.options import NamedFields
 from caravan.reprs import short_repr
 
 
-@naming_options
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StructuredOutputsParams:
+class StructuredOutputsParams(NamedFields):
     """A constraint on the output, in vLLM's form; exactly one field is set.
 
     ``json``: a JSON schema, as an object or as JSON text. ``json_object``: any JSON object. ``regex``: a regular
@@ -62,9 +61,8 @@ class ChoiceParameters(TypedDict, total=False):
     samplers: Sequence[str]
 
 
-@naming_options
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(NamedFields):
     """How tokens are chosen and when an output ends. Names and meaning are vLLM's.
 
     A sampling parameter that is None is what the model's options or its file say, else vLLM's default: 1 for

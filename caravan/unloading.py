@@ -126,7 +126,8 @@ class Unloading:
                 return Restored.NOTHING
         del self._kept[conversation]
         conversation.sequence_id, conversation.held = sequence_id, length
-        conversation.cut_places = kept.cut_places
+        # A copy, since a fork may have the same.
+        conversation.cut_places = kept.cut_places.copy()
         conversation.cut_places.forget_behind(length)
         return Restored.CELLS
 

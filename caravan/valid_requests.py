@@ -1,11 +1,11 @@
 """Turns calls of this package into valid requests, by the rules of the HTTP API."""
 
 import asyncio
-from array import array
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
 from caravan import errors
+from caravan.embeddings import check_values
 from caravan.prompts import ChatCall, Messages, PlainPrompt
 from caravan.python_names import in_python
 from caravan.request_bodies import chat_body, completion_body
@@ -24,8 +24,6 @@ from caravan_dialects.api.openai.completions.validation import (
     validate_completion,
 )
 from caravan_dialects.api.openai.prompts import EmbeddingsPrompt
-from caravan_dialects.media.file import are_within
-from caravan_proto.limits import MAX_EMBEDDING_VALUE
 from caravan_scheduler.core.errors import DeadlineError, EngineError, TextTooLongError
 from caravan_scheduler.core.media import Embeddings
 
@@ -88,10 +86,7 @@ async def valid_completion(context: Context, prompt: PlainPrompt, params: Sampli
         max_tokens = params.max_tokens
     body = completion_body(prompt, params, max_tokens)
     if isinstance(prompt, Embeddings):
-        if not await asyncio.to_thread(are_within, array("f", prompt.data), MAX_EMBEDDING_VALUE):
-            raise errors.RequestError(
-                f"`prompt_embeds` must have values between -{MAX_EMBEDDING_VALUE:g} and {MAX_EMBEDDING_VALUE:g}"
-            )
+        await asyncio.to_thread(check_values, "`prompt_embeds`", prompt.data)
         plan = CompletionPlan(
             prompts=[EmbeddingsPrompt("prompt_embeds", prompt)], choices=choices_of(body, context.limits)
         )

@@ -19,7 +19,7 @@ _CONNECT_TIMEOUT_S = 10.0
 # With these and Retry-After, the server has refused a call and computed nothing.
 _REFUSED = frozenset({409, 429, 503})
 # A server on this host is reached through no proxy, whatever the environment names.
-_DIRECT: Mapping[str, None] = {"all://localhost": None, "all://127.0.0.1": None, "all://[::1]": None}
+DIRECT: Mapping[str, None] = {"all://localhost": None, "all://127.0.0.1": None, "all://[::1]": None}
 # The last event of a response repeats all of it.
 _MAX_EVENT_BYTES = 256 << 20
 
@@ -73,7 +73,7 @@ class Connection:
         self._headers = headers
         self._retries = retries
         self._http = http or httpx2.AsyncClient(
-            mounts=_DIRECT,
+            mounts=DIRECT,
             # The server keeps the timeout of a request. Until its reply ends, the connection may be silent.
             timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             limits=httpx2.Limits(max_connections=None),

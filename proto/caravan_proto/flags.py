@@ -281,7 +281,7 @@ def parser_of(config: type[Any], prog: str, description: str) -> Parser:
 
 
 def _shown(config: Any) -> dict[str, Any]:
-    """Return the fields with their values, but for secrets."""
+    """Return the fields with their values, except secrets."""
     secrets = {field.name for field in dataclasses.fields(config) if field.metadata["flag"].secret}
     return {
         name: "***" if name in secrets and value is not None else value

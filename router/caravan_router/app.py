@@ -183,7 +183,7 @@ async def http_service(
         page=config.page,
         trusted_proxies=config.proxies,
         root_path=config.root_path,
-        metrics=MetricsAccess(key=config.metrics_key, port=config.metrics_port),
+        metrics=MetricsAccess(key=config.metrics_key, port=config.metrics_port, shared=config.handover is not None),
     )
     store = Store(config.store)
     await store.open()

@@ -16,13 +16,23 @@ from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
 from caravan_router.engine.fleet import Fleet
+from caravan_router.http.metrics import MetricsPortError
 from caravan_router.tracing.settings import TracingError
 from caravan_studio.recording.recorder import RecordFileError
 
 _log = logging.getLogger(__name__)
 
 # Exceptions that `run_router` raises when the router cannot start with its configuration.
-STARTUP_ERRORS = (KeyFileError, TlsFileError, StateFileError, RecordFileError, TracingError, LogFileError, OSError)
+STARTUP_ERRORS = (
+    KeyFileError,
+    TlsFileError,
+    StateFileError,
+    RecordFileError,
+    TracingError,
+    LogFileError,
+    MetricsPortError,
+    OSError,
+)
 
 
 def startup_problem(config: RouterConfig, error: Exception) -> str:
@@ -34,7 +44,7 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
             return f"--state-file: {error}"
         case RecordFileError():
             return f"--record: {error}"
-        case TlsFileError() | TracingError() | LogFileError():
+        case TlsFileError() | TracingError() | LogFileError() | MetricsPortError():
             return str(error)
         case _:
             return f"cannot listen on {config.hostname}:{config.port}: {getattr(error, 'strerror', None) or error}"

@@ -207,7 +207,7 @@ class Sequence:
         return 0
 
     def continues_prompt_of(self, other: "Sequence") -> bool:
-        """Whether its prompt begins with that of ``other``, but for what a template puts before the answer."""
+        """Whether its prompt begins with that of ``other``, except what a template puts before the answer."""
         own, theirs = self.spec.prompt, other.spec.prompt
         least = len(theirs) - BLOCK_TOKENS
         if not 0 < least < len(own) or other.request.prefix_namespace != self.request.prefix_namespace:

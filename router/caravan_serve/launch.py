@@ -20,6 +20,7 @@ from caravan_serve.servers import (
     fetched,
     is_toy,
     listed_name,
+    passed_flags,
     server_for,
     server_of,
     state_folder,
@@ -72,13 +73,13 @@ def main(argv: Sequence[str]) -> int:
         found = nearest(name, AGENTS)
         known = f"did you mean {found}?" if found else f"known are {', '.join(AGENTS)}"
         parser.error(f"unknown agent {name}; {known}")
+    flags = ["--parallel=4", "--kv-layout=unified", f"--ctx-size={arguments.ctx_size}"]
+    flags += passed_flags(parser, arguments.serve)
     program = shutil.which(agent.program)
     if program is None:
         sys.stderr.write(f"caravan launch: error: {agent.program} is not installed: {agent.install}\n")
         return 1
     given = server_of(arguments.server, arguments.api_key, os.environ)
-    flags = [f"--{other.lstrip('-')}" for other in arguments.serve]
-    flags = ["--parallel=4", "--kv-layout=unified", f"--ctx-size={arguments.ctx_size}", *flags]
     try:
         if not _is_served(given[0], arguments.model) and not is_toy(flags):
             check_trained_context(arguments.model)

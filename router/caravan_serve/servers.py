@@ -1,5 +1,6 @@
 """Servers that commands talk to: one that runs, or one that is started for a command and ends with it."""
 
+import argparse
 import contextlib
 import ipaddress
 import json
@@ -22,6 +23,7 @@ from caravan_models.fetching import fetch_blocking
 from caravan_models.progress import shown
 from caravan_models.reference import HUB_PREFIX, LocalFile, hub_model, parse_reference
 from caravan_proto.command_line import Parser
+from caravan_proto.flags import as_flags
 from caravan_shard.service.starter import PARENT_PID
 
 DEFAULT_URL = "http://127.0.0.1:3000"
@@ -109,6 +111,35 @@ def add_server_flags(parser: Parser) -> None:
         "--server", metavar="URL", default="", help=f"URL of the server [CARAVAN_SERVER, else {DEFAULT_URL}]"
     )
     parser.add_argument("--api-key", metavar="KEY", default="", help="its API key [CARAVAN_API_KEY]")
+
+
+def add_start_flags(parser: Parser) -> None:
+    """Add the flags of commands that start a server of their own where none has the model."""
+    group = parser.add_argument_group("if no server that runs has the model")
+    add = group.add_argument
+    add(
+        "-c",
+        "--ctx-size",
+        type=int,
+        metavar="N",
+        help="tokens of the context [what the model was trained for, if it fits]",
+    )
+    add("-ngl", "--gpu-layers", type=int, metavar="N", help="layers on GPUs [as many as fit]")
+    add("--serve", metavar="FLAG=VALUE", action="append", default=[], help="a flag of caravan serve; repeatable")
+
+
+def start_flags(parser: Parser, arguments: argparse.Namespace) -> list[str]:
+    """Return what the flags of `add_start_flags` are for `caravan serve`, or end the program if one is wrong."""
+    sizes = as_flags({"ctx_size": arguments.ctx_size, "gpu_layers": arguments.gpu_layers})
+    return [*sizes, *passed_flags(parser, arguments.serve)]
+
+
+def passed_flags(parser: Parser, others: Sequence[str]) -> list[str]:
+    """Return ``others``, values of `--serve`, as flags, or end the program if one is none."""
+    for other in others:
+        if "=" not in other:
+            parser.error(f"argument --serve must be FLAG=VALUE, such as threads=4. Given: {other!r}")
+    return [f"--{other.lstrip('-')}" for other in others]
 
 
 def server_of(url: str, api_key: str, environ: Mapping[str, str]) -> tuple[Server, bool]:

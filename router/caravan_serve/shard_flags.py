@@ -31,9 +31,9 @@ _OF_ONE_MODEL = {
     "alias": "an alias",
     "model_draft": "a draft model",
 }
-# What `ShardProcess` itself sets for each shard.
-# Those of the router are the shards' too.
+# What the router has too, and shards are given as it is there.
 SET_BY_ROUTER = ("log_level", "json_output", "log_file")
+# What `ShardProcess` itself sets for each shard.
 SET_BY_SERVE = ("address", "shard_id", "exit_with_parent", "ready_fd")
 
 

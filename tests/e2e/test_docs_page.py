@@ -55,7 +55,7 @@ async def under_a_prefix(upstream: str) -> AsyncIterator[str]:
 async def test_examples_are_found_sent_and_streamed() -> None:
     async with serving(PageEngine(), access=keys("alice")) as service, under_a_prefix(service.url) as url:
         got = told(await _seen(url, "docs"), "docs")
-    assert got["groups"][:3] == ["OpenAI", "OpenAI responses and conversations", "Anthropic"]
+    assert got["groups"][:3] == ["OpenAI", "OpenAI responses and conversations", "Files and batches"]
     # The route has two paths.
     assert (got["shown"], got["model"]) == (2, True)
     events = re.findall(r"^data: (.+)$", got["streamed"], re.MULTILINE)

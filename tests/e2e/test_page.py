@@ -208,11 +208,14 @@ def test_tabs_lose_nothing_of_each_other(words: dict[str, Any]) -> None:
     got = told(words, "tabs")
     assert got["followed"] == ["You said one.", "You said two."]
     assert (got["stopped"], got["nodes"]) == (["one two three"], 8)
+    assert got["meanwhile"] == ["one", "You said **one**.", "two", "You said **two**."]
 
 
 def test_answers_side_by_side_have_their_own_sampling(words: dict[str, Any]) -> None:
     got = told(words, "columns")
-    assert got["sent"] == [{"temperature": 0, "seed": None}, {"temperature": 1.5, "seed": 7}]
+    own = [{"temperature": 0, "seed": None}, {"temperature": 1.5, "seed": 7}]
+    # The third of them continues the second one.
+    assert got["sent"] == [*own, *own, own[1]]
     assert got["headings"] == ["Answer 1 of 2 · temperature 0", "Answer 2 of 2 · temperature 1.5 · seed 7"]
     assert (got["unreadable"], got["answers"]) == ([], ["You said choose."])
 

@@ -32,17 +32,29 @@ SHARD = ("--backend=fake", "--fake-step-ms=30", "--ctx-size=8192")
 class Wire:
     """A connection of the browser to the router that can be cut."""
 
-    def __init__(self, port: int, to: int) -> None:
-        self._port, self._to = port, to
-        self._server: asyncio.Server | None = None
+    def __init__(self, to: int) -> None:
+        self._to = to
         self._open: set[asyncio.Task[None]] = set()
+        # While it is cut: set when the browser has tried in vain.
+        self._missed: asyncio.Event | None = None
 
-    async def mend(self) -> None:
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", self._port, reuse_address=True)
+    @contextlib.asynccontextmanager
+    async def listening(self, port: int) -> AsyncIterator[None]:
+        server = await asyncio.start_server(self._relay, "127.0.0.1", port, reuse_address=True)
+        try:
+            yield
+        finally:
+            server.close()
+            await self._close()
 
-    async def cut(self) -> None:
-        assert self._server is not None
-        self._server.close()
+    async def fail(self) -> None:
+        """Close what is open, and what is opened until the browser has noticed."""
+        self._missed = asyncio.Event()
+        await self._close()
+        await self._missed.wait()
+        self._missed = None
+
+    async def _close(self) -> None:
         for task in self._open:
             task.cancel()
         if self._open:
@@ -53,18 +65,24 @@ class Wire:
         assert task is not None
         self._open.add(task)
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
-            with contextlib.closing(far_writer):
-                ways = {
-                    asyncio.ensure_future(_pass(reader, far_writer)),
-                    asyncio.ensure_future(_pass(far_reader, writer)),
-                }
-                try:
-                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for way in ways:
-                        way.cancel()
+            if self._missed:
+                self._missed.set()
+            else:
+                await self._pass_both_ways(reader, writer)
         self._open.discard(task)
+
+    async def _pass_both_ways(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
+        with contextlib.closing(far_writer):
+            ways = {
+                asyncio.ensure_future(_pass(reader, far_writer)),
+                asyncio.ensure_future(_pass(far_reader, writer)),
+            }
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,6 +131,7 @@ class Fleet:
                 names = await self.kill("router")
             case "amnesia":
                 names = await self.kill("router")
+                shutil.rmtree(self._folder / "state-files")
                 for file in self._folder.glob("state*"):
                     file.unlink()
             case _:
@@ -134,20 +153,14 @@ async def test_no_word_is_lost_at_twenty_points_of_answers(tmp_path: Path) -> No
     seed = 44
     draw = random.Random(seed)
     with kept_ports(2) as (port, shown_port):
-        wire = Wire(shown_port, port)
-        async with fleet(tmp_path, port) as servers:
-            await wire.mend()
+        wire = Wire(port)
+        async with fleet(tmp_path, port) as servers, wire.listening(shown_port):
 
             async def fail(kind: str) -> None:
-                if kind != "network":
-                    return await servers.fail(kind, draw)
-                await wire.cut()
-                await asyncio.sleep(draw.random())
-                return await wire.mend()
+                await (wire.fail() if kind == "network" else servers.fail(kind, draw))
 
             found = await _read_answers(f"http://127.0.0.1:{shown_port}", seed, fail)
             texts, failures = await _stored(f"http://127.0.0.1:{port}", found["records"])
-            await wire.cut()
     for answer in found["answers"]:
         assert answer["asked"], answer
         assert answer["shown"].startswith(answer["seen"]), answer

@@ -47,13 +47,23 @@ class LineError:
     line: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many lines have an answer of each kind."""
+
+    completed: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """A batch. All times are Unix time in seconds.
 
     ``endpoint``: the path of each request. ``window``: the time it may take, as the client wrote it. ``deadline``: when
     that ends. ``times``: when it reached each status. ``output_life_s``: how long its output files are kept; None for
-    the life of all files. ``anthropic``: whether it is one of ``/v1/messages/batches``.
+    the life of all files. ``anthropic``: whether it is one of ``/v1/messages/batches``. ``counts``: once it has ended
+    and its lines are gone.
     """
 
     id: str
@@ -72,6 +82,7 @@ class Batch:
     error_file: str | None = None
     output_life_s: float | None = None
     anthropic: bool = False
+    counts: Counts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +115,3 @@ class Answered:
     number: int
     answer: bytes
     kind: AnswerKind
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many lines have an answer of each kind."""
-
-    completed: int = 0
-    failed: int = 0
-    dropped: int = 0

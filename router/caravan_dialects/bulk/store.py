@@ -8,8 +8,8 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -23,9 +23,11 @@ from caravan_dialects.conversations.store import StoreError
 
 T = TypeVar("T")
 _BUSY_S = 10.0
-_INCOMING = "incoming-"
+_INCOMING = "incoming"
 # Expired files are looked for once in this many seconds.
 _SWEEP_S = 10.0
+# An upload to which nothing was added for so long was cut off by the end of its server.
+_STALE_S = 3600.0
 _BATCH = msgspec.json.Decoder(Batch)
 _LINES_AT_ONCE = 1_000
 
@@ -121,9 +123,9 @@ class BulkStore:
         """Return how many bytes more ``owner`` may have."""
         return await self.call(lambda tables: tables.room(owner, self.settings.max_bytes))
 
-    async def keep(self, upload: Upload, file: StoredFile) -> None:
-        """Keep an upload as ``file``."""
-        await self.call(lambda tables: tables.keep(upload, file))
+    async def keep(self, upload: Upload, file: StoredFile) -> int | None:
+        """Keep an upload as ``file``. If it does not fit, return how many bytes more its owner may have."""
+        return await self.call(lambda tables: tables.keep_upload(upload, file, self.settings.max_bytes))
 
     async def file(self, owner: str, file_id: str) -> StoredFile | None:
         """Return a file; None if the owner has none of this id."""
@@ -200,26 +202,37 @@ class Tables:
 
     def begin_upload(self) -> Upload:
         """Return a new file to write to."""
-        path = self.folder / new_id(_INCOMING.rstrip("-"))
+        path = self.folder / new_id(_INCOMING)
         return Upload(path, path.open("wb"))
-
-    def remove_incoming(self) -> None:
-        """Remove what uploads have left that were cut off by the end of their server."""
-        for path in self.folder.glob(f"{_INCOMING.rstrip('-')}_*"):
-            path.unlink(missing_ok=True)
 
     def room(self, owner: str, limit: int) -> int:
         """Return how many bytes more ``owner`` may have, if all may have ``limit``."""
         self._sweep()
-        query = "SELECT coalesce(sum(size), 0), coalesce(sum(CASE WHEN owner = ? THEN size END), 0) FROM files"
-        ((total, own),) = self._connection.execute(query, (owner,))
+        query = (
+            "SELECT owner, sum(bytes) FROM (SELECT owner, size AS bytes FROM files UNION ALL "
+            "SELECT owner, length(answer) FROM lines JOIN batches ON id = batch WHERE answer IS NOT NULL) "
+            "GROUP BY owner"
+        )
+        used = dict(self._connection.execute(query))
         # It may have as much as it leaves free.
-        return max(0, (limit - int(total) - int(own)) // 2)
+        return max(0, (limit - sum(used.values()) - used.get(owner, 0)) // 2)
 
-    def keep(self, upload: Upload, file: StoredFile) -> None:
-        """Make an upload a file."""
-        upload.keep_as(self.folder / file.id)
-        self._write_file(file)
+    def keep_upload(self, upload: Upload, file: StoredFile, limit: int) -> int | None:
+        """Make an upload a file. If it does not fit, also because of others meanwhile, return the `room`."""
+        room = self.room(file.owner, limit)
+        if file.size > room:
+            return room
+        self._keep(upload, file)
+        return None
+
+    def _keep(self, upload: Upload, file: StoredFile) -> None:
+        path = self.folder / file.id
+        upload.keep_as(path)
+        try:
+            self._write_file(file)
+        except sqlite3.Error:
+            path.unlink(missing_ok=True)
+            raise
 
     def _write_file(self, file: StoredFile) -> None:
         self._connection.execute(
@@ -256,6 +269,10 @@ class Tables:
         for file_id, owner in expired:
             if file_id not in needed:
                 self.delete_file(owner, file_id)
+        for path in self.folder.glob(f"{_INCOMING}_*"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < now - _STALE_S:
+                    path.unlink()
 
     def write_batch(self, batch: Batch) -> None:
         """Write a batch as it is now."""
@@ -278,6 +295,8 @@ class Tables:
         return [self._counted(_BATCH.decode(row[-1])) for row in rows]
 
     def _counted(self, batch: Batch) -> tuple[Batch, Counts]:
+        if batch.counts is not None:
+            return batch, batch.counts
         query = "SELECT kind, count(*) FROM lines WHERE batch = ? AND answer IS NOT NULL GROUP BY kind"
         by_kind = dict(self._connection.execute(query, (batch.id,)))
         return batch, Counts(*(by_kind.get(kind, 0) for kind in AnswerKind))
@@ -287,10 +306,7 @@ class Tables:
         found = self.batch(owner, batch_id)
         if found is None or not found[0].status.has_ended:
             return False
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.execute("DELETE FROM lines WHERE batch = ?", (batch_id,))
-            self._connection.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
+        self._connection.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
         for file_id in (found[0].input_file, found[0].output_file, found[0].error_file):
             if file_id is not None:
                 self.delete_file(owner, file_id)
@@ -332,7 +348,7 @@ class Tables:
         )
 
     def finish(self, batch: Batch) -> None:
-        """Write the output files of a batch, and then the batch itself, whose answers are in these files now.
+        """Write the output files of a batch, and then the batch itself, of whose lines only the counts stay.
 
         A server that is killed in between writes the same files again.
         """
@@ -354,14 +370,12 @@ class Tables:
                 created=now,
                 expires=now + life_s,
             )
-            self.keep(upload, stored)
+            self._keep(upload, stored)
+        _, counts = self._counted(batch)
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            # The counts stay, the answers are in the files.
-            self._connection.execute(
-                "UPDATE lines SET answer = x'' WHERE batch = ? AND answer IS NOT NULL", (batch.id,)
-            )
-            self.write_batch(batch)
+            self._connection.execute("DELETE FROM lines WHERE batch = ?", (batch.id,))
+            self.write_batch(replace(batch, counts=counts))
 
     def _answers(self, batch_id: str, *, failed: bool) -> Iterator[bytes]:
         rows = self._connection.execute(

@@ -17,12 +17,20 @@ from caravan_router.http.server.tags import Tag
 from caravan_router.metrics.recorder import CONTENT_TYPE, Metrics
 
 
+class MetricsPortError(Exception):
+    """The port of the metrics cannot be used."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsAccess:
-    """``key``: the bearer token that metrics ask for, None if they are open. ``port``: theirs, None for the API's."""
+    """``key``: the bearer token that metrics ask for, None if they are open. ``port``: theirs, None for the API's.
+
+    ``shared``: another router may listen on the port too, as while one takes over from the other.
+    """
 
     key: str | None = None
     port: int | None = None
+    shared: bool = False
 
     def check(self, request: web.Request) -> None:
         """Raise MissingKeyError or InvalidKeyError unless ``request`` may read metrics."""
@@ -56,7 +64,10 @@ async def _rendered(found: Metrics) -> web.Response:
 
 @asynccontextmanager
 async def serving_metrics(found: Metrics, access: MetricsAccess, host: str) -> AsyncIterator[str]:
-    """Serve the metrics on their own port until the block ends; yield their URL, "" without one. Raises OSError."""
+    """Serve the metrics on their own port until the block ends; yield their URL, "" without one.
+
+    Raises MetricsPortError.
+    """
     if access.port is None:
         yield ""
         return
@@ -73,12 +84,12 @@ async def serving_metrics(found: Metrics, access: MetricsAccess, host: str) -> A
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        # While one router takes over from another, both are there.
-        site = web.TCPSite(runner, host, access.port, reuse_port=hasattr(socket, "SO_REUSEPORT"))
+        shared = access.shared and hasattr(socket, "SO_REUSEPORT")
+        site = web.TCPSite(runner, host, access.port, reuse_port=shared)
         try:
             await site.start()
         except OSError as error:
-            raise OSError(error.errno, f"--metrics-port {access.port}: {error.strerror}") from error
+            raise MetricsPortError(f"--metrics-port {access.port}: {error.strerror or error}") from error
         found_host, number = runner.addresses[0][:2]
         yield f"http://{f'[{found_host}]' if ':' in found_host else found_host}:{number}/metrics"
     finally:

@@ -24,7 +24,17 @@ from caravan_proto.command_line import ForeignFlags, Parser
 from caravan_serve.batch.job import Job, JobError, Record
 from caravan_serve.batch.remote import Progress as BatchProgress
 from caravan_serve.batch.remote import RemoteBatches
-from caravan_serve.servers import Server, ServerError, add_server_flags, listed_name, server_of, started, unknown_model
+from caravan_serve.servers import (
+    Server,
+    ServerError,
+    add_server_flags,
+    add_start_flags,
+    listed_name,
+    server_of,
+    start_flags,
+    started,
+    unknown_model,
+)
 
 _INTERRUPTED = 130
 _POLL_S = 0.2
@@ -60,12 +70,7 @@ def batch_parser() -> Parser:
     )
     parser.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help="where the answers are written")
     add_server_flags(parser)
-    start = parser.add_argument_group("if no server that runs has the model")
-    start.add_argument("-c", "--ctx-size", type=int, metavar="N", help="tokens of the context [that of caravan serve]")
-    start.add_argument("-ngl", "--gpu-layers", type=int, metavar="N", help="layers on GPUs [as many as fit]")
-    start.add_argument(
-        "--serve", metavar="FLAG=VALUE", action="append", default=[], help="a flag of caravan serve; repeatable"
-    )
+    add_start_flags(parser)
     return parser
 
 
@@ -73,9 +78,7 @@ def main(argv: Sequence[str]) -> int:
     """Answer a file. Return 0, 1 if that was not possible or a request failed, 130 after Ctrl-C."""
     parser = batch_parser()
     arguments = parser.parse_models(argv)
-    for other in arguments.serve:
-        if "=" not in other:
-            parser.error(f"argument --serve must be FLAG=VALUE, such as threads=4. Given: {other!r}")
+    flags = start_flags(parser, arguments)
     given = server_of(arguments.server, arguments.api_key, os.environ)
     if not arguments.model and not given[1]:
         parser.error("name a model, such as -m smollm2; caravan list --known lists short names")
@@ -83,9 +86,6 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"there is no file {arguments.file}")
     if arguments.output.exists():
         parser.error(f"{arguments.output} exists: name another file after -o, or delete it")
-    numbers = {"ctx-size": arguments.ctx_size, "gpu-layers": arguments.gpu_layers}
-    flags = [f"--{name}={value}" for name, value in numbers.items() if value is not None]
-    flags += [f"--{other.lstrip('-')}" for other in arguments.serve]
     job = Job(arguments.file, arguments.output)
     try:
         return _answer(job, arguments.model, given, flags)

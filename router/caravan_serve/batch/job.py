@@ -22,6 +22,7 @@ class JobError(Exception):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """``digest``: of the input. ``server``: URL of the server; "" for one that is started for the job.
 
+    ``model``: what requests name; "" for what the input names.
     ``key``: by which the batch is found on the server, also if its id was not noted. ``batch``: its id, once known.
     """
 
@@ -35,7 +36,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The answers to ``source`` become ``output``. ``model``: its name for the requests; "" for what they name."""
+    """The answers to the requests of ``source`` become ``output``."""
 
     source: Path
     output: Path

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
+from caravan.client.connection import DIRECT
 from caravan_serve.servers import Server, ServerError
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class RemoteBatches:
     def __init__(self, server: Server) -> None:
         self._url = server.url
         headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
-        self._http = httpx2.Client(base_url=server.url, headers=headers, timeout=_TIMEOUT_S)
+        self._http = httpx2.Client(base_url=server.url, headers=headers, mounts=DIRECT, timeout=_TIMEOUT_S)
 
     def close(self) -> None:
         """Close the connections."""

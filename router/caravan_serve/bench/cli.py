@@ -216,8 +216,11 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[
         parser.error("--whole, --min-p, --logprobs and --json-schema need --api completions")
     if args.whole and args.workload in (Workload.STALL, Workload.AGENTS):
         parser.error(f"the workload {args.workload} measures streams, and so has no --whole")
-    if args.workload is Workload.AGENTS and (args.api is not Api.COMPLETIONS or args.rate is not None):
-        parser.error("the workload agents needs --api completions, and has its own times: leave out --rate")
+    if args.workload is Workload.AGENTS and args.api is not Api.COMPLETIONS:
+        parser.error("the workload agents needs --api completions")
+    own = (args.rate, args.requests, args.words, args.tokens)
+    if args.workload is Workload.AGENTS and own != (None, None, None, None):
+        parser.error("the workload agents has its own times and sizes: leave out --rate, --requests, --words, --tokens")
     if args.api is Api.GENERATE and args.workload is Workload.N:
         parser.error("the workload n needs --api completions: /generate_stream streams one choice alone")
     if args.pid and sys.platform != "linux":

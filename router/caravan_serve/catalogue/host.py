@@ -11,7 +11,7 @@ from pathlib import Path
 from caravan_proto.flags import as_flags
 from caravan_router.engine.discovery import AddressBook
 from caravan_serve.catalogue.entries import CatalogueEntry
-from caravan_serve.shard_flags import ShardValues, combined, memory_share
+from caravan_serve.shard_flags import ShardValues, combined, is_toy, memory_share
 from caravan_serve.shard_process import ShardProcess, ShardStartError
 
 _POLL_S = 0.02
@@ -34,7 +34,7 @@ class HostSettings:
     def flags_of(self, entry: CatalogueEntry, file: Path) -> list[str]:
         """Return the flags of a shard for a model, whose first file is ``file``."""
         share = {}
-        if self.memory_bytes is not None and self.flags.get("backend") != "fake":
+        if self.memory_bytes is not None and not is_toy(self.flags):
             share = memory_share([file], file, self.shards * self.side_by_side, self.memory_bytes)
         return as_flags(combined(share, self.flags, entry.flags, {"model": str(file), "alias": entry.name}))
 

@@ -11,8 +11,15 @@ from caravan.client import ApiError, BadReplyError, Client, ClientOptions, Serve
 from caravan.errors import RequestError
 from caravan_models.errors import FetchError
 from caravan_proto.command_line import ForeignFlags, Parser
-from caravan_proto.flags import as_flags
-from caravan_serve.servers import ServerError, add_server_flags, server_for, server_of, state_folder
+from caravan_serve.servers import (
+    ServerError,
+    add_server_flags,
+    add_start_flags,
+    server_for,
+    server_of,
+    start_flags,
+    state_folder,
+)
 from caravan_serve.talk.commands import Command, Say, Wrong, changed, help_text, parse
 from caravan_serve.talk.conversation import Branches, Conversation, ConversationFileError, read, titles, written
 from caravan_serve.talk.terminal import Terminal, plain
@@ -50,30 +57,8 @@ def run_parser() -> Parser:
     )
     parser.add_argument("--load", metavar="FILE", type=Path, help="continue the conversation that /save wrote")
     add_server_flags(parser)
-    start = parser.add_argument_group("if no server that runs has the model")
-    start.add_argument(
-        "-c",
-        "--ctx-size",
-        type=int,
-        metavar="N",
-        help="tokens of the context [what the model was trained for, if it fits]",
-    )
-    start.add_argument("-ngl", "--gpu-layers", type=int, metavar="N", help="layers on GPUs [as many as fit]")
-    start.add_argument(
-        "--serve", metavar="FLAG=VALUE", action="append", default=[], help="a flag of caravan serve; repeatable"
-    )
+    add_start_flags(parser)
     return parser
-
-
-def serve_flags(parser: Parser, ctx_size: int | None, gpu_layers: int | None, others: Sequence[str]) -> list[str]:
-    """Return the flags of a server for one user, or end the program if one of ``others`` is none."""
-    for other in others:
-        if "=" not in other:
-            parser.error(f"argument --serve must be FLAG=VALUE, such as threads=4. Given: {other!r}")
-    sizes = as_flags({"ctx_size": ctx_size, "gpu_layers": gpu_layers})
-    # Conversations share one pool of cells, so that a single one may have all.
-    own = ["--parallel=4", "--kv-layout=unified"]
-    return [*own, *sizes, *(f"--{other.lstrip('-')}" for other in others)]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -87,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
     model, prompt = (words[0], " ".join(words[1:])) if words else ("", "")
     prompt = arguments.prompt or prompt
     conversation = _begun(parser, arguments.system, arguments.image, arguments.set, arguments.load)
-    flags = serve_flags(parser, arguments.ctx_size, arguments.gpu_layers, arguments.serve)
+    # Conversations share one pool of cells, so that a single one may have all.
+    flags = ["--parallel=4", "--kv-layout=unified", *start_flags(parser, arguments)]
     piped = "" if sys.stdin.isatty() else sys.stdin.read()
     text = "\n\n".join(part for part in (prompt, piped.strip("\n")) if part)
     if not text and not sys.stdin.isatty():

@@ -32,7 +32,7 @@ class EmbeddingsEncoder:
         if shape.kind is not MediaKind.EMBEDDINGS:
             return self._of_files(shape).tokenize(shape)
         # Where a slice is computed whole, as many as fit into a step.
-        return [SliceSize(end - first, end - first) for first, end in self._slices(shape)]
+        return [SliceSize(end - first, end - first) for first, end in slices_of_rows(shape.rows, self.facts.max_cells)]
 
     def encode(self, shape: MediaShape, data: bytes) -> Sequence[EncodedSlice]:
         if shape.kind is not MediaKind.EMBEDDINGS:
@@ -43,13 +43,8 @@ class EmbeddingsEncoder:
             raise EncodingError(f"its values are not all between -{MAX_EMBEDDING_VALUE:g} and {MAX_EMBEDDING_VALUE:g}")
         return [
             EncodedSlice(embeddings=rows[first:end], size=SliceSize(end - first, end - first))
-            for first, end in self._slices(shape)
+            for first, end in slices_of_rows(shape.rows, self.facts.max_cells)
         ]
-
-    def _slices(self, shape: MediaShape) -> list[tuple[int, int]]:
-        """Return the rows [first, end) of each slice."""
-        most = self.facts.max_cells
-        return [(first, min(shape.rows, first + most)) for first in range(0, shape.rows, most)]
 
     def _of_files(self, shape: MediaShape) -> MediaEncoder:
         if self._projector is None:
@@ -60,3 +55,8 @@ class EmbeddingsEncoder:
         """Free the projector."""
         if self._projector is not None:
             self._projector.close()
+
+
+def slices_of_rows(count: int, most: int) -> list[tuple[int, int]]:
+    """Return the rows [first, end) of each slice of embeddings, at most ``most`` of ``count``."""
+    return [(first, min(count, first + most)) for first in range(0, count, most)]

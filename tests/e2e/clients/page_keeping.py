@@ -106,7 +106,32 @@ def tabs(visit: Visit) -> Any:
     second.get_by_text("You said two.").wait_for()
     visit.button("Tree").click()
     nodes = second.locator("#tree .node").all_inner_texts()
-    return {"followed": followed, "stopped": stopped, "nodes": len(nodes)}
+    return {
+        "followed": followed,
+        "stopped": stopped,
+        "nodes": len(nodes),
+        "meanwhile": second.evaluate(_SAY_WHILE_READING),
+    }
+
+
+# Says something while what is stored is being read; returns the texts of the conversation.
+_SAY_WHILE_READING = """async () => {
+    const base = document.querySelector("script[src$='main.js']").src;
+    const { Conversation } = await import(new URL("../talk/conversation.js", base));
+    const talked = new Conversation(null, () => ({}));
+    await talked.say("one");
+    const { getAll } = IDBIndex.prototype;
+    const reading = new Promise((begun) => {
+        IDBIndex.prototype.getAll = function (...given) {
+            begun();
+            return getAll.apply(this, given);
+        };
+    });
+    const loading = talked.load();
+    await reading;
+    await Promise.all([loading, talked.say("two")]);
+    return talked.items.flatMap(({ content }) => content.map(({ text }) => text));
+}"""
 
 
 def _answers(page: Page) -> list[str]:
@@ -135,8 +160,18 @@ def columns(visit: Visit) -> Any:
     headings = page.locator(".candidate h3").all_inner_texts()
     page.locator(".candidate").nth(1).get_by_role("button", name="Use this answer").click()
     page.get_by_text("2 of 2").wait_for()
-    fields = [{name: body.get(name) for name in ("temperature", "seed")} for body in sent]
-    return {"sent": fields, "headings": headings, "unreadable": unreadable, "answers": visit.answers()}
+    answers = visit.answers()
+    page.get_by_label("Answers side by side").select_option("2")
+    visit.message().fill("wait")
+    visit.button("Send").click()
+    page.locator(".candidate", has_text="one two three").nth(1).wait_for()
+    visit.button("Stop").click()
+    page.locator(".candidate button:enabled", has_text="Use this answer").nth(1).click()
+    with page.expect_request("**/v1/chat/completions"):
+        visit.button("Continue").click()
+    page.get_by_text("one two three four five").wait_for()
+    fields = [{name: body.get(name) for name in ("temperature", "seed")} for body in sent if body]
+    return {"sent": fields, "headings": headings, "unreadable": unreadable, "answers": answers}
 
 
 def failing(visit: Visit) -> Any:

@@ -170,3 +170,27 @@ async def test_an_asynchronous_engine_streams_outputs_by_id() -> None:
         with pytest.raises(DeadlineError):
             async for _ in engine.generate("x", SamplingParams(timeout=1e-9), "2"):
                 pass
+
+
+async def test_an_id_is_free_once_its_request_is_aborted() -> None:
+    async with AsyncLLMEngine("toy.gguf", backend="fake", ctx_size=16384) as engine:
+        aborted = engine.generate("endless", _ENDLESS, "1")
+        await anext(aborted)
+        await engine.abort("1")
+        following = engine.generate("hello", _GREEDY, "1")
+        outputs = [await anext(following)]
+        assert [output async for output in aborted] == []
+        with pytest.raises(RequestError, match="must differ"):
+            await anext(engine.generate("x", _GREEDY, "1"))
+        outputs += [output async for output in following]
+        (whole,) = await engine._llm.generate("hello", _GREEDY)
+        assert outputs[-1].outputs[0].text == whole.outputs[0].text
+
+
+async def test_an_id_is_taken_while_the_model_is_loaded() -> None:
+    engine = AsyncLLMEngine("toy.gguf", backend="fake", ctx_size=16384)
+    streams = [engine.generate("x", _ENDLESS, "same") for _ in range(2)]
+    found = await asyncio.gather(*map(anext, streams), return_exceptions=True)
+    assert [type(one) for one in found] == [RequestOutput, RequestError]
+    await streams[0].aclose()
+    await engine.close()

@@ -63,6 +63,20 @@ def test_they_are_forked_cut_moved_and_saved(executor: Executor, tmp_path: Path)
     assert _ids(restored, 2)
 
 
+@pytest.mark.parametrize("projector", ["", "toy", "toy-atomic"])
+def test_more_than_a_step_has_room_for_are_computed_in_parts(projector: str) -> None:
+    text = bytes(range(97, 117)) * 10
+    with Executor("toy.gguf", backend="fake", parallel=2, ctx_size=1024, batch_size=64, mmproj=projector) as executor:
+        expected, given = executor.create(), executor.create()
+        expected.prompt([BOS, *text])
+        given.prompt([BOS, _rows(text)])
+        steps = 1
+        while executor.infer().waiting:
+            steps += 1
+            assert steps < 20
+        assert _ids(given) == _ids(expected)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

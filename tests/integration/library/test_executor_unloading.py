@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import caravan
+import caravan.executor
 from caravan import AsyncConversation, AsyncExecutor, Conversation, Executor, State
 from caravan_shard.backends.toy.backend import ToyBackend
 
@@ -153,3 +153,22 @@ def test_images_come_back(kind: str) -> None:
         _prompted(executor, list(range(40)))
         assert _written(shown) == _written(words)
         assert np.array_equal(shown.logits(), words.logits())
+
+
+def test_a_fork_has_its_own_states_to_be_cut_back_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    recurrent = ToyBackend(cells=128, max_sequences=3, whole_only=True)
+    monkeypatch.setattr(caravan.executor, "load_backend", lambda _config: recurrent)
+    with _executor() as executor:
+        (root,) = _prompted(executor, list(range(20)))
+        root.unload()
+        fork = root.fork()
+        root.prompt(list(range(100, 105)))
+        fork.prompt(list(range(200, 210)))
+        _infer_all(executor)
+        fork.rewind(3)
+        assert fork.held == 20
+        fork.prompt([])
+        _infer_all(executor)
+        written = _written(fork)
+    monkeypatch.undo()
+    assert written == _expected([*range(20), *range(200, 207)])

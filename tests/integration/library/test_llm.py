@@ -22,6 +22,7 @@ from caravan import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from caravan.model_calls import OpenedModel
 from caravan_scheduler.scheduler import Scheduler
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.backends.toy.model import BOS, ToyVocabulary
@@ -523,3 +524,29 @@ def test_the_defaults_of_the_model_are_known(llm: LLM) -> None:
     assert llm.get_default_sampling_params() == SamplingParams()
     with LLM("toy.gguf", backend="fake", parallel=1, ctx_size=256, temp=0.5, top_k=20, max_tokens=7) as other:
         assert other.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=20, max_tokens=7)
+
+
+async def test_a_model_that_nobody_waits_for_has_an_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    loading, goes_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(OpenedModel):
+        def __init__(self, *given: Any) -> None:
+            loading.set()
+            assert goes_on.wait(DEADLINE_S)
+            super().__init__(*given)
+
+        def close(self) -> None:
+            super().close()
+            closed.set()
+
+    monkeypatch.setattr("caravan.llm.OpenedModel", Slow)
+    llm = AsyncLLM("toy.gguf", backend="fake")
+    opening = asyncio.create_task(llm.__aenter__())
+    await eventually(loading.is_set, "it loads")
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    goes_on.set()
+    await eventually(lambda: llm._close is not None, "it is loaded")
+    await llm.close()
+    assert closed.is_set()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from caravan_proto.config_file import read_config_file
-from caravan_proto.flags import resolve
+from caravan_proto.flags import load, resolve
 from caravan_router.config import RouterConfig
 from caravan_serve.serve_flags import ServeConfig, serve_parser
 from caravan_serve.shard_flags import shard_values
@@ -83,8 +83,6 @@ def test_a_wrong_file_is_answered_with_one_line(
 
 
 def test_secrets_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    from caravan_proto.flags import load
-
     with pytest.raises(SystemExit):
         load(RouterConfig, prog="x", description="", argv=["--api-key", "s3cret", "--print-config"])
     assert "s3cret" not in capsys.readouterr().out

@@ -50,6 +50,7 @@ WRONG = [
     ("batch none.jsonl -m smollm2 -o out.jsonl --serve threads", "such as threads=4"),
     ("launch cluade", "did you mean claude?"),
     ("launch vim", "known are codex, claude"),
+    ("launch --serve threads codex", "such as threads=4"),
     # Ollama.
     ("chat smollm2", "did you mean caravan run smollm2?"),
     ("ls", "did you mean caravan list?"),

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from caravan_dialects.api.anthropic.rules import custom_id_error, no_requests_error, repeated_custom_id_error
+from caravan_dialects.api.anthropic.rules import custom_id_error, params_error, repeated_custom_id_error
 from caravan_dialects.bulk.records import Batch, BatchStatus, Counts
 
 _MOST_ID_CHARACTERS = 64
@@ -68,8 +68,6 @@ class MessageResult(msgspec.Struct, frozen=True):
 def input_lines(body: MessageBatchRequest, url: str) -> Iterator[bytes]:
     """Yield the lines of the input file. Raises ValidationError for the first request that cannot be a line."""
     seen: set[str] = set()
-    if not body.requests:
-        raise no_requests_error()
     for place, one in enumerate(body.requests):
         field = f"requests[{place}].custom_id"
         if not 0 < len(one.custom_id) <= _MOST_ID_CHARACTERS:
@@ -77,6 +75,8 @@ def input_lines(body: MessageBatchRequest, url: str) -> Iterator[bytes]:
         if one.custom_id in seen:
             raise repeated_custom_id_error(field, one.custom_id)
         seen.add(one.custom_id)
+        if memoryview(one.params)[:1] != b"{":
+            raise params_error(f"requests[{place}].params", bytes(one.params))
         line = {"custom_id": one.custom_id, "method": "POST", "url": url, "body": one.params}
         yield msgspec.json.encode(line) + b"\n"
 

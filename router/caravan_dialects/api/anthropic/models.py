@@ -8,6 +8,7 @@ import msgspec
 
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.schema import Model
+from caravan_dialects.api.paging import page_size
 
 _DEFAULT_LIMIT, _MAX_LIMIT = 20, 1000
 
@@ -58,10 +59,7 @@ def shown_model(model: Model, name: str, contexts: Mapping[str, int]) -> Anthrop
 
 def page_of(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> AnthropicModelList:
     """Return the part of ``models`` that ``limit``, ``after_id`` and ``before_id`` name. Raises ValidationError."""
-    given = query.get("limit", str(_DEFAULT_LIMIT))
-    limit = int(given) if given.isascii() and given.isdigit() and len(given) < 5 else 0
-    if not 1 <= limit <= _MAX_LIMIT:
-        raise unsupported_field_error("limit", f"use 1 to {_MAX_LIMIT}", given)
+    limit = page_size(query, _DEFAULT_LIMIT, _MAX_LIMIT)
     names = [model.id for model in models]
     first = _place("after_id", query["after_id"], names) + 1 if "after_id" in query else 0
     end = _place("before_id", query["before_id"], names) if "before_id" in query else len(models)

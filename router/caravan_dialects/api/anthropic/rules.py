@@ -17,8 +17,8 @@ class ThreadError(ValidationError):
         super().__init__("thread", message)
 
 
-def no_requests_error() -> ValidationError:
-    return ValidationError("requests", "`requests` must have at least 1 entry. Given: 0")
+def params_error(field: str, given: bytes) -> ValidationError:
+    return ValidationError(field, f"`{field}` must be an object. Given: {shown(given.decode(errors='replace'))}")
 
 
 def custom_id_error(field: str, most: int, given: int) -> ValidationError:

@@ -250,16 +250,11 @@ class SavedRun(Run):
 
     __slots__ = ("_unsaved",)
 
-    def __init__(
-        self,
-        model: ServedModel,
-        spec: GenerationSpec,
-        text: TextOptions,
-        arrived: float,
-        trace: GenerationTrace = NO_TRACE,
-    ) -> None:
-        super().__init__(model, spec, text, arrived, trace)
-        self._unsaved: list[GeneratedToken] = []
+    _unsaved: list[GeneratedToken]
+
+    def __enter__(self) -> Self:
+        self._unsaved = []
+        return super().__enter__()
 
     def _assemble(self, tokens: Sequence[GeneratedToken]) -> Iterator[list[Piece]]:
         self._unsaved += tokens

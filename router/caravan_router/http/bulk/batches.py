@@ -65,14 +65,8 @@ async def create_batch(request: web.Request, body: BatchRequest) -> web.Response
         metadata=body.metadata,
         output_life_s=None if expiry is None else float(expiry.seconds),
     )
-    await begin_batch(request, batch)
+    await request.app[RUNNING_BATCHES].add(batch)
     return json_reply(batch_object(batch, Counts()))
-
-
-async def begin_batch(request: web.Request, batch: Batch) -> None:
-    """Store a new batch and begin it."""
-    await request.app[BULK].add_batch(batch)
-    request.app[RUNNING_BATCHES].begin(batch)
 
 
 async def batch_of(request: web.Request, *, anthropic: bool = False) -> tuple[Batch, Counts]:

@@ -58,7 +58,8 @@ async def upload_file(request: web.Request) -> web.Response:
     async with store.uploading() as upload:
         fields = await _read(request, upload, await store.room(owner))
         file = _file_of(fields, owner, upload.size, store.settings.life_s)
-        await store.keep(upload, file)
+        if (room := await store.keep(upload, file)) is not None:
+            raise FileRoomError(room)
     return json_reply(file_object(file))
 
 

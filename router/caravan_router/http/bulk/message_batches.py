@@ -22,11 +22,12 @@ from caravan_dialects.api.anthropic.errors import ANTHROPIC
 from caravan_dialects.api.errors import BatchEndedError, FileRoomError, UnknownEntryError
 from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.paging import page_size
 from caravan_dialects.bulk.lines import MAX_LINES
 from caravan_dialects.bulk.records import Batch, Counts, StoredFile
 from caravan_dialects.bulk.store import Page, Upload
 from caravan_dialects.conversations.nodes import new_id
-from caravan_router.http.bulk.batches import batch_of, begin_batch
+from caravan_router.http.bulk.batches import batch_of
 from caravan_router.http.bulk.line import MESSAGES
 from caravan_router.http.bulk.running import BULK, CANCELLABLE, RUNNING_BATCHES
 from caravan_router.http.server.body import Tolerance, forget_body
@@ -58,8 +59,6 @@ async def create_message_batch(request: web.Request, body: MessageBatchRequest) 
     async with store.uploading() as upload:
         await store.call(lambda _: _write_lines(body, upload))
         forget_body(request)
-        if upload.size > (room := await store.room(owner)):
-            raise FileRoomError(room)
         file = StoredFile(
             id=new_id("file"),
             owner=owner,
@@ -69,7 +68,8 @@ async def create_message_batch(request: web.Request, body: MessageBatchRequest) 
             created=now,
             expires=now + store.settings.life_s,
         )
-        await store.keep(upload, file)
+        if (room := await store.keep(upload, file)) is not None:
+            raise FileRoomError(room)
     batch = Batch(
         id=new_id("msgbatch"),
         owner=owner,
@@ -81,7 +81,7 @@ async def create_message_batch(request: web.Request, body: MessageBatchRequest) 
         total=len(body.requests),
         anthropic=True,
     )
-    await begin_batch(request, batch)
+    await request.app[RUNNING_BATCHES].add(batch)
     return json_reply(_shown(request, batch, Counts()))
 
 
@@ -193,10 +193,7 @@ async def list_message_batches(request: web.Request) -> web.Response:
 
 def _page_of(query: Mapping[str, str]) -> Page:
     """Raises ValidationError."""
-    limit = query.get("limit", str(_DEFAULT_PAGE))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
-        raise unsupported_field_error("limit", f"use 1 to {_MOST_PAGE}", limit)
-    check_range("limit", int(limit), 1, _MOST_PAGE)
+    limit = page_size(query, _DEFAULT_PAGE, _MOST_PAGE)
     if "before_id" in query:
         raise unsupported_field_error("before_id", "use `after_id`", query["before_id"])
-    return Page(limit=int(limit), after=query.get("after_id"))
+    return Page(limit=limit, after=query.get("after_id"))

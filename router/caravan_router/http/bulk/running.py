@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -86,6 +85,7 @@ class RunningBatches:
         """``concurrency``: the number of lines that are answered at a time, of all batches together."""
         self._app = app
         self._store = store
+        self._concurrency = concurrency
         self._room = asyncio.Semaphore(concurrency)
         self._batches: dict[str, _RunningBatch] = {}
         folder = store.settings.folder
@@ -99,11 +99,8 @@ class RunningBatches:
         await self._worker.start()
 
     async def _continue_all(self) -> None:
-        with suppress(StoreError):
-            await self._store.call(lambda tables: tables.remove_incoming())
         for batch in await self._until_stored(lambda tables: tables.unfinished()):
-            if batch.id not in self._batches:
-                self.begin(batch)
+            self._begin(batch)
 
     async def close(self) -> None:
         """End all tasks. What is in a folder can be continued later."""
@@ -112,9 +109,18 @@ class RunningBatches:
     async def _leave(self) -> None:
         await end_tasks([one.task for one in self._batches.values() if one.task is not None])
 
-    def begin(self, batch: Batch) -> None:
+    async def add(self, batch: Batch) -> None:
+        """Store a new batch and work on it. Raises StoreError."""
+        # What is stored is begun, also if its client leaves meanwhile.
+        await asyncio.shield(self._add(batch))
+
+    async def _add(self, batch: Batch) -> None:
+        await self._store.add_batch(batch)
+        self._begin(batch)
+
+    def _begin(self, batch: Batch) -> None:
         """Work on a batch that is in the store. Another server does if it has the lock."""
-        if self._worker.may_work:
+        if self._worker.may_work and batch.id not in self._batches:
             running = self._batches[batch.id] = _RunningBatch(batch)
             running.task = asyncio.create_task(self._run(running))
 
@@ -167,7 +173,10 @@ class RunningBatches:
             checked = CheckedLines(errors=(missing,))
         else:
             path = await self._store.path_of(stored)
-            checked = await asyncio.to_thread(_checked, path, batch.endpoint)
+            try:
+                checked = await asyncio.to_thread(_checked, path, batch.endpoint)
+            except OSError as error:
+                raise StoreError(str(error)) from error
         if running.cancelled.is_set():
             return
         if checked.errors:
@@ -202,13 +211,13 @@ class RunningBatches:
         if stored is None:
             return  # They are dropped.
         path, rank = await self._store.path_of(stored), -1
+        # Lines that wait for their shard leave the room to other batches, but not to more lines of their own.
+        begun = asyncio.Semaphore(self._concurrency)
         async with asyncio.TaskGroup() as group:
             while lines := await self._unanswered(batch, rank):
                 for line in lines:
-                    await self._room.acquire()
-                    group.create_task(self._answer(batch, path, line)).add_done_callback(
-                        lambda _task: self._room.release()
-                    )
+                    await begun.acquire()
+                    group.create_task(self._answer(batch, path, line)).add_done_callback(lambda _: begun.release())
                 rank = lines[-1].rank
 
     async def _unanswered(self, batch: Batch, rank: int) -> list[Line]:
@@ -216,15 +225,18 @@ class RunningBatches:
 
     async def _answer(self, batch: Batch, path: Path, line: Line) -> None:
         """Answer one line and write the answer, again and again while errors pass."""
-        data = await asyncio.to_thread(_read_at, path, line)
         request_id, wait_s = new_id("req"), _RETRY_S
         while True:
             try:
-                client = client_named(self._app[STATE], batch.owner)
-                if client is None:
-                    raise InvalidKeyError
-                request = LineRequest(app=self._app, client=client, endpoint=batch.endpoint, request_id=request_id)
-                reply = await answer_line(request, read_line(data).body)
+                async with self._room:
+                    data = await self._until_stored(lambda _: _read_at(path, line))
+                    if data is None:
+                        return  # Its file was deleted: it is dropped.
+                    client = client_named(self._app[STATE], batch.owner)
+                    if client is None:
+                        raise InvalidKeyError
+                    request = LineRequest(app=self._app, client=client, endpoint=batch.endpoint, request_id=request_id)
+                    reply = await answer_line(request, read_line(data).body)
                 status, kind = 200, AnswerKind.COMPLETED
             except (RequestError, EngineError, StoreError) as error:
                 dialect = ENDPOINTS[batch.endpoint].dialect
@@ -300,10 +312,14 @@ def _checked(path: Path, endpoint: str) -> CheckedLines:
         return checked_lines(file, endpoint)
 
 
-def _read_at(path: Path, line: Line) -> bytes:
-    with path.open("rb") as file:
-        file.seek(line.start)
-        return file.read(line.size)
+def _read_at(path: Path, line: Line) -> bytes | None:
+    """Return a line; None if the file is not there any more."""
+    try:
+        with path.open("rb") as file:
+            file.seek(line.start)
+            return file.read(line.size)
+    except FileNotFoundError:
+        return None
 
 
 RUNNING_BATCHES = web.AppKey("running_batches", RunningBatches)

@@ -39,7 +39,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """``bodies``: by their names. ``form``: the fields of a form, but for its file. ``values``: of parameters.
+    """``bodies``: by their names. ``form``: the fields of a form, without its file. ``values``: of parameters.
 
     ``sources``: of parameters whose values other operations return. ``needs``: what not every server has.
     """

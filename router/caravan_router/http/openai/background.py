@@ -146,19 +146,25 @@ class BackgroundResponses:
             assert isinstance(answer, BackgroundAnswer)
             progress.trace = NO_TRACE  # That of the request ends with its reply.
             log = EventLog(state.store, asked.running.id)
-            await answer.begin(log, asked.record)
-            queued = answer.response()
-            self._generate(
-                _BackgroundJob(
-                    asked=asked,
-                    log=log,
-                    client=request[CLIENT],
-                    progress=progress,
-                    held=held.pop_all(),
-                    name=answer.model,
-                    answer=answer,
-                )
-            )
+            try:
+                await answer.begin(log, asked.record)
+            finally:
+                queued = answer.response()
+                # What is stored is generated, also if its client has left meanwhile. If this server ends, another does.
+                if log.following and not self._ending:
+                    self._generate(
+                        _BackgroundJob(
+                            asked=asked,
+                            log=log,
+                            client=request[CLIENT],
+                            progress=progress,
+                            held=held.pop_all(),
+                            name=answer.model,
+                            answer=answer,
+                        )
+                    )
+                else:
+                    log.close()
         return queued, log
 
     @contextmanager
@@ -186,9 +192,12 @@ class BackgroundResponses:
         """Continue the responses in the store that no other server continues."""
         state = self._app[STATE]
         try:
-            for job in await state.store.jobs_under_way():
-                if self._app[RUNNING].find(job.owner, job.id) is None:
-                    await self._continue(job)
+            for known in await state.store.jobs_under_way():
+                if self._app[RUNNING].find(known.owner, known.id) is None:
+                    # It may have ended, or have been deleted, while others were begun.
+                    job = await state.store.job(known.owner, known.id)
+                    if job is not None and not job.ended:
+                        await self._continue(job)
         except StoreError:
             _log.error("responses in the background cannot be read, so they do not go on")
 
@@ -222,8 +231,6 @@ class BackgroundResponses:
             )
             held.enter_context(self._app[IN_PROGRESS].listing(progress))
             held.enter_context(self._counted(job.owner))
-            tokens, feedback = await state.store.tokens(job.id)
-            asked.again(Saved(tokens=tokens, feedback=feedback, following=job.next))
             _log.info("response %s in the background goes on", job.id)
             self._generate(
                 _BackgroundJob(
@@ -260,7 +267,7 @@ class BackgroundResponses:
 
         Raises EngineError, RequestError, StoreError.
         """
-        running, store = job.asked.running, self._app[STATE].store
+        running = job.asked.running
         while True:
             try:
                 if job.answer is None:
@@ -277,11 +284,9 @@ class BackgroundResponses:
                 return
             await asyncio.sleep(_RETRY_S)
             job.answer = None
-            tokens, feedback = await store.tokens(job.id)
-            job.asked.again(Saved(tokens=tokens, feedback=feedback, following=job.log.following))
 
     async def _prepare(self, job: _BackgroundJob) -> None:
-        """Make the answer of a job. Raises EngineError, RequestError."""
+        """Make the answer of a job, after what is stored. Raises EngineError, RequestError, StoreError."""
         state = self._app[STATE]
         TEXT_SENDER.set(TextSender(tenant=job.client.key.tenant))
         sender = Sender(key=job.client.key, headers={}, request_id=job.progress.request_id)
@@ -291,6 +296,9 @@ class BackgroundResponses:
             raise NoShardError("another model is up", model=job.name)
         if job.progress.model is None:
             job.held.enter_context(state.permits.of(context.model.name).take(1))
+        tokens, feedback = await state.store.tokens(job.id)
+        # Only now, so that until a shard is up, clients see the output so far.
+        job.asked.again(Saved(tokens=tokens, feedback=feedback, following=job.log.following))
         answer = await job.asked.validate(context)
         job.progress.begin(context.served, answer.requests, answer.reply_id)
         job.answer = answer

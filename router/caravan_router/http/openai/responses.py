@@ -1,4 +1,4 @@
-"""The parameters of routes that list items."""
+"""``/v1/responses``: generates, returns, cancels and deletes responses."""
 
 import re
 from contextlib import AbstractAsyncContextManager

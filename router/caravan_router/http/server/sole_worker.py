@@ -31,11 +31,12 @@ class SoleWorker:
         self._ending = ending
         self._work = work
         self._watching: asyncio.Task[None] | None = None
+        self._left = False
 
     @property
     def may_work(self) -> bool:
-        """Whether no other server does the work."""
-        return self._lock is None or self._lock.is_held
+        """Whether no other server does the work, and this one has not left it."""
+        return not self._left and (self._lock is None or self._lock.is_held)
 
     async def start(self) -> None:
         """Go on with the work, at once if no other server does it. Raises OSError."""
@@ -62,6 +63,8 @@ class SoleWorker:
         await self._leave()
 
     async def _leave(self) -> None:
+        # What begins now would be missed by `leave`, and go on beside the next server.
+        self._left = True
         await self._work.leave()
         if self._lock is not None:
             self._lock.release()

@@ -14,7 +14,7 @@ export const chosenModel = () => byId("model").value;
 export const listedModels = () => models;
 export const onModels = (listener) => changes.addEventListener("change", listener);
 
-export async function refreshModels() {
+async function refreshModels() {
   try {
     models = (await getJson("v1/models")).data;
   } catch (error) {

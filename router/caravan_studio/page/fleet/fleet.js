@@ -16,6 +16,7 @@ export function startFleet() {
   byId("fleet").append(element("div", { class: "fleet" }));
   addView("fleet", {
     show: () => {
+      clearInterval(timer);
       refresh();
       timer = setInterval(refresh, REFRESH_MS);
     },
@@ -34,7 +35,8 @@ async function refresh() {
     show(box, [shardTable(shards, refresh), modelTable(models, refresh), ...prefixTables(prefixes, refresh)]);
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    clearInterval(timer);
+    const refused = [403, 404].includes(error.status);
+    if (refused) clearInterval(timer);
     const told =
       error.status === 403
         ? "The fleet is shown to operators: with a key of one, or without keys on the server's own host."

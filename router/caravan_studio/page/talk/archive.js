@@ -23,7 +23,7 @@ const channel = "BroadcastChannel" in globalThis ? new BroadcastChannel("caravan
 
 /** Calls a listener with the id of each conversation that another tab has changed. */
 export const onChange = (listener) => channel.addEventListener("message", ({ data }) => listener(data));
-export const tellOthers = (id) => channel.postMessage?.(id);
+const tellOthers = (id) => channel.postMessage?.(id);
 
 /** Returns the conversations of the API key, the last used first. */
 export async function conversations() {

@@ -22,6 +22,7 @@ const TAB = thisTab();
 
 export class Conversation extends EventTarget {
   #underWay = 0;
+  #edits = 0;
   #loading = Promise.resolve();
   #nodes = new Map();
   #lives = new Map();
@@ -93,7 +94,12 @@ export class Conversation extends EventTarget {
 
   async #load() {
     if (!this.#stored) return;
-    const [record, nodes] = await Promise.all([archive.conversation(this.id), archive.nodesOf(this.id, this.#nodes)]);
+    let edits, record, nodes;
+    do {
+      edits = this.#edits;
+      [record, nodes] = await Promise.all([archive.conversation(this.id), archive.nodesOf(this.id, this.#nodes)]);
+      // What was changed here meanwhile may not be in what was read.
+    } while (edits !== this.#edits);
     this.#nodes = new Map(nodes.map((node) => [node.id, node]));
     for (const { node } of this.#lives.values()) this.#nodes.set(node.id, node);
     if (record) {
@@ -125,10 +131,11 @@ export class Conversation extends EventTarget {
   }
 
   /** Asks for an answer once more that has failed. One with a text stays, beside the new one. */
-  async retry(node, changes = {}) {
+  async retry(node) {
     if (node.items.length) return this.again(node);
     const fresh = { status: "sending", response: null, sequence: -1, error: null, code: "", tab: TAB };
-    Object.assign(node, fresh, changes, { version: node.version + 1 });
+    Object.assign(node, fresh, { version: node.version + 1 });
+    this.#edits += 1;
     await archive.saveNode(node);
     return this.#run(node, this.#request(node));
   }
@@ -160,8 +167,8 @@ export class Conversation extends EventTarget {
     Object.assign(node, { response: null, error: null, status: "continuing", version: node.version + 1 });
     node.items = node.items.with(-1, { ...node.items.at(-1), status: "in_progress" });
     await this.#following(new LiveAnswer(node), async (live) => {
-      for await (const event of continued(live, items, this.fields())) live.take(event);
-      if (node.status !== "failed") node.usage.output += before;
+      for await (const event of continued(live, items, { ...this.fields(), ...node.column })) live.take(event);
+      if (!live.running && node.status !== "failed") node.usage.output += before;
     });
   }
 
@@ -205,6 +212,7 @@ export class Conversation extends EventTarget {
       gone.push(one);
     }
     for (const one of gone) this.#nodes.delete(one.id);
+    this.#edits += 1;
     await archive.dropNodes(gone);
     await this.#keep([], node.id);
   }
@@ -334,6 +342,7 @@ export class Conversation extends EventTarget {
   /** Stores nodes, and which one is the last that is shown. */
   async #keep(nodes, tip, choosing = null) {
     Object.assign(this.record, { tip, choosing, used: Date.now() });
+    this.#edits += 1;
     this.#changed();
     await stored(async () => {
       await archive.saveNodes(nodes);

@@ -63,13 +63,19 @@ async function end(live, stopped) {
 }
 
 /** Waits some time, or until the browser says that there is a network again. */
-function untilOnline(most, signal) {
-  return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, most);
-    addEventListener("online", resolve, { once: true });
-    signal.addEventListener("abort", () => {
-      clearTimeout(timer);
-      reject(signal.reason);
+async function untilOnline(most, signal) {
+  const over = new AbortController();
+  const once = { once: true, signal: over.signal };
+  let timer;
+  try {
+    await new Promise((resolve, reject) => {
+      signal.throwIfAborted();
+      timer = setTimeout(resolve, most);
+      addEventListener("online", resolve, once);
+      signal.addEventListener("abort", () => reject(signal.reason), once);
     });
-  });
+  } finally {
+    clearTimeout(timer);
+    over.abort();
+  }
 }

@@ -99,6 +99,8 @@ class Watch {
   }
 
   start() {
+    // It may be shown already, at another address.
+    this.stop();
     if (this.live) this.#follow();
     const draw = () => {
       this.#draw();

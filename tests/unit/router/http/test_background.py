@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from caravan_dialects.api.limits import Limits
+from caravan_dialects.conversations.nodes import Job, Step
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
 from caravan_router.http.server.state import STATE
 from caravan_scheduler.core.errors import DeadlineError, GenerationError, NoShardError
@@ -199,6 +200,47 @@ async def test_a_response_waits_while_no_shard_is_up_and_keeps_its_tokens() -> N
         assert [stream.sent for stream in made.streams] == [1, 3]
         events = await events_after(service, response_id)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+async def test_what_a_lost_shard_has_generated_is_seen_and_kept_until_another_is_up() -> None:
+    made = engine("a", "b")
+    made.script = lambda _: [NoShardError("all are lost")] if made.streams else [word("a"), NoShardError("lost")]
+    async with serving(made) as service:
+        response_id = (await begun(service))["id"]
+        await until_shown(service, response_id, 5)
+        await eventually(lambda: made.streams[0].closed, "the shard is lost")
+        assert (await found(service, response_id))["output"][0]["content"][0]["text"] == "a"
+        cancelled = await service.reply(f"{PATH}/{response_id}/cancel", None)
+        assert (cancelled["status"], cancelled["output"][0]["content"][0]["text"]) == ("cancelled", "a")
+        assert await found(service, response_id) == cancelled
+        assert (await events_after(service, response_id))[-1]["response"] == cancelled
+
+
+async def test_a_response_that_is_stored_goes_on_though_its_client_leaves_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handlers, names, written, add_job = list[asyncio.Task[Any]](), list[str](), asyncio.Event(), Store.add_job
+
+    async def slow(store: Store, job: Job, step: Step) -> None:
+        await written.wait()
+        await add_job(store, job, step)
+
+    def noted(store: Store, job: Job, step: Step) -> Coroutine[Any, Any, None]:
+        handler = asyncio.current_task()
+        assert handler is not None
+        handlers.append(handler)
+        names.append(job.id)
+        return slow(store, job, step)
+
+    monkeypatch.setattr(Store, "add_job", noted)
+    async with serving(engine()) as service:
+        client = asyncio.create_task(begun(service))
+        await eventually(lambda: handlers, "the response is being stored")
+        client.cancel()
+        await eventually(handlers[0].cancelling, "its client has left")
+        written.set()
+        await asyncio.wait(handlers)
+        assert (await ended(service, names[0]))["status"] == "completed"
 
 
 async def test_what_fails_is_kept_as_failed() -> None:

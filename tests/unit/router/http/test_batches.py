@@ -254,6 +254,33 @@ async def test_a_line_waits_while_no_shard_is_up_and_fails_alone_when_it_cannot_
     assert len(words.streams) == 5
 
 
+async def test_a_batch_whose_shard_is_away_leaves_the_room_to_others() -> None:
+    words = engine()
+    normal = words.script
+    words.script = lambda spec: [NoShardError("none", model="m")] if spec.session == "away" else normal(spec)
+    async with serving(words, Limits(batch_concurrency=1)) as service:
+        lines = (request_line(f"r{number}", {"prompt": "Hi", "session_id": "away"}) for number in range(3))
+        waiting = await begun(service, "\n".join(lines))
+        await eventually(lambda: len(words.streams) == 1, "a line is tried")
+        batch = await ended(service, (await begun(service, prompts(2)))["id"])
+        assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
+        assert (await found(service, f"/v1/batches/{waiting['id']}"))["status"] == "in_progress"
+
+
+async def test_the_rest_of_a_batch_is_dropped_when_its_file_is_deleted() -> None:
+    words = engine()
+    normal = words.script
+    words.script = lambda spec: [Pause(), *normal(spec)]
+    async with serving(words, Limits(batch_concurrency=1)) as service:
+        batch = await begun(service, prompts(3))
+        await eventually(lambda: len(words.streams) == 1, "a line runs")
+        async with service.client.delete(f"/v1/files/{batch['input_file_id']}") as response:
+            assert response.status == 200
+        words.resume.set()
+        batch = await ended(service, batch["id"])
+        assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
+
+
 async def test_a_bug_ends_its_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = ["once"]
 
@@ -373,6 +400,7 @@ async def test_a_message_batch_can_be_cancelled() -> None:
         ({"requests": []}, "requests"),
         ({"requests": messages(1)["requests"] * 2}, "unique"),
         ({"requests": [{"custom_id": "", "params": {}}]}, "custom_id"),
+        ({"requests": [{"custom_id": "a", "params": [5]}]}, "`requests[0].params` must be an object"),
     ],
 )
 async def test_a_wrong_message_batch_is_refused(change: Any, word: str) -> None:

@@ -42,7 +42,7 @@ IN_OTHER_TESTS = {
     bulk_rules.purpose_error,
     bulk_rules.window_error,
     anthropic_rules.custom_id_error,
-    anthropic_rules.no_requests_error,
+    anthropic_rules.params_error,
     anthropic_rules.repeated_custom_id_error,
     socket_rules.event_type_error,
     socket_rules.background_on_socket_error,

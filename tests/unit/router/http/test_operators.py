@@ -10,7 +10,7 @@ from caravan_proto.telemetry import ACCESS_LOG, LogFileError, LogSettings, confi
 from caravan_router.auth.keyring import single_key
 from caravan_router.config import RouterConfig
 from caravan_router.http.app import Access
-from caravan_router.http.metrics import MetricsAccess, serving_metrics
+from caravan_router.http.metrics import MetricsAccess, MetricsPortError, serving_metrics
 from caravan_router.metrics.recorder import Metrics
 from caravan_testing.http_server import serving
 from caravan_testing.scripted_engine import CHAT_MODEL, ScriptedEngine
@@ -84,6 +84,16 @@ async def test_metrics_may_have_a_port_of_their_own() -> None:
             assert "# TYPE" in await response.text()
         async with client.get(url.removesuffix("/metrics") + "/v1/models") as response:
             assert response.status == 404
+
+
+async def test_only_routers_that_take_over_share_a_port_of_metrics() -> None:
+    async with serving_metrics(Metrics(), MetricsAccess(port=0, shared=True), "127.0.0.1") as url:
+        port = int(url.rpartition(":")[2].removesuffix("/metrics"))
+        async with serving_metrics(Metrics(), MetricsAccess(port=port, shared=True), "127.0.0.1") as shared:
+            assert shared == url
+        with pytest.raises(MetricsPortError, match=f"^--metrics-port {port}: .*in use"):
+            async with serving_metrics(Metrics(), MetricsAccess(port=port), "127.0.0.1"):
+                raise AssertionError("two routers listen")
 
 
 def test_the_log_may_be_a_file_without_a_line_for_each_request(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def engine() -> ScriptedEngine:
 
 
 def sampled(params: SamplingParams) -> dict[str, Any]:
-    """Return what is not at its default, but for the seed."""
+    """Return what is not at its default, except the seed."""
     return {name: value for name in DEFAULTS if name != "seed" and (value := getattr(params, name)) != DEFAULTS[name]}
 
 

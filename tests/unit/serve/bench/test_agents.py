@@ -8,7 +8,7 @@ from unit.serve.bench.conftest import ToyServer
 
 from caravan_serve.bench import agents
 from caravan_serve.bench.agents import AgentPlan, Chat, agent_plans
-from caravan_serve.bench.cli import print_report
+from caravan_serve.bench.cli import main, print_report
 from caravan_serve.bench.runner import BenchConfig, run_bench
 from caravan_serve.bench.workloads import Shape, Workload
 
@@ -83,6 +83,15 @@ async def test_the_report_names_what_was_measured(toy: ToyServer, quick: None) -
     print_report(Console(file=output, width=120), report)
     assert "share of prompt tokens computed" in output.getvalue()
     assert "TTFT, after a tool" in output.getvalue()
+
+
+@pytest.mark.parametrize("flags", [("--rate", "2"), ("--requests", "5"), ("--words", "9"), ("--tokens", "9")])
+def test_flags_that_would_change_nothing_are_refused(
+    flags: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--url", "http://none", "--workload", "agents", *flags])
+    assert "the workload agents has its own times and sizes" in capsys.readouterr().err
 
 
 def _config(toy: ToyServer, *, agents: int = 1) -> BenchConfig:

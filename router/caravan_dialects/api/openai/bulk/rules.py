@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from caravan_dialects.api.errors import ValidationError
 from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.generation.rules import shown, unsupported_field_error
+from caravan_dialects.api.paging import is_newest_first, page_size
 from caravan_dialects.bulk.store import Page
 
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
@@ -56,10 +57,5 @@ def check_metadata(metadata: Mapping[str, str] | None) -> None:
 
 def page_of_query(query: Mapping[str, str], default: int, most: int) -> Page:
     """Return the page that a query asks for. Raises ValidationError."""
-    order, limit = query.get("order", "desc"), query.get("limit", str(default))
-    if order not in {"asc", "desc"}:
-        raise unsupported_field_error("order", "use `asc` or `desc`", order)
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
-        raise unsupported_field_error("limit", f"use 1 to {most}", limit)
-    check_range("limit", int(limit), 1, most)
-    return Page(limit=int(limit), after=query.get("after"), newest_first=order == "desc")
+    newest_first = is_newest_first(query)
+    return Page(limit=page_size(query, default, most), after=query.get("after"), newest_first=newest_first)

@@ -287,6 +287,7 @@ def _end_of(partial: PartialResponse, error: Exception | None, following: int) -
     partial.next = following
     if error is None:
         partial.head.status = "cancelled"
+        partial.head.output = partial.items.items
         partial.announce_end()
     else:
         partial.fail(error)

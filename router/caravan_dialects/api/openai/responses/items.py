@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from caravan_dialects.api.body import mismatch
-from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.generation.parts import MediaParts, data_of, text_for
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.messages import check_depth
@@ -20,6 +19,7 @@ from caravan_dialects.api.openai.responses.rules import (
 from caravan_dialects.api.openai.responses.schema import ItemList
 from caravan_dialects.api.openai.responses.tools import ToolName
 from caravan_dialects.api.openai.rules import missing_field_error
+from caravan_dialects.api.paging import is_newest_first, page_size
 from caravan_dialects.conversations.nodes import Json, new_id
 
 Content = str | list[dict[str, Any]]
@@ -116,20 +116,14 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 
 def page_of(query: Mapping[str, str], items: Sequence[Json]) -> ItemList:
     """Return the page of ``items``, the oldest first, that a query asks for. Raises ValidationError."""
-    order = query.get("order", "desc")
-    if order not in {"asc", "desc"}:
-        raise unsupported_field_error("order", "use `asc` or `desc`", order)
-    limit = query.get("limit", str(DEFAULT_LIMIT))
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
-        raise unsupported_field_error("limit", f"use 1 to {MAX_LIMIT}", limit)
-    check_range("limit", int(limit), 1, MAX_LIMIT)
-    ordered = list(items) if order == "asc" else list(reversed(items))
+    ordered = list(reversed(items)) if is_newest_first(query) else list(items)
+    limit = page_size(query, DEFAULT_LIMIT, MAX_LIMIT)
     if (after := query.get("after")) is not None:
         place = next((at for at, item in enumerate(ordered) if item["id"] == after), None)
         if place is None:
             raise unknown_item_error("after", after)
         ordered = ordered[place + 1 :]
-    return item_list(ordered[: int(limit)], more=len(ordered) > int(limit))
+    return item_list(ordered[:limit], more=len(ordered) > limit)
 
 
 def item_list(items: Sequence[Json], *, more: bool = False) -> ItemList:

@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class PartialResponse:
-    """``head``: the response but for its items. ``items``: those of its output, each growth of which is an event.
+    """``head``: the response without its items. ``items``: those of its output, each growth of which is an event.
 
     ``next``: the number of the next event. ``offered``: the tools that the model may call.
     """

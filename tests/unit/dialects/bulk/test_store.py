@@ -1,0 +1,75 @@
+"""Files and batches on the disk: room, what is left of uploads, what stays of a batch."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, StoredFile
+from caravan_dialects.bulk.store import BulkSettings, Tables, Upload
+
+BATCH = Batch(id="batch", owner="one", endpoint="/", input_file="file", window="1h", created=0.0, deadline=1.0, total=3)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Iterator[Tables]:
+    opened = Tables(tmp_path, BulkSettings(folder=tmp_path))
+    yield opened
+    opened.close()
+
+
+def uploaded(tables: Tables, size: int) -> Upload:
+    upload = tables.begin_upload()
+    upload.write(b"x" * size)
+    return upload
+
+
+def file(name: str, size: int) -> StoredFile:
+    return StoredFile(id=name, owner="one", purpose="batch", name=name, size=size, created=0.0)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith("bulk.sqlite")}
+
+
+def test_uploads_that_fit_alone_do_not_fit_together(tables: Tables, tmp_path: Path) -> None:
+    first, second = uploaded(tables, 50), uploaded(tables, 50)
+    assert tables.keep_upload(first, file("first", 50), 100) is None
+    assert tables.keep_upload(second, file("second", 50), 100) == 0
+    second.close()
+    assert names(tmp_path) == {"first"}
+
+
+def test_answers_take_room_before_they_are_in_a_file(tables: Tables) -> None:
+    tables.begin(BATCH, [Line(number=0, custom_id="a", start=0, size=1)])
+    assert tables.room("other", 100) == 50
+    tables.answered("batch", Answered(0, b"x" * 40, AnswerKind.COMPLETED))
+    assert (tables.room("one", 100), tables.room("other", 100)) == (10, 30)
+
+
+def test_of_a_batch_that_has_ended_only_the_counts_stay(tables: Tables, tmp_path: Path) -> None:
+    tables.begin(BATCH, [Line(number=number, custom_id=f"{number}", start=0, size=1) for number in range(3)])
+    for number, kind in enumerate(AnswerKind):
+        tables.answered("batch", Answered(number, b"%d" % number, kind))
+    tables.finish(replace(BATCH, status=BatchStatus.COMPLETED, output_file="output", error_file="error"))
+    found = tables.batch("one", "batch")
+    assert found is not None
+    assert (found[0].status, found[1]) == (BatchStatus.COMPLETED, Counts(1, 1, 1))
+    assert tables.unanswered("batch", -1) == []
+    assert ((tmp_path / "output").read_bytes(), (tmp_path / "error").read_bytes()) == (b"0\n", b"1\n2\n")
+    # The files alone: 2 and 4 bytes.
+    assert tables.room("one", 112) == 50
+
+
+def test_what_a_server_left_of_an_upload_goes_and_what_still_comes_stays(tables: Tables, tmp_path: Path) -> None:
+    left = uploaded(tables, 1)
+    [path] = tmp_path.glob("incoming*")
+    os.utime(path, (0, time.time() - 7200))
+    coming = uploaded(tables, 1)
+    assert tables.room("one", 100) == 50
+    assert path.name not in names(tmp_path)
+    left.close()
+    assert tables.keep_upload(coming, file("coming", 1), 100) is None
