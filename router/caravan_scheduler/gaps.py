@@ -30,6 +30,7 @@ class Gaps:
         self._guess = guess
         self._away = [0.0] * len(EDGES_S)
         self._back = [0.0] * len(EDGES_S)
+        self._has_returned = False
 
     def note_away(self, place: int, times: float = 1.0) -> None:
         """Note that a job is away as the bin at ``place`` begins; -1 times: that it is not."""
@@ -43,6 +44,14 @@ class Gaps:
         place = bisect.bisect_left(EDGES_S, gap_s)
         if place < len(EDGES_S):
             self._back[place] += 1.0
+            self._has_returned = True
+
+    @property
+    def may_return(self) -> bool:
+        """Whether any chance is more than 0."""
+        if self._has_returned:
+            return True
+        return self._guess.may_return if isinstance(self._guess, Gaps) else any(self._guess)
 
     def chance(self, place: int) -> float:
         """Return the chance that a job comes back in the bin at ``place`` that was away until then."""
@@ -56,6 +65,8 @@ class Gaps:
         something at a cost per second until it comes back, or for the time that pays best (Gittins, "Bandit processes
         and dynamic allocation indices", 1979).
         """
+        if not self.may_return:
+            return 0.0  # as for most requests without a session
         best = came = waited_s = 0.0
         away = 1.0
         for chance, in_s in self._ahead(age_s):

@@ -208,11 +208,13 @@ class Sequence:
 
     def continues_prompt_of(self, other: "Sequence") -> bool:
         """Whether its prompt begins with that of ``other``, except what a template puts before the answer."""
-        if other.request.prefix_namespace != self.request.prefix_namespace:
-            return False
         own, theirs = self.spec.prompt, other.spec.prompt
         least = len(theirs) - BLOCK_TOKENS
-        if not 0 < least < len(own) or self.hashed_in_common(other) * 2 < least:
+        if not 0 < least < len(own) or other.request.prefix_namespace != self.request.prefix_namespace:
+            return False
+        # The hash of at least half of that differs for almost all others. This runs for every parked sequence of a key.
+        half = ((least - 1) // (2 * BLOCK_TOKENS)).bit_length()
+        if self.prompt_hashes[half : half + 1] != other.prompt_hashes[half : half + 1]:
             return False
         return common_length(own[: len(theirs)], theirs, self.hashed_in_common(other)) >= least
 

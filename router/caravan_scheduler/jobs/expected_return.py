@@ -15,7 +15,8 @@ the next turns of their jobs and of those that run, unless
 The time for which cells are held is charged to their session and key, as if they had got a token in each step.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from caravan_scheduler.jobs.policy import PolicyInput
 from caravan_scheduler.sequence import Sequence
@@ -24,9 +25,6 @@ from caravan_scheduler.shard.policy import NOTHING_HELD, Held
 from caravan_scheduler.shard.prefix_reuse import LOAD_S, copy_s
 from caravan_scheduler.shard.resident import Resident
 from caravan_scheduler.waiting.fair_share import OUTPUT_TOKEN
-
-if TYPE_CHECKING:
-    from caravan_scheduler.shard.stays import Stays
 
 # A token in cells counts like so many tokens of service.
 CREDIT = 4.0
@@ -63,8 +61,10 @@ class ExpectedReturn:
         self._clock = given.clock
         self._shares = given.shares
         self._has_refused = False
-        # By shard, with the time and what they depend on.
-        self._known: dict[str, tuple[tuple[float, int, int], Stays, dict[Resident, _Value]]] = {}
+        # By shard, as long as that is there, with the time and what they depend on.
+        self._known: WeakKeyDictionary[ShardAccount, tuple[tuple[float, int, int], dict[Resident, _Value]]] = (
+            WeakKeyDictionary()
+        )
 
     def in_order_of_eviction(self, shard: ShardAccount, parked: list[Resident]) -> list[Resident]:
         """Return ``parked`` by last use, but those worth being held come last, by what each of their cells is worth."""
@@ -118,11 +118,11 @@ class ExpectedReturn:
     def _values(self, shard: ShardAccount) -> dict[Resident, _Value]:
         """Return what the parked sequences of ``shard`` are worth. Many requests ask for that at one time."""
         version = self._clock.now_s, shard.stays.version, shard.cells.tree.version
-        known = self._known.get(shard.name)
-        if known is None or known[0] != version or known[1] is not shard.stays:
+        known = self._known.get(shard)
+        if known is None or known[0] != version:
             values = {one: self._value(shard, one) for one in shard.stays.parked.values()}
-            known = self._known[shard.name] = version, shard.stays, values
-        return known[2]
+            known = self._known[shard] = version, values
+        return known[1]
 
     def _value(self, shard: ShardAccount, resident: Resident) -> _Value:
         own = resident.computed

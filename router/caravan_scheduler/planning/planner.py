@@ -38,22 +38,23 @@ def to_save(shard: ShardAccount, now: float, waiting: int) -> list[Resident]:
     """Return the parked sequences that the next command should save, least recently used first.
 
     In the unified layout their cells slow down every step, so they are saved and released at once unless requests wait,
-    which may start from them. In the split layout they are saved while the shard is idle, when every id that could be
-    taken holds something that is not saved, and where their ids are between those of running sequences: each gap there
-    takes a pass of its own, and is closed when a request starts. A shard that drains saves everything once its last
-    sequence has gone. What holds a pinned prefix that is not saved is saved at once.
+    which may start from them: what was saved meanwhile is released after that. In the split layout they are saved while
+    the shard is idle, when every id that could be taken holds something that is not saved, and where their ids are
+    between those of running sequences: each gap there takes a pass of its own, and is closed when a request starts. A
+    shard that drains saves everything once its last sequence has gone. What holds a pinned prefix that is not saved is
+    saved at once.
     """
     if not shard.saves.are_possible:
         return []
     unsaved = [resident for resident in shard.stays.parked.values() if not resident.is_expendable]
-    if not unsaved:
-        return []
     if shard.drain.has_begun:
         return [] if shard.stays.residents else unsaved
     if pinned := [resident for resident in unsaved if resident.is_pinned]:
         return pinned[:1]
     if shard.layout.shares_cells and not waiting:
-        return _within(unsaved, _MOST_CELLS_AT_ONCE)
+        return _within(list(shard.stays.parked.values()), _MOST_CELLS_AT_ONCE)
+    if not unsaved:
+        return []
     highest = max(shard.stays.residents, default=-1)
     below = (resident for resident in unsaved if resident.sequence_id < highest)
     if between := [resident for resident in below if copy_s(shard, resident.computed) <= _SHORT_S]:

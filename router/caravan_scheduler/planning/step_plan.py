@@ -169,8 +169,10 @@ class StepPlan:
         claim = shard.claims.any_of(self._riders, prompts)
         riders = Riders(count=count, seconds=shard.costs.decode_s(count), claim=claim)
         seconds = step_seconds(given.config, prompts=prompts, riders=riders)
-        if is_bulk_step:
-            seconds = min(seconds, riders.seconds + given.bulk_step_s)
+        # A step without decodes reads the weights, too. Until it is known how long that takes, none is cut short: short
+        # ones alone would tell little of what prompts cost, and others would avoid the shard.
+        if is_bulk_step and (least_s := shard.costs.decode_s(max(1, count))):
+            seconds = min(seconds, least_s + given.bulk_step_s)
         elif shard.expects_return:
             seconds = min(seconds, given.config.target_itl_s)
         waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s

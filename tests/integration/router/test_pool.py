@@ -208,7 +208,7 @@ async def test_choices_that_were_preempted_share_their_prompt_again() -> None:
         # cells go as they are needed.
         assert 0 < log.most_of_step <= len(SAVED_PREFIX) + choices * (new_tokens + 1)
         assert await running.metric("caravan_recomputed_tokens") < len(SAVED_PREFIX)
-        await running.wait_until_at_rest()
+        await until_saved(running)
 
 
 # To compute a token takes long enough that prefixes are kept and loaded instead.

@@ -69,13 +69,24 @@ def test_prompts_of_bulk_work_alone_are_computed_in_short_steps() -> None:
     chunks: list[int] = []
     for priority in (0, BULK_PRIORITY):
         sim = simulation(bulk_step_s=1e-6)
-        sim.complete(prompt_of(50, 3), 1)  # a step is measured
+        sim.complete(prompt_of(50, 3), 3)  # steps are measured
         before = len(sim.actions)
         sim.submit(prompt_of(60, 40), 1, priority=priority)
         (prefill, *_) = sim.sent(Prefill, since=before)
         chunks.append(len(prefill.chunks[0].token_ids))
         sim.settle()
     assert chunks == [60, 16]
+
+
+def test_prompts_of_bulk_work_are_not_cut_short_before_a_decode_was_measured() -> None:
+    sim = simulation(bulk_step_s=1e-6)
+    sim.complete(prompt_of(50, 3), 1)  # its only token comes with its prompt
+    before = len(sim.actions)
+    sim.submit(prompt_of(60, 40), 1, priority=BULK_PRIORITY)
+    (prefill, *_) = sim.sent(Prefill, since=before)
+    assert isinstance(prefill, Prefill)
+    assert len(prefill.chunks[0].token_ids) == 60
+    sim.settle()
 
 
 def test_bulk_work_that_waited_long_counts_as_any_other() -> None:
