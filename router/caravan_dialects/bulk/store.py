@@ -213,7 +213,7 @@ class Tables:
             "SELECT owner, length(answer) FROM lines JOIN batches ON id = batch WHERE answer IS NOT NULL) "
             "GROUP BY owner"
         )
-        used = dict(self._connection.execute(query))
+        used: dict[str, int] = dict(self._connection.execute(query))
         # It may have as much as it leaves free.
         return max(0, (limit - sum(used.values()) - used.get(owner, 0)) // 2)
 

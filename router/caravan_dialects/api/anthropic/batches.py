@@ -75,7 +75,7 @@ def input_lines(body: MessageBatchRequest, url: str) -> Iterator[bytes]:
         if one.custom_id in seen:
             raise repeated_custom_id_error(field, one.custom_id)
         seen.add(one.custom_id)
-        if memoryview(one.params)[:1] != b"{":
+        if bytes(memoryview(one.params)[:1]) != b"{":
             raise params_error(f"requests[{place}].params", bytes(one.params))
         line = {"custom_id": one.custom_id, "method": "POST", "url": url, "body": one.params}
         yield msgspec.json.encode(line) + b"\n"
