@@ -6,6 +6,7 @@ same events again, throws them away, and goes on with the next token.
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,14 +19,16 @@ from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.responses.event_log import EventLog
 from caravan_dialects.api.openai.responses.reply import (
     AskedResponse,
+    Delivery,
     PartialResponse,
+    Plan,
     ResponseAnswer,
-    Wanted,
     new_response,
 )
 from caravan_dialects.api.openai.responses.rules import background_needs_store_error, needs_background_error
 from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.schema import ResponseObject, ResponseRequest
+from caravan_dialects.api.openai.responses.tool_loop import LoopState, within
 from caravan_dialects.api.openai.responses.tools import offered_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.auth.key import MIN_PRIORITY
@@ -36,8 +39,6 @@ from caravan_scheduler.core.generation import Continued
 from caravan_scheduler.core.tokens import GeneratedToken
 
 WINDOWS_S = {"2h": 2 * 3600.0, "8h": 8 * 3600.0}
-# The scheduler ends what is late.
-_NO_TIME_S = 0.001
 
 
 class JobRecord(msgspec.Struct, kw_only=True):
@@ -45,7 +46,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
 
     ``body``: the request without its input, with the values that were found in headers or drawn. ``items``: its input.
     ``deadline``: Unix time in seconds at which the response ends. ``fingerprint``, ``vocabulary``: of the model and its
-    vocabulary, "" if that is not known.
+    vocabulary, "" if that is not known. ``loop``: None before the first call.
     """
 
     body: ResponseRequest
@@ -54,6 +55,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
     fingerprint: str
     vocabulary: str
     request_id: str
+    loop: LoopState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +94,21 @@ def deadline_of(body: ResponseRequest, life_s: float, timeout_s: float, now: flo
     return now + min(life_s, timeout_s, WINDOWS_S.get(window or "", life_s))
 
 
+async def _show_later() -> None:
+    """Events are shown once they are stored."""
+
+
 class BackgroundAnswer(ResponseAnswer):
     """Answers one turn, step by step: each is stored before anybody sees it."""
 
-    def __init__(self, turn: Turn, partial: PartialResponse, running: RunningResponse, chat: ValidChat, wanted: Wanted):
-        super().__init__(turn, partial, running, chat, wanted)
+    _log: EventLog
+    _saved: Saved
+
+    def __init__(self, turn: Turn, partial: PartialResponse, running: RunningResponse, plan: Plan):
+        super().__init__(turn, partial, running, plan)
         # The first event that is not stored.
         self._first = 0
+        self._record: JobRecord | None = None
 
     @property
     def model(self) -> str:
@@ -119,6 +129,12 @@ class BackgroundAnswer(ResponseAnswer):
             timeout=None,
         )
 
+    def records(self, record: JobRecord) -> None:
+        """Let ``record`` be what is stored."""
+        self._record = record
+        if record.loop is not None:
+            self._earlier = record.loop.usage
+
     async def begin(self, log: EventLog, record: JobRecord) -> None:
         """Store the response as queued. Raises StoreError."""
         self._announce()
@@ -134,6 +150,8 @@ class BackgroundAnswer(ResponseAnswer):
     def begin_again(self, saved: Saved) -> None:
         """Announce the response as it was announced before, without anybody seeing it."""
         self._announce()
+        if self._record is not None and self._record.loop is not None:
+            self._partial.head.status = "in_progress"
         self._partial.take_unsent()
         self._first = self._partial.next = saved.following
 
@@ -142,38 +160,69 @@ class BackgroundAnswer(ResponseAnswer):
         self._partial.emit("response.created", response=self._partial.head)
         self._partial.emit("response.queued", response=self._partial.head)
 
-    async def generate(self, run: SavedRun, log: EventLog, saved: Saved) -> None:
+    async def generate(self, log: EventLog, saved: Saved) -> None:
         """Generate the rest of the response, after ``saved``. Raises EngineError, RequestError, StoreError."""
-        output = self._chat.output(run)
-        self._replay(run, output, saved)
-        await self._running.unless_stopped(self._read_on(run, output, log))
+        self._log, self._saved = log, saved
+        await self._respond((), Delivery(read=self._read_on, show=_show_later, save=self._save))
+
+    async def _finish(self) -> None:
         self._start()
-        self._complete(output)
+        self._complete()
         self._partial.announce_end()
         step = self._step()
         node = self.node()
-        await log.record(step, self._turn.commit(node, JobEnd(id=node.id, step=step)))
+        await self._log.record(step, self._turn.commit(node, JobEnd(id=node.id, step=step)))
         self._running.ended.set()
 
-    def _replay(self, run: SavedRun, output: ChatOutput, saved: Saved) -> None:
+    def _submit(self, held: ExitStack) -> None:
+        run = held.enter_context(self.submit(SavedRun, self._chat.request))
+        self._output = output = self._chat.output(run)
+        # Those of the part that was interrupted.
+        tokens, self._saved = self._saved.tokens, Saved()
         following = self._partial.next
-        for pieces in run.replay(saved.tokens):
-            self._start()
-            self._take(pieces, output.push(pieces))
-        self._partial.take_unsent()
-        self._partial.next = following
+        if tokens:
+            for pieces in run.replay(tokens):
+                self._start()
+                self._take(pieces, output.push(pieces))
+            self._partial.take_unsent()
+            self._partial.next = following
 
-    async def _read_on(self, run: SavedRun, output: ChatOutput, log: EventLog) -> None:
+    async def _save(self) -> None:
+        """Store the items so far, in place of the tokens that they are made of."""
+        assert self._record is not None
+        assert self._plan.loop is not None
+        self._start()
+        if self._output is not None:
+            assert isinstance(self._output.run, SavedRun)
+            self._output.run.take_unsaved()
+        exact = self._exact_tokens()
+        self._record.loop = LoopState(
+            items=self._partial.items.items,
+            usage=None if self._output is None and self._earlier is None else self._usage(),
+            calls=self._plan.loop.calls,
+            token_ids=[*exact.token_ids],
+            fingerprint=exact.fingerprint,
+        )
+        step = self._step()
+        await self._log.record(step, self._turn.store.replace_tokens(self._id, step, msgspec.json.encode(self._record)))
+
+    @property
+    def _id(self) -> str:
+        return self._partial.head.id
+
+    async def _read_on(self, output: ChatOutput) -> None:
+        run = output.run
+        assert isinstance(run, SavedRun)
         try:
             async for ready in run:
                 self._start()
                 for pieces in ready:
                     self._take(pieces, output.push(pieces))
-                # What ends the response is stored with its end.
+                # What ends a part is stored with its end.
                 if run.finish is None:
                     tokens, feedback = run.take_unsaved()
                     step = self._step(tokens, feedback)
-                    await log.record(step, self._turn.store.append(self._partial.head.id, step))
+                    await self._log.record(step, self._turn.store.append(self._id, step))
         except DeadlineError as error:
             held = run.cut_off(error)
             self._take(held, output.push(held))
@@ -246,16 +295,20 @@ class AskedBackground(AskedResponse):
         self._basis.saved = saved
 
     async def validate(self, context: Context) -> BackgroundAnswer:
-        chat, wanted = await self._validated(context)
+        before = self._basis.record
+        state = None if before is None else before.loop
+        if state is not None:
+            self._partial.items.restore(state.items)
+        plan = await self._validated(context, state)
         saved, now = self.saved, time.time()
         if saved.tokens and not _are_same(self.record, context.model):
             raise ModelReplacedError(context.model.name)
-        if (before := self._basis.record) is None:
-            deadline = deadline_of(self._body, self._basis.life_s, chat.request.specs[0].timeout_s, now)
+        if before is None:
+            deadline = deadline_of(self._body, self._basis.life_s, plan.chat.request.specs[0].timeout_s, now)
         else:
             deadline = before.deadline
-        chat = _continued(chat, saved, deadline - now)
-        answer = BackgroundAnswer(self._turn, self._partial, self.running, chat, wanted)
+        plan = replace(plan, chat=_continued(plan.chat, saved, deadline - now))
+        answer = BackgroundAnswer(self._turn, self._partial, self.running, plan)
         self._basis.record = JobRecord(
             body=answer.decided(self._body),
             items=[*self._turn.items],
@@ -263,7 +316,9 @@ class AskedBackground(AskedResponse):
             fingerprint=context.model.fingerprint,
             vocabulary=context.model.vocabulary_fingerprint,
             request_id=context.sender.request_id,
+            loop=state,
         )
+        answer.records(self._basis.record)
         if saved.following:
             answer.begin_again(saved)
         self.running.begin(answer)
@@ -301,8 +356,8 @@ def _are_same(record: JobRecord, model: ModelFacts) -> bool:
 
 
 def _continued(chat: ValidChat, saved: Saved, left_s: float) -> ValidChat:
-    spec = chat.request.specs[0]
-    spec = replace(spec, timeout_s=max(_NO_TIME_S, left_s))
+    chat = within(chat, left_s)
+    [spec] = chat.request.specs
     if saved.tokens:
         ids = tuple(token.token_id for token in saved.tokens)
         stopping = replace(spec.stopping, max_new_tokens=max(spec.stopping.max_new_tokens, len(ids) + 1))

@@ -167,6 +167,38 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_details: OutputTokensDetails
     total_tokens: int
 
+    def plus(self, other: "ResponseUsage") -> "ResponseUsage":
+        """Return the sum, in which every prompt counts."""
+        mine, its = self.input_tokens_details, other.input_tokens_details
+        return ResponseUsage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            input_tokens_details=InputTokensDetails(
+                mine.cached_tokens + its.cached_tokens,
+                image_tokens=_sum(mine.image_tokens, its.image_tokens),
+                audio_tokens=_sum(mine.audio_tokens, its.audio_tokens),
+            ),
+            output_tokens=self.output_tokens + other.output_tokens,
+            output_tokens_details=OutputTokensDetails(
+                self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
+            ),
+            total_tokens=self.total_tokens + other.total_tokens,
+        )
+
+
+def _sum(first: int | msgspec.UnsetType, second: int | msgspec.UnsetType) -> int | msgspec.UnsetType:
+    if first is msgspec.UNSET:
+        return second
+    return first if second is msgspec.UNSET else first + second
+
+
+NO_USAGE = ResponseUsage(
+    input_tokens=0,
+    input_tokens_details=InputTokensDetails(0),
+    output_tokens=0,
+    output_tokens_details=OutputTokensDetails(0),
+    total_tokens=0,
+)
+
 
 class ResponseFailure(msgspec.Struct, frozen=True):
     code: str
