@@ -42,7 +42,7 @@ _VARIABLES = (
     "HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG", "LC_ALL", "TZ", "PYTHONPATH",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
 )  # fmt: skip
-_DECODER = msgspec.msgpack.Decoder(Answered)
+_DECODER: msgspec.msgpack.Decoder[Answered] = msgspec.msgpack.Decoder(Answered)
 
 
 class McpServers:
@@ -143,6 +143,7 @@ class _Process:
         self._error = ToolServerError(NO_CONNECTION, "its process ended")
         # Set before it has ended, so that it gets no request that would end with it.
         self.ended = False
+        self._closing = False
         self._send(start)
         self._reading = asyncio.create_task(self._read_all())
 
@@ -192,7 +193,8 @@ class _Process:
         finally:
             self.ended = True
             self._kill()
-            _log.warning("the process for an MCP server ended: %s", self._error, extra={"server": self._name})
+            if not self._closing:
+                _log.warning("the process for an MCP server ended: %s", self._error, extra={"server": self._name})
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(self._error)
@@ -204,6 +206,7 @@ class _Process:
 
     async def close(self) -> None:
         """End the process; its server ends with it."""
+        self._closing = True
         if self.ended:
             self._kill()
         self._requests.close()

@@ -303,6 +303,35 @@ async def test_prompts_with_tools_of_servers_are_counted() -> None:
         assert counts[1] - counts[0] == len("<tool>demo__add</tool><tool>demo__drop</tool>")
 
 
+async def test_a_websocket_has_the_loop_too() -> None:
+    engine, servers = says(call("add", a=1, b=2), "3"), adding()
+    async with serving(engine, tool_servers=servers) as service, service.client.ws_connect(PATH) as socket:
+        await socket.send_json({"type": "response.create", "input": "Hi", "tools": [DEMO], "store": False})
+        while (event := await socket.receive_json())["type"] != "response.completed":
+            assert event["type"] not in ("error", "response.failed"), event
+        assert kinds(event["response"]) == ["mcp_list_tools", "mcp_call", "message"]
+        # What is not stored can be continued on its connection.
+        more = {"previous_response_id": event["response"]["id"], "input": "Again", "store": False}
+        await socket.send_json({"type": "response.create", "tools": [DEMO], **more})
+        while (event := await socket.receive_json())["type"] != "response.completed":
+            assert event["type"] not in ("error", "response.failed"), event
+        assert kinds(event["response"]) == ["message"]
+        assert servers.made.count("demo") == 1
+
+
+async def test_a_cancelled_response_keeps_what_it_has() -> None:
+    engine, servers = says(call("add", a=1, b=2), "3"), adding()
+    servers.resume = asyncio.Event()
+    async with serving(engine, tool_servers=servers) as service:
+        queued = await reply(service, background=True)
+        await eventually(lambda: servers.under_way, "the call is under way")
+        found = await service.reply(f"{PATH}/{queued['id']}/cancel", None)
+        assert (found["status"], kinds(found)) == ("cancelled", ["mcp_list_tools", "mcp_call"])
+        assert found["output"][1]["status"] == "incomplete"
+        assert not servers.under_way
+        await eventually(service.is_idle, "everything released")
+
+
 async def test_a_client_that_leaves_ends_the_call() -> None:
     engine, servers = says(call("add", a=1, b=2), "3"), adding()
     servers.resume = asyncio.Event()

@@ -115,7 +115,7 @@ def _is_shallow(tool: McpTool) -> bool:
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """A client's answer to a request for approval. ``name``, ``arguments``: of the tool's call, as the model wrote it."""
+    """A client's answer to a request for approval. ``name``, ``arguments``: of the call, as the model wrote it."""
 
     request_id: str
     server_label: str

@@ -246,7 +246,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """How a response is read and delivered. ``read``: reads an output to its end. ``show``, ``save``: see `ToolLoop`."""
+    """How a response is delivered. ``read``: reads an output to its end. ``show``, ``save``: see `ToolLoop`."""
 
     read: Callable[[ChatOutput], Awaitable[None]]
     show: Tell

@@ -54,8 +54,8 @@ class LoopRequest:
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """What a response with calls to MCP servers has before the tokens that are stored: they begin after its items.
 
-    ``items``: of its output. ``usage``: of the parts so far. ``calls``: those that were made. ``token_ids``: of the last
-    prompt and its output, by the model of this ``fingerprint``.
+    ``items``: of its output. ``usage``: of the parts so far. ``calls``: those that were made. ``token_ids``: of the
+    last prompt and its output, by the model of this ``fingerprint``.
     """
 
     items: list[Json]

@@ -204,7 +204,9 @@ class _Found:
 
     def _add_server(self, field: str, label: Any) -> None:
         server = self._servers.get(label) if isinstance(label, str) else None
-        for tool in () if server is None else server.tools:
+        if server is None:
+            return
+        for tool in server.tools:
             called = ToolName(tool.name, label)
             if called not in self._tools:
                 described = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
@@ -323,12 +325,12 @@ def chosen_tools(
             if len(found) > 1:
                 raise ambiguous_tool_error(name)
             return offered.tools, NamedToolChoice(function=ChosenFunction(name=found[0] if found else name))
-        case {"type": "mcp", "server_label": str(label), **more} if isinstance(name := more.get("name"), str | None):
-            names = _Named(offered).allowed([{"type": "namespace", "name": label}])
-            if name is None:
-                return [tool for tool in offered.tools if tool.function.name in names], "required"
-            chosen = offered.names.get(ToolName(name, label), name)
-            return offered.tools, NamedToolChoice(function=ChosenFunction(name=chosen))
+        case {"type": "mcp", "server_label": str(label), "name": str(name)}:
+            known = offered.names.get(ToolName(name, label), name)
+            return offered.tools, NamedToolChoice(function=ChosenFunction(name=known))
+        case {"type": "mcp", "server_label": str(label)}:
+            names = _Named(offered).allowed([choice])
+            return [tool for tool in offered.tools if tool.function.name in names], "required"
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
             names = _Named(offered).allowed(allowed)
             return [tool for tool in offered.tools if tool.function.name in names], mode
