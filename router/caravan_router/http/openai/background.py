@@ -276,7 +276,7 @@ class BackgroundResponses:
                     await self._end(job.owner, job.log, job.asked.ended(None, job.log.following))
                     return
                 async with job.progress.abortable():
-                    await job.answer.generate(job.log, job.asked.saved)
+                    await job.answer.generate(job.log, job.asked.record, job.asked.saved)
             except (NoShardError, UnknownModelError) as error:
                 if isinstance(error, ModelReplacedError) or time.time() >= job.asked.record.deadline:
                     raise

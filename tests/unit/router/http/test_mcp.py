@@ -279,11 +279,12 @@ async def test_what_is_not_configured_is_refused_by_name(entry: Any, field: str,
         assert "secret" not in error["message"]
 
 
-async def test_without_servers_the_error_names_the_flag() -> None:
-    async with serving(says("Hello")) as service:
-        response = await service.post(PATH, {"input": "Hi", "tools": [DEMO]})
-        assert response.status == 400
-        assert "--mcp-config" in (await response.json())["error"]["message"]
+async def test_a_server_is_named_once() -> None:
+    async with serving(says("Hello"), tool_servers=adding()) as service:
+        response = await service.post(PATH, {"input": "Hi", "tools": [DEMO, DEMO]})
+        error = (await response.json())["error"]
+        assert (response.status, error["param"]) == (400, "tools[1].server_label")
+        assert error["message"] == "`tools[1].server_label` must be another one than that of other tools. Given: 'demo'"
 
 
 async def test_a_tool_can_be_required_once() -> None:

@@ -16,37 +16,30 @@ from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import Run, together
 from caravan_dialects.api.generation.serving import used_tier
-from caravan_dialects.api.openai.chat.output import ChatOutput, Part, read_outputs
-from caravan_dialects.api.openai.chat.validation import ValidChat
+from caravan_dialects.api.openai.chat.output import ChatOutput, read_outputs
 from caravan_dialects.api.openai.errors import OPENAI, openai_code, openai_message
-from caravan_dialects.api.openai.events import token_ids_of
 from caravan_dialects.api.openai.responses.diagnostics import diagnosed, fingerprint
 from caravan_dialects.api.openai.responses.mcp_tools import mcp_entries
 from caravan_dialects.api.openai.responses.other_items import plain_items
-from caravan_dialects.api.openai.responses.output import Growing, MessageTokens, OutputItems
+from caravan_dialects.api.openai.responses.output import Growing, OutputItems
+from caravan_dialects.api.openai.responses.output_parts import OutputParts, Plan
 from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.schema import (
-    NO_USAGE,
     ConversationName,
     IncompleteDetails,
-    InputTokensDetails,
-    OutputTokensDetails,
     Reasoning,
     ResponseEvent,
     ResponseFailure,
     ResponseObject,
     ResponseRequest,
-    ResponseUsage,
 )
 from caravan_dialects.api.openai.responses.socket_schema import CreateEvent, StreamId
 from caravan_dialects.api.openai.responses.tool_loop import LoopEnd, LoopRequest, LoopState, Tell, ToolLoop
 from caravan_dialects.api.openai.responses.tools import ITEMS_WITH_TOOLS, OfferedTools, offered_tools, shown_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.api.openai.responses.validation import generates, validate_turn, wants_logprobs
-from caravan_dialects.api.openai.usage import media_tokens
 from caravan_dialects.api.stream import NAMED_EVENTS, Events, named
 from caravan_dialects.conversations.nodes import ExactTokens, Node, new_id
-from caravan_dialects.text.assembler import Piece
 from caravan_scheduler.core.errors import TextTooLongError
 
 _ENCODER = msgspec.json.Encoder()
@@ -85,6 +78,18 @@ class PartialResponse:
         """Announce the whole response, which is not a failed one."""
         kind = "response.completed" if self.head.status == "completed" else "response.incomplete"
         self.emit(kind, response=self.head)
+
+    def announce_queued(self) -> None:
+        """Announce a response that waits."""
+        self.head.status = "queued"
+        self.emit("response.created", response=self.head)
+        self.emit("response.queued", response=self.head)
+
+    def start(self) -> None:
+        """Note that the response is no longer queued."""
+        if self.head.status == "queued":
+            self.head.status = "in_progress"
+            self.emit("response.in_progress", response=self.head)
 
     def fail(self, error: Exception) -> None:
         """Announce that the response ends with ``error``, and begin it before if it has not begun."""
@@ -193,7 +198,7 @@ class AskedResponse(Asked):
         self.running.begin(answer)
         return answer
 
-    async def _validated(self, context: Context, state: LoopState | None = None) -> "Plan":
+    async def _validated(self, context: Context, state: LoopState | None = None) -> Plan:
         """``state``: of a loop that goes on, whose items the response has."""
         loop = None
         if entries := mcp_entries(self._body.tools or (), context.tool_servers.names):
@@ -225,26 +230,6 @@ class AskedResponse(Asked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """``chat``: the first prompt. ``loop``: makes the calls of MCP servers; None if the request names none.
-
-    ``output``: it is generated, and not only the prompt computed. ``logprobs``: messages have them. ``fingerprint``: of
-    the model.
-    """
-
-    chat: ValidChat
-    loop: ToolLoop | None
-    output: bool
-    logprobs: bool
-    fingerprint: str
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the first prompt is whole."""
-        return self.loop is None or self.loop.is_ready
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """How a response is delivered. ``read``: reads an output to its end. ``show``, ``save``: see `ToolLoop`."""
 
@@ -269,14 +254,8 @@ class ResponseAnswer(Answer):
         self._partial = partial
         self._running = running
         self._plan = plan
-        self._chat = plan.chat
+        self._parts = OutputParts(plan, partial.items)
         partial.head.service_tier = used_tier(plan.chat.request.specs[0].priority)
-        # Of the part that is generated now, or was last.
-        self._output: ChatOutput | None = None
-        self._token_ids: list[int] = []
-        self._message_tokens = MessageTokens()
-        # Of the parts before it.
-        self._earlier: ResponseUsage | None = None
         # Why the response is incomplete, if a limit of the loop has ended it, and whether all parts were read.
         self._cut: str | None = None
         self._read_all = False
@@ -303,15 +282,12 @@ class ResponseAnswer(Answer):
             items=items,
             inputs=len(self._turn.items),
             response=_ENCODER.encode(self.response()),
-            tokens=self._exact_tokens(),
+            tokens=self._parts.exact_tokens(),
         )
-
-    def _exact_tokens(self) -> ExactTokens:
-        return ExactTokens(fingerprint=self._plan.fingerprint, token_ids=(*self._chat.request.prompt, *self._token_ids))
 
     async def whole(self, runs: Sequence[Run]) -> bytes:
         async def read(output: ChatOutput) -> None:
-            await read_outputs([output], [self._take])
+            await read_outputs([output], [self._parts.take])
 
         await self._respond(runs, Delivery(read=read, show=_tell_nobody, save=_tell_nobody))
         return _ENCODER.encode(self._partial.head)
@@ -327,7 +303,7 @@ class ResponseAnswer(Answer):
         async def read(output: ChatOutput) -> None:
             async for ready in output.run:
                 for pieces in ready:
-                    self._take(pieces, output.push(pieces))
+                    self._parts.take(pieces, output.push(pieces))
                 await events.send(*self._partial.take_unsent())
 
         self._partial.begin()
@@ -340,24 +316,24 @@ class ResponseAnswer(Answer):
         """Generate the response, whose first part is the run of ``runs`` if there is one, and store it."""
         with ExitStack() as held:
             if runs:
-                self._output = self._chat.output(runs[0])
+                self._parts.begin(runs[0])
             await self._running.unless_stopped(self._generate(delivery, held))
             await self._finish()
 
     async def _generate(self, delivery: Delivery, held: ExitStack) -> None:
         """Read all parts. ``held`` gets the runs of those that are submitted here."""
-        loop = self._plan.loop
+        loop, parts = self._plan.loop, self._parts
         if loop is not None:
-            loop.starts(self._chat.request.specs[0].timeout_s)
+            loop.starts(parts.chat.request.specs[0].timeout_s)
             if not loop.is_ready:
                 await loop.prepare(delivery.show, delivery.save)
                 await self._take_up(loop, None)
-        if self._output is None:
+        if parts.output is None:
             self._submit(held)
         while True:
-            assert self._output is not None
-            await delivery.read(self._output)
-            self._take((), self._output.end())
+            assert parts.output is not None
+            await delivery.read(parts.output)
+            parts.end()
             if loop is None or not await self._call(loop, delivery):
                 break
             self._submit(held)
@@ -365,21 +341,18 @@ class ResponseAnswer(Answer):
 
     def _submit(self, held: ExitStack) -> None:
         """Submit the next part."""
-        self._output = self._chat.output(held.enter_context(self.submit(Run, self._chat.request)))
+        self._parts.begin(held.enter_context(self.submit(Run, self._parts.chat.request)))
 
     async def _call(self, loop: ToolLoop, delivery: Delivery) -> bool:
         """Make the calls of the part that was read, and note what comes next. Return whether anything does."""
-        assert self._output is not None
-        if self._output.finish != "tool_calls":
+        parts = self._parts
+        if parts.output is None or parts.output.finish != "tool_calls":
             return False
-        exact = self._exact_tokens()
         try:
             if not await loop.call(delivery.save):
                 return False
-            self._earlier = self._usage()
-            # It is counted; what follows has nothing yet.
-            self._output = None
-            await self._take_up(loop, exact)
+            parts.count()
+            await self._take_up(loop, parts.exact_tokens())
         except LoopEnd as end:
             self._cut = end.reason
             return False
@@ -387,19 +360,11 @@ class ResponseAnswer(Answer):
 
     async def _take_up(self, loop: ToolLoop, exact: ExactTokens | None) -> None:
         """Take up the prompt with the items so far. Raises LoopEnd."""
-        generated = 0 if self._earlier is None else self._earlier.output_tokens
-        valid = await loop.next(exact, generated, self._chat.request.specs[0].sampling.seed)
+        parts = self._parts
+        valid = await loop.next(exact, parts.generated, parts.chat.request.specs[0].sampling.seed)
         self._partial.head.truncated = valid.truncated
-        self._chat = valid.chat
+        parts.take_up(valid.chat)
         self.requests = (*self.requests, valid.chat.request)
-        self._token_ids = []
-
-    def _take(self, pieces: Sequence[Piece], parts: Sequence[Part]) -> None:
-        # A step over a prompt ends with a token, which is dropped if none is wanted.
-        if self._plan.output:
-            self._token_ids += token_ids_of(pieces)
-            logprobs = self._message_tokens.of(pieces, parts) if self._plan.logprobs else ()
-            self._partial.items.take(parts, logprobs)
 
     async def _finish(self) -> None:
         """Complete the response and store it, before its client hears of its end and continues it."""
@@ -412,32 +377,20 @@ class ResponseAnswer(Answer):
 
     def _complete(self) -> None:
         """End the output, and note what is known then."""
-        response, items, output = self._partial.head, self._partial.items, self._output
+        response, items, parts = self._partial.head, self._partial.items, self._parts
         steered = self._running.steered and not self._read_all
-        if output is not None:
-            self._take((), output.end())
+        parts.end()
         response.status = "completed"
         if self._running.cancelled:
             response.status = "cancelled"
-        elif (reason := self._reason(steered=steered)) is not None:
+        elif (reason := "steered" if steered else self._cut or parts.cut()) is not None:
             response.status = "incomplete"
             response.incomplete_details = IncompleteDetails(reason)
         if self._plan.output:
             items.end("completed" if response.status == "completed" else "incomplete", may_be_empty=steered)
         response.output = items.items
         response.completed_at = int(time.time())
-        response.usage = self._usage()
-
-    def _reason(self, *, steered: bool) -> str | None:
-        """Return why the response is incomplete; None if it is not."""
-        if steered:
-            return "steered"
-        if self._cut is not None:
-            return self._cut
-        output = self._output
-        if output is not None and output.finish == "length" and self._plan.output:
-            return "max_output_tokens" if output.run.cut is None else "deadline_exceeded"
-        return None
+        response.usage = parts.usage()
 
     async def _store(self, response: ResponseObject) -> None:
         """Raises HeadMovedError, and NotStoredError in a conversation, which must not lose a turn silently."""
@@ -449,21 +402,3 @@ class ResponseAnswer(Answer):
             # It was computed, so its client gets it, and reads that it cannot be continued.
             response.store = False
             _log.warning("a response was not stored and is answered with `store` false")
-
-    def _usage(self) -> ResponseUsage:
-        """Return the usage of all parts so far: each reads its whole prompt."""
-        output = self._output
-        if output is None:
-            return self._earlier or NO_USAGE
-        prompt, wanted = len(self._chat.request.prompt), self._plan.output
-        pictures, sounds = media_tokens(output.run.spec)
-        now = ResponseUsage(
-            input_tokens=prompt,
-            input_tokens_details=InputTokensDetails(
-                output.run.cached_tokens, image_tokens=pictures, audio_tokens=sounds
-            ),
-            output_tokens=output.run.tokens if wanted else 0,
-            output_tokens_details=OutputTokensDetails(output.thought_tokens if wanted else 0),
-            total_tokens=prompt + (output.run.tokens if wanted else 0),
-        )
-        return now if self._earlier is None else self._earlier.plus(now)

@@ -59,7 +59,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     items: list[Json]
-    usage: ResponseUsage | None
+    usage: ResponseUsage
     calls: int
     token_ids: list[int]
     fingerprint: str
