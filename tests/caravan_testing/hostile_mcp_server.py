@@ -16,7 +16,7 @@ def say(**message: Any) -> None:
 
 def result_of(method: str) -> Any:
     if method == "initialize":
-        capabilities = {"tools": {}}
+        capabilities: dict[str, Any] = {"tools": {}}
         about = {"name": "hostile", "version": "0"}
         return {"protocolVersion": "2025-06-18", "capabilities": capabilities, "serverInfo": about}
     if method == "tools/list":

@@ -98,12 +98,10 @@ class _Server:
     async def ask(self, asked: ListTools | Call) -> Answered:
         """Raises ToolServerError."""
         async with self._starting:
-            new = self.process is None or self.process.ended
-            if new:
+            if self.process is None or self.process.ended:
                 self.process = await self._begin()
             process = self.process
-        assert process is not None
-        return await process.ask(asked, asked.timeout_s + _GRACE_S + (_START_S if new else 0))
+        return await process.ask(asked)
 
     async def _begin(self) -> "_Process":
         await self.close()
@@ -144,6 +142,8 @@ class _Process:
         # Set before it has ended, so that it gets no request that would end with it.
         self.ended = False
         self._closing = False
+        # Whether it has its connection.
+        self._connected = False
         self._send(start)
         self._reading = asyncio.create_task(self._read_all())
 
@@ -151,9 +151,11 @@ class _Process:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ask(self, asked: ListTools | Call, limit_s: float) -> Answered:
+    async def ask(self, asked: ListTools | Call) -> Answered:
         """Raises ToolServerError."""
-        answer = self._waiting[asked.number] = asyncio.get_running_loop().create_future()
+        limit_s = asked.timeout_s + _GRACE_S + (0 if self._connected else _START_S)
+        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        self._waiting[asked.number] = answer
         try:
             self._send(asked)
             async with asyncio.timeout(limit_s):
@@ -181,6 +183,7 @@ class _Process:
                 if size > _MAX_REPLY_BYTES:
                     break
                 answered = _DECODER.decode(await self._replies.readexactly(size))
+                self._connected = True
                 if isinstance(answered, Failed) and answered.ends:
                     self.ended = True
                     self._error = ToolServerError(answered.code, answered.message)

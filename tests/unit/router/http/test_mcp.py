@@ -284,7 +284,28 @@ async def test_a_server_is_named_once() -> None:
         response = await service.post(PATH, {"input": "Hi", "tools": [DEMO, DEMO]})
         error = (await response.json())["error"]
         assert (response.status, error["param"]) == (400, "tools[1].server_label")
-        assert error["message"] == "`tools[1].server_label` must be another one than that of other tools. Given: 'demo'"
+        assert "must be another one than that of other tools. Given: 'demo'" in error["message"]
+
+
+@pytest.mark.slow
+async def test_openai_python_reads_the_items() -> None:
+    from openai import AsyncOpenAI
+
+    engine = says(call("add", a=1, b=2), "3", call("drop"))
+    async with serving(engine, tool_servers=adding()) as service:
+        client = AsyncOpenAI(base_url=f"{service.url}/v1", api_key="any")
+        tools: Any = [DEMO]
+        found = await client.responses.create(model="scripted", input="Hi", tools=tools)
+        assert [type(item).__name__ for item in found.output] == ["McpListTools", "McpCall", "ResponseOutputMessage"]
+        asking: Any = [{**DEMO, "require_approval": "always"}]
+        async with client.responses.stream(
+            model="scripted", input="Again", previous_response_id=found.id, tools=asking
+        ) as stream:
+            names = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert names[-1] == "response.completed"
+        assert [type(item).__name__ for item in final.output] == ["McpApprovalRequest"]
+        await client.close()
 
 
 async def test_a_tool_can_be_required_once() -> None:
