@@ -6,16 +6,21 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import AsyncOpenAI
+from openai.types.responses.response_output_item import McpCall
 
 import caravan_testing
 from caravan_dialects.tool_servers import TIMED_OUT, UNUSABLE, CallResult, ToolServerError
 from caravan_router.mcp.config import McpConfigError, McpLimits, McpServer, read_servers
 from caravan_router.mcp.servers import McpServers
+from caravan_testing.http_server import serving
 from caravan_testing.programs import kept_ports
+from caravan_testing.scripted_engine import MODEL, ScriptedEngine, letters
 from caravan_testing.waiting import DEADLINE_S, eventually
 
 _FOLDER = Path(caravan_testing.__file__).parent
@@ -203,3 +208,30 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("caravan_proto.packages.missing", lambda _: ["mcp"])
     with pytest.raises(McpConfigError, match=r"--mcp-config needs packages that are not installed: pip install .*mcp"):
         read_servers(tmp_path / "mcp.json")
+
+
+@pytest.mark.slow
+async def test_openai_python_reads_a_loop_over_a_server() -> None:
+    written = [
+        f'<tool_call>\n{{"name": "demo__{name}", "arguments": {arguments}}}\n</tool_call>'
+        for name, arguments in (("add", '{"a": 1, "b": 2}'), ("variables", "{}"))
+    ]
+    template = "{# <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    engine = ScriptedEngine(model=replace(MODEL, chat_template=template, max_sequence_tokens=4096))
+    engine.script = lambda _: letters([written[0], "3", written[1]][len(engine.streams)])
+    tools: Any = [{"type": "mcp", "server_label": "demo", "require_approval": {"never": {"tool_names": ["add"]}}}]
+    servers = McpServers({"demo": SDK}, McpLimits(call_timeout_s=DEADLINE_S))
+    async with serving(engine, tool_servers=servers) as service:
+        client = AsyncOpenAI(base_url=f"{service.url}/v1", api_key="any")
+        found = await client.responses.create(model="scripted", input="Hi", tools=tools)
+        assert [type(item).__name__ for item in found.output] == ["McpListTools", "McpCall", "ResponseOutputMessage"]
+        assert isinstance(found.output[1], McpCall)
+        assert found.output[1].output == "3"
+        async with client.responses.stream(
+            model="scripted", input="Again", previous_response_id=found.id, tools=tools
+        ) as stream:
+            names = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert names[-1] == "response.completed"
+        assert [type(item).__name__ for item in final.output] == ["McpApprovalRequest"]
+        await client.close()

@@ -287,27 +287,6 @@ async def test_a_server_is_named_once() -> None:
         assert "must be another one than that of other tools. Given: 'demo'" in error["message"]
 
 
-@pytest.mark.slow
-async def test_openai_python_reads_the_items() -> None:
-    from openai import AsyncOpenAI
-
-    engine = says(call("add", a=1, b=2), "3", call("drop"))
-    async with serving(engine, tool_servers=adding()) as service:
-        client = AsyncOpenAI(base_url=f"{service.url}/v1", api_key="any")
-        tools: Any = [DEMO]
-        found = await client.responses.create(model="scripted", input="Hi", tools=tools)
-        assert [type(item).__name__ for item in found.output] == ["McpListTools", "McpCall", "ResponseOutputMessage"]
-        asking: Any = [{**DEMO, "require_approval": "always"}]
-        async with client.responses.stream(
-            model="scripted", input="Again", previous_response_id=found.id, tools=asking
-        ) as stream:
-            names = [event.type async for event in stream]
-            final = await stream.get_final_response()
-        assert names[-1] == "response.completed"
-        assert [type(item).__name__ for item in final.output] == ["McpApprovalRequest"]
-        await client.close()
-
-
 async def test_a_tool_can_be_required_once() -> None:
     engine = says(call("add", a=1, b=2), "3")
     async with serving(engine, tool_servers=adding()) as service:
