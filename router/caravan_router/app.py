@@ -83,9 +83,9 @@ async def run_router(
     ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined.
     ``catalogue_of`` makes what loads and unloads models while the router runs; None if the shards are what they are.
 
-    Raises KeyFileError, TlsFileError, StateFileError or RecordFileError if a configured file is broken or cannot be
-    written, TracingError if traces cannot be sent as configured, OSError if the port cannot be bound, and whatever
-    broke the engine.
+    Raises KeyFileError, TlsFileError, McpConfigError, StateFileError or RecordFileError if a configured file is broken
+    or cannot be written, TracingError if traces cannot be sent as configured, OSError if the port cannot be bound, and
+    whatever broke the engine.
     """
     async with tracing(config.read_trace_settings()) as traces:
         await _run(config, traces, stop, on_listening, catalogue_of)
@@ -165,7 +165,7 @@ async def http_service(
 ) -> "HttpService":
     """Read the files that ``config`` names, and build the web application over ``fleet``.
 
-    Raises KeyFileError, TlsFileError or StateFileError.
+    Raises KeyFileError, TlsFileError, McpConfigError or StateFileError.
     """
     keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
     only_key = None if config.api_key is None else single_key(config.api_key)
@@ -185,6 +185,7 @@ async def http_service(
         root_path=config.root_path,
         metrics=MetricsAccess(key=config.metrics_key, port=config.metrics_port, shared=config.handover is not None),
     )
+    tool_servers = await asyncio.to_thread(config.read_mcp_servers)
     store = Store(config.store)
     await store.open()
     app = build_app(
@@ -196,6 +197,7 @@ async def http_service(
         store=store,
         bulk=BulkStore(config.bulk),
         catalogue=catalogue,
+        tool_servers=tool_servers,
     )
     if traces is not None:
         app[TRACING] = traces

@@ -17,6 +17,7 @@ from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
 from caravan_router.engine.fleet import Fleet
 from caravan_router.http.metrics import MetricsPortError
+from caravan_router.mcp.config import McpConfigError
 from caravan_router.tracing.settings import TracingError
 from caravan_studio.recording.recorder import RecordFileError
 
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 STARTUP_ERRORS = (
     KeyFileError,
     TlsFileError,
+    McpConfigError,
     StateFileError,
     RecordFileError,
     TracingError,
@@ -44,7 +46,7 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
             return f"--state-file: {error}"
         case RecordFileError():
             return f"--record: {error}"
-        case TlsFileError() | TracingError() | LogFileError() | MetricsPortError():
+        case TlsFileError() | McpConfigError() | TracingError() | LogFileError() | MetricsPortError():
             return str(error)
         case _:
             return f"cannot listen on {config.hostname}:{config.port}: {getattr(error, 'strerror', None) or error}"

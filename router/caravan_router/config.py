@@ -17,11 +17,14 @@ from caravan_dialects.api.openai.chat.schema import Effort
 from caravan_dialects.api.openai.chat.thinking import checked_kwargs
 from caravan_dialects.bulk.store import BulkSettings
 from caravan_dialects.conversations.store import StoreSettings
+from caravan_dialects.tool_servers import NO_TOOL_SERVERS, ToolServers
 from caravan_proto.flags import flag
 from caravan_proto.telemetry import LogSettings
 from caravan_proto.tls import MutualTls, TlsFiles
 from caravan_router.engine.discovery import NamedSource, parse_source
 from caravan_router.engine.link_config import LinkConfig, ShardTls
+from caravan_router.mcp.config import McpLimits, read_servers
+from caravan_router.mcp.servers import McpServers
 from caravan_router.tracing.settings import TraceSettings, read_settings
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
 
@@ -272,6 +275,16 @@ class RouterConfig:
         "end",
         low=1,
     )
+    mcp_config: str | None = flag(
+        None,
+        'JSON file of MCP servers ({"mcpServers": {"NAME": {"command": ..., "args": [...]} or {"url": ...}}}) whose '
+        "tools responses may call; needs llama-caravan[mcp]",
+    )
+    mcp_max_calls: int = flag(32, "maximum number of calls to MCP servers for one response", low=0)
+    mcp_timeout_s: float = flag(60.0, "seconds for each call to an MCP server, and for its list of tools", low=0.1)
+    mcp_max_result_bytes: int = flag(
+        65_536, "maximum size of what an MCP server returns for a call, as text in bytes", low=1, high=8 << 20
+    )
     batch_concurrency: int = flag(
         32, "maximum number of requests of batches that run or wait at a time, of all batches together", low=1
     )
@@ -423,6 +436,17 @@ class RouterConfig:
         """Where files and batches are kept, and for how long."""
         folder = None if self.state_file is None else Path(f"{self.state_file}-files")
         return BulkSettings(folder=folder, max_bytes=self.file_space << 20, life_s=self.file_life_s)
+
+    def read_mcp_servers(self) -> ToolServers:
+        """Read the file of MCP servers, which blocks. Raises McpConfigError."""
+        if self.mcp_config is None:
+            return NO_TOOL_SERVERS
+        limits = McpLimits(
+            max_calls=self.mcp_max_calls,
+            call_timeout_s=self.mcp_timeout_s,
+            max_result_bytes=self.mcp_max_result_bytes,
+        )
+        return McpServers(read_servers(Path(self.mcp_config)), limits)
 
     def read_shard_tls(self) -> ShardTls | None:
         """Read the files for TLS to shards, which blocks; None without them. Raises TlsFileError."""

@@ -86,7 +86,25 @@ class JobTable:
             self._run("BEGIN IMMEDIATE")
             self._append(job_id, step)
 
-    def _append(self, job_id: str, step: Step) -> None:
+    def replace_tokens(self, job_id: str, step: Step, request: bytes) -> None:
+        """Add a step, and replace all tokens before it by the ``request``, which has what they stand for.
+
+        Like `append`, it changes nothing if the step does not follow the last one.
+        """
+        with self._connection:
+            self._run("BEGIN IMMEDIATE")
+            if self._append(job_id, step):
+                none = _encode(())
+                freed = "(SELECT total(length(tokens) - ?) FROM job_steps WHERE job = ?)"
+                self._run(
+                    f"UPDATE jobs SET size = size + ? - length(request) - CAST({freed} AS INTEGER), request = ? "  # noqa: S608
+                    "WHERE id = ?",
+                    (len(request), len(none), job_id, request, job_id),
+                )
+                self._run("UPDATE job_steps SET tokens = ?, feedback = NULL WHERE job = ?", (none, job_id))
+
+    def _append(self, job_id: str, step: Step) -> bool:
+        """Return whether the step follows the last one."""
         events = zlib.compress(_encode(step.events), 1)
         tokens = _encode(step.tokens)
         size = len(events) + len(tokens) + _STEP_BYTES
@@ -99,6 +117,7 @@ class JobTable:
                 "INSERT INTO job_steps (job, first, events, tokens, feedback) VALUES (?, ?, ?, ?, ?)",
                 (job_id, step.first, events, tokens, step.feedback),
             )
+        return bool(moved.rowcount)
 
     def end(self, end: JobEnd, now: float) -> None:
         """Note the end of a job, whose events are kept for clients. Call it in a transaction."""

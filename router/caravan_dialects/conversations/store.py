@@ -111,6 +111,10 @@ class Store:
         """Add the next step of a job. Nothing is lost from then on if the process is killed."""
         await self._call(lambda database: database.jobs.append(job_id, step))
 
+    async def replace_tokens(self, job_id: str, step: Step, request: bytes) -> None:
+        """Add a step, and store ``request`` in place of that of the job and of all its tokens."""
+        await self._call(lambda database: database.jobs.replace_tokens(job_id, step, request))
+
     async def job(self, owner: str, job_id: str) -> Job | None:
         """Return a job; None if the owner has none of this id."""
         return await self._call(lambda database: database.jobs.find(owner, job_id))

@@ -69,7 +69,7 @@ async def _generated(line: LineRequest, asked: Asked) -> bytes:
             context = await line.context(asked.asks_for("", line.app[STATE].fleet))
             context.check_generates()
             reply = await asked.validate(context)
-            progress.begin(context.served, reply.requests, reply.reply_id)
+            progress.begin(context.served, reply)
         async with progress.generating() as runs:
             return await reply.whole(runs)
 

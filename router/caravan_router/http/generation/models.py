@@ -111,6 +111,7 @@ async def sender_context(state: AppState, sender: Sender, asked: str) -> Context
         model=facts,
         adapter=asked if asked in facts.adapters else "",
         bounds=bounds_of(state.limits, facts),
+        tool_servers=state.tool_servers,
     )
 
 
