@@ -17,19 +17,19 @@ from typing import Any
 import pytest
 from deploy.tools import ROOT, run_tool, tool_path, try_tool
 
-from caravan_router.metrics.table import VLLM_ALIASES
+from caravan_router.metrics.table import FORMER_NAMES
+from caravan_router.metrics.vllm import VLLM_ALIASES
 from caravan_testing.monitoring_files import RULES, dashboard_expressions, keda_queries
 from caravan_testing.programs import kept_ports
 from caravan_testing.serve_process import MODEL, Served, serve
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
-# Names that break promtool's rules: TGI's, vLLM's, and those that are public since before this test.
+# Names that break promtool's rules: TGI's, vLLM's, and those of the version before.
 FROZEN = {
     *("tgi_request_count", "tgi_request_success", "tgi_request_failure", "tgi_batch_concat"),
     *("tgi_batch_inference_count", "tgi_batch_inference_success", "tgi_batch_inference_failure"),
-    *VLLM_ALIASES,
-    *("caravan_prefix_cache_query_tokens", "caravan_prefix_cache_hit_tokens", "caravan_preemptions"),
-    *("caravan_recomputed_tokens", "caravan_fetched_bytes", "caravan_failed_fetches", "caravan_kv_cells_total"),
+    *(alias.name for alias in VLLM_ALIASES),
+    *FORMER_NAMES,
 }
 CONFIG = """
 global: {{scrape_interval: 500ms, evaluation_interval: 1s}}
