@@ -79,6 +79,7 @@ class ClusterConfig:
     drain_timeout_s: float = 0.5
     make_encoder: Callable[[], ToyEncoder | EmbeddingsEncoder] | None = None
     expected: tuple[str, ...] = ()
+    vllm_metrics: bool = False
     tracing: Tracing | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: Limits = field(default_factory=Limits)
@@ -99,7 +100,7 @@ class Cluster:
         self.cache_dir = folder / "cache"
         self.servers: dict[str, ShardServer] = {}
         self.backends: dict[str, ToyBackend] = {}
-        self.metrics = Metrics()
+        self.metrics = Metrics(vllm_names=config.vllm_metrics)
         self.addresses = [f"unix:{folder}/{number}.sock" for number in range(config.shards)]
         self._list = folder / "shards"
         fixed = (Address(address) for address in self.addresses)
