@@ -17,7 +17,7 @@ from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import Address, AddressFile, ShardSource
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link_config import LinkConfig
-from caravan_router.http.app import build_app
+from caravan_router.http.app import OPEN_TO_ALL, Access, build_app
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.state import TRACING
 from caravan_router.metrics.recorder import Metrics
@@ -83,6 +83,7 @@ class ClusterConfig:
     tracing: Tracing | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: Limits = field(default_factory=Limits)
+    access: Access = OPEN_TO_ALL
     link: LinkConfig = field(
         default_factory=lambda: LinkConfig(router_id="test", heartbeat_s=0.2, silence_s=20.0, address_refresh_s=0.02)
     )
@@ -308,7 +309,7 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
         if config.listed:
             running.list_shards(running.addresses)
         running.engine_task = engine = asyncio.create_task(running.fleet.run())
-        app = build_app(running.fleet, config.limits, running.metrics)
+        app = build_app(running.fleet, config.limits, running.metrics, access=config.access)
         if config.tracing is not None:
             app[TRACING] = config.tracing
         try:
