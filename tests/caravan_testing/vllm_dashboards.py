@@ -48,5 +48,5 @@ def aiperf_queries(model: str) -> dict[str, str]:
 
 
 def says_why_not(query: str) -> bool:
-    """Whether the table of names says why nothing answers this query."""
+    """Whether the table of names says why nothing answers this query of one metric."""
     return any(name in query for name in VLLM_ABSENT)

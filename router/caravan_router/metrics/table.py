@@ -166,9 +166,7 @@ METRICS = (
     MetricSpec(
         "caravan_prompt_computed_tokens_total",
         C,
-        "Prompt tokens of requests that started, not found in the cache: new, differs, evicted, shard_lost, "
-        "never_saved, under_way, other_shard, not_worth_copying, part_of_block, logprobs, other_salt, other_adapter, "
-        "new_weights, end_of_prompt",
+        "Prompt tokens of requests that started, not found in the cache, by the reason",
         ("reason",),
     ),
     MetricSpec("caravan_request_cached_tokens", H, "Prompt tokens of a request found in the cache", (), TOKENS),

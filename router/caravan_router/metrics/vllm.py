@@ -2,20 +2,20 @@
 
 from caravan_router.metrics.table import Alias
 
-_ACCEPTED = "counted when a request is accepted; in vLLM when it ends"
+_ACCEPTED = "at the start of a request, not at its end"
 
 VLLM_ALIASES = (
     Alias("vllm:num_requests_waiting", "tgi_queue_size"),
     Alias("vllm:num_requests_running", "tgi_batch_current_size"),
     Alias("vllm:kv_cache_usage_perc", "caravan_kv_usage_ratio"),
-    Alias("vllm:gpu_cache_usage_perc", "caravan_kv_usage_ratio", note="former name of `kv_cache_usage_perc`"),
+    Alias("vllm:gpu_cache_usage_perc", "caravan_kv_usage_ratio", note="now `kv_cache_usage_perc`"),
     Alias(
         "vllm:cache_config_info",
         "caravan_kv_cache_info",
-        note="`block_size` is that of saved prefixes; running ones share tokens, not blocks",
+        note="blocks of saved prefixes",
     ),
-    Alias("vllm:lora_requests_info", "caravan_lora_requests_info", note="`max_lora`: all that are loaded"),
-    Alias("vllm:prompt_tokens_total", "caravan_prompt_tokens_total", note="counted at the first step"),
+    Alias("vllm:lora_requests_info", "caravan_lora_requests_info", note="`max_lora`: those that are loaded"),
+    Alias("vllm:prompt_tokens_total", "caravan_prompt_tokens_total", note="at a request's first step"),
     Alias("vllm:generation_tokens_total", "caravan_generated_tokens_total"),
     Alias("vllm:prefix_cache_queries_total", "caravan_prompt_tokens_total"),
     Alias("vllm:prefix_cache_hits_total", "caravan_prompt_cached_tokens_total", note="hits of all tiers"),
@@ -44,20 +44,18 @@ VLLM_ALIASES = (
     ),
 )
 
-# Why a name of vLLM's is not exposed.
+# Why names of vLLM's that begin so are not exposed.
 VLLM_ABSENT = {
-    "vllm:request_max_num_generation_tokens": "each candidate of `n` is counted alone: `request_generation_tokens`",
-    "vllm:request_params_n": "each candidate of `n` is counted alone",
+    "vllm:request_max_num_generation_tokens": "candidates of `n` count alone: `request_generation_tokens`",
+    "vllm:request_params_n": "candidates of `n` count alone",
     "vllm:request_time_per_output_token_seconds": "`tgi_request_mean_time_per_token_duration` includes the prefill",
-    "vllm:time_per_output_token_seconds": "former name of `inter_token_latency_seconds`",
-    "vllm:iteration_tokens_total": "a step is one shard's: `caravan_batch_size`",
+    "vllm:time_per_output_token_seconds": "now `inter_token_latency_seconds`",
+    "vllm:iteration_tokens_total": "per shard: `caravan_batch_size`",
     "vllm:num_requests_swapped": "no longer vLLM's: `caravan_sequences_swapped`",
-    "vllm:num_requests_waiting_by_reason": "the queue has one order, no reasons",
-    "vllm:external_prefix_cache_queries_total": "the tiers belong to the cache: `prefix_cache_queries_total`",
-    "vllm:external_prefix_cache_hits_total": "the tiers belong to the cache: `prefix_cache_hits_total`",
+    "vllm:num_requests_waiting_by_reason": "there is one reason",
+    "vllm:external_prefix_cache": "all tiers are one cache: `prefix_cache_hits_total`",
     "vllm:cpu_cache_usage_perc": "no longer vLLM's: `caravan_saved_bytes`",
-    "vllm:mm_cache_queries_total": "`caravan_media_encodings_total` counts what was not in the cache",
-    "vllm:mm_cache_hits_total": "`caravan_media_encodings_total` counts what was not in the cache",
-    "vllm:kv_block_reuse_gap_seconds": "cells have no blocks that are tracked",
+    "vllm:mm_cache": "hits are not counted: `caravan_media_encodings_total`",
+    "vllm:kv_block": "cells have no blocks",
     "vllm:engine_sleep_state": "`GET /is_sleeping`",
 }
