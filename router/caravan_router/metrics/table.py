@@ -140,14 +140,13 @@ METRICS = (
     MetricSpec(
         "caravan_kv_cache_info",
         G,
-        "Always 1; the labels have the tokens of a block, and the blocks in the cells of all shards",
+        "Always 1; the labels: tokens of a block, blocks of all shards",
         ("block_size", "num_gpu_blocks"),
     ),
     MetricSpec(
         "caravan_lora_requests_info",
         G,
-        "Time of the reply, in seconds since 1970; the labels have the adapters that run and that wait, with commas, "
-        "and how many there are. Absent without adapters",
+        "Seconds since 1970; the labels: adapters that run, that wait, and how many there are",
         ("running_lora_adapters", "waiting_lora_adapters", "max_lora"),
     ),
     MetricSpec("caravan_sequences_running", G, "Running sequences", ("shard",)),

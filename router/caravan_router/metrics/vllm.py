@@ -52,10 +52,7 @@ VLLM_ABSENT = {
     "vllm:time_per_output_token_seconds": "now `inter_token_latency_seconds`",
     "vllm:iteration_tokens_total": "per shard: `caravan_batch_size`",
     "vllm:num_requests_swapped": "no longer vLLM's: `caravan_sequences_swapped`",
-    "vllm:num_requests_waiting_by_reason": "there is one reason",
     "vllm:external_prefix_cache": "all tiers are one cache: `prefix_cache_hits_total`",
     "vllm:cpu_cache_usage_perc": "no longer vLLM's: `caravan_saved_bytes`",
     "vllm:mm_cache": "hits are not counted: `caravan_media_encodings_total`",
-    "vllm:kv_block": "cells have no blocks",
-    "vllm:engine_sleep_state": "`GET /is_sleeping`",
 }

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_network
 from typing import Any
 
@@ -56,7 +57,7 @@ async def pool(limits: Limits | None = None, adapters: tuple[str, ...] = ()) -> 
         ]
         picker = Picker(session, [Pod(router.url, router_pod_labels()) for router in routers])
         for pod in picker.pods:
-            await eventually(lambda pod=pod: picker.load(pod), "the cells are known", lambda load: load.blocks == 256)
+            await eventually(partial(picker.load, pod), "the cells are known", lambda load: load.blocks == 256)
         yield Pool(picker, routers, logs, session)
 
 

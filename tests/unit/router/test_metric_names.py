@@ -81,7 +81,7 @@ async def test_openmetrics_has_the_same_samples_as_the_text_format_and_a_strict_
     text, openmetrics = await page(metrics, TextFormat.accepted()), await page(metrics, OPENMETRICS)
     assert samples(text) == samples(openmetrics)
     assert openmetrics.endswith("# EOF\n")
-    kinds = {family.name: family.type for family in parse_openmetrics(openmetrics)}
+    kinds = {family.name: family.type for family in parse_openmetrics(openmetrics)}  # type: ignore[no-untyped-call]
     assert kinds["caravan_request_preemptions"] == "counter"
     assert kinds["vllm:generation_tokens"] == "counter"
     assert kinds["tgi_request_count"] == "unknown", "TGI's counters have no `_total`"

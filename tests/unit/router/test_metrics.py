@@ -3,7 +3,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from caravan_proto.messages.results import StepOutcome
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
-from caravan_router.metrics.recorder import Histogram, Metrics
+from caravan_router.metrics.exposition import Histogram
+from caravan_router.metrics.recorder import Metrics
 from caravan_router.metrics.table import METRICS
 from caravan_scheduler.actions import Start
 from caravan_scheduler.config import JoinReason
