@@ -311,7 +311,7 @@ class RouterConfig:
     graceful_termination_timeout: float = flag(90.0, "seconds for running requests to finish after SIGTERM", low=0)
     vllm_metrics: bool = flag(
         False,
-        "also expose queue, running requests, KV usage and speculation under vLLM's metric names",
+        "also expose metrics under the names that they have in vLLM",
     )
     metrics_port: int | None = flag(
         None, "TCP port of /metrics, over HTTP; 0 picks a free one [as --port]", low=0, high=65535

@@ -110,7 +110,7 @@ def test_pools_of_one_model_scale_to_its_load_in_sum(tmp_path: Path) -> None:
 def test_pools_of_one_model_share_its_cells(tmp_path: Path) -> None:
     (found,) = (found for pool, found in wanted_of(objects_of(POOLS, tmp_path), "kv-use").items() if pool == "first")
     # Four shards are the least. A shard has 100 cells, and should use 80.
-    cells = {f"caravan_kv_cells_total{SERIES}": "100x20", f"caravan_kv_cells_used{SERIES}": "0+40x20"}
+    cells = {f"caravan_kv_cells{SERIES}": "100x20", f"caravan_kv_cells_used{SERIES}": "0+40x20"}
     needed = [max(0, math.ceil(40 * minute / 80) - 4) for minute in range(12)]
     play({f"ceil(({found.query}) / {found.threshold})": [min(2, number) for number in needed]}, cells, tmp_path)
 

@@ -176,6 +176,7 @@ class Batcher:
                     disk_bytes=shard.runs.used_bytes[Tier.DISK],
                     pinned_bytes=sum(shard.runs.pinned.values()),
                     sequences=len(shard.stays.residents),
+                    adapters=frozenset(shard.stays.adapters),
                 )
             )
 
@@ -189,6 +190,8 @@ class Batcher:
             oldest_s=max(
                 (now - sequence.request.arrived_s for sequence in waiting if not sequence.started), default=0.0
             ),
+            adapters=frozenset(sequence.spec.adapter for sequence in waiting) if self.model.adapters else frozenset(),
+            max_adapters=len(self.model.adapters),
         )
 
     def post(self, event: Event) -> None:
