@@ -51,11 +51,11 @@ class _Viewer:
 class Viewers:
     """Follows the schedulers of ``batchers``, which come and go, as long as somebody watches; costs nothing else.
 
-    ``on_engine`` is told of each new engine, before a shard of it joins.
+    Those in ``on_engine`` are told of each new engine, before a shard of it joins.
     """
 
     def __init__(self, batchers: Collection[Batcher]) -> None:
-        self.on_engine: Callable[[Batcher], None] = lambda _: None
+        self.on_engine: list[Callable[[Batcher], None]] = []
         self._batchers = batchers
         self._viewers: set[_Viewer] = set()
         self._timelines: dict[Batcher, ModelTimeline] = {}
