@@ -72,10 +72,10 @@ class Accounts:
 
         Raises UsageFileError, AuditLogError.
         """
-        day = self._day
-        self.ledger.set_elsewhere(await self._call(partial(self._open, day)))
+        await self._call(self._open)
+        await self.read_elsewhere()
 
-    def _open(self, day: int, table: UsageTable) -> dict[str, tuple[int, int]]:
+    def _open(self, table: UsageTable) -> None:
         if self._file is not None:
             folder, name = self._file.parent, self._file.name
             try:
@@ -88,8 +88,7 @@ class Accounts:
                 raise UsageFileError(f"{self._file}: {error}") from error
         if self._audit_path is not None:
             self._audit = AuditLog(self._audit_path)
-        table.forget_before(day - _KEPT_DAYS)
-        return table.spent(day, self._run)
+        table.forget_before(self._day - _KEPT_DAYS)
 
     async def run(self) -> None:
         """Save what is counted now and then, until cancelled."""
@@ -100,30 +99,35 @@ class Accounts:
                 await self.save()
                 if time.monotonic() - elsewhere_s >= _ELSEWHERE_S:
                     elsewhere_s = time.monotonic()
-                    spent = partial(UsageTable.spent, day=self._day, but=self._run)
-                    self.ledger.set_elsewhere(await self._call(spent))
+                    await self.read_elsewhere()
                 self._write_audit()
             except (sqlite3.Error, OSError) as error:
                 self._failed(error)
             else:
                 self._is_failing = False
 
+    async def read_elsewhere(self) -> None:
+        """Find what other routers with the same file have counted. Raises sqlite3.Error."""
+        self.ledger.set_elsewhere(await self._call(partial(UsageTable.spent, day=self._day, but=self._run)))
+
     async def close(self) -> None:
         """Save everything, and close the files."""
+        is_saved = True
         try:
             await self.save()
         except sqlite3.Error as error:
             _log.error("usage could not be saved, and stays in the journal: %s", error)
-        else:
-            if self._journal is not None:
-                self._journal.close()
+            is_saved = False
         self._write_audit()
         if self._auditing is not None:
             await self._auditing
-        await self._call(self._close)
-        self._thread.shutdown()
+        if self._table is not None:
+            await self._call(partial(self._close, is_saved=is_saved))
+        await asyncio.to_thread(self._thread.shutdown)
 
-    def _close(self, table: UsageTable) -> None:
+    def _close(self, table: UsageTable, *, is_saved: bool) -> None:
+        if self._journal is not None:
+            self._journal.close(is_saved=is_saved)
         if self._audit is not None:
             self._audit.close()
         table.close()

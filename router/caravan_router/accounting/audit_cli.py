@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from caravan_proto.command_line import Parser
-from caravan_router.accounting.chain import START, BrokenChainError, Head, begins_after, checked
+from caravan_router.accounting.chain import START, BrokenChainError, Head, checked, ends_of
 
 
 def audit_parser() -> Parser:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _given(line: bytes, after: str) -> Head:
     """Return the head that ``line`` follows, which must have the hash ``after``. Raises BrokenChainError."""
-    found = begins_after(line)
-    if found is None or found.hash != after:
+    ends = ends_of(line)
+    if ends is None or ends[0].hash != after:
         raise BrokenChainError(f"the first line does not follow a line with the hash {after}")
-    return found
+    return ends[0]

@@ -43,34 +43,27 @@ def next_line(head: Head, fields: dict[str, object]) -> tuple[bytes, Head]:
     return begin + _FIELD + digest.encode() + _END, Head(number, digest)
 
 
-def head_of(line: bytes) -> Head | None:
-    """Return what a whole line says of itself, whether or not it is true; None if it is no line of a log."""
+def ends_of(line: bytes) -> tuple[Head, Head] | None:
+    """Return the head before and after a whole line by what it says, true or not; None if it is no line of a log."""
     if len(line) <= _TAIL or line[-_TAIL : -_TAIL + len(_FIELD)] != _FIELD or not line.endswith(_END):
         return None
     try:
         link = msgspec.json.decode(line, type=_Link)
-    except (msgspec.DecodeError, RecursionError):
+        digest = line[-len(_END) - _HASH_CHARACTERS : -len(_END)].decode("ascii")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return Head(link.line, line[-len(_END) - _HASH_CHARACTERS : -len(_END)].decode("ascii", "replace"))
+    return Head(link.line - 1, link.prev), Head(link.line, digest)
 
 
 def checked(line: bytes, head: Head) -> Head:
     """Return the head after ``line``, which must follow ``head``. Raises BrokenChainError."""
     where = f"line {head.line + 1}"
-    found = head_of(line)
-    if found is None:
+    ends = ends_of(line)
+    if ends is None:
         raise BrokenChainError(f"{where} is no line of an audit log, or is cut off")
-    if hashlib.sha256(line[:-_TAIL]).hexdigest() != found.hash:
+    before, after = ends
+    if hashlib.sha256(line[:-_TAIL]).hexdigest() != after.hash:
         raise BrokenChainError(f"{where} was changed: its hash is another one")
-    link = msgspec.json.decode(line, type=_Link)
-    if (link.line, link.prev) != (head.line + 1, head.hash):
-        raise BrokenChainError(f"{where} does not follow the line before it. It says that it is line {link.line}")
-    return found
-
-
-def begins_after(line: bytes) -> Head | None:
-    """Return the head that the first line of a log says it follows; None if it is no line of a log."""
-    if head_of(line) is None:
-        return None
-    link = msgspec.json.decode(line, type=_Link)
-    return Head(link.line - 1, link.prev)
+    if before != head:
+        raise BrokenChainError(f"{where} does not follow the line before it. It says that it is line {after.line}")
+    return after

@@ -65,9 +65,10 @@ class Journal:
             self._free.append(row.slot)
             row.slot = None
 
-    def close(self) -> None:
-        """Delete the journal, whose counts are in the store."""
-        self._path.unlink(missing_ok=True)
+    def close(self, *, is_saved: bool) -> None:
+        """Unlock the journal, and delete it if its counts are in the store; blocks."""
+        if is_saved:
+            self._path.unlink(missing_ok=True)
         os.close(self._file)
 
 
