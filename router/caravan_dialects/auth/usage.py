@@ -51,19 +51,21 @@ REQUESTS, PROMPT, CACHED, OUTPUT, RECOMPUTED, DRAFTED, ACCEPTED = range(len(Coun
 class Spent:
     """Tokens of prompts and outputs that a key has used on this day and in this month, in UTC.
 
+    ``total``: since this process began, of which ``before_today`` and ``before_this_month`` do not count any more.
     ``elsewhere_``: what other processes have counted, before this one or beside it.
     """
 
-    today: int = 0
-    this_month: int = 0
+    total: int = 0
+    before_today: int = 0
+    before_this_month: int = 0
     elsewhere_today: int = 0
     elsewhere_this_month: int = 0
 
     def of(self, period: "Period") -> int:
         """Return what was used in the current period, by all processes."""
         if period is Period.DAY:
-            return self.today + self.elsewhere_today
-        return self.this_month + self.elsewhere_this_month
+            return self.total - self.before_today + self.elsewhere_today
+        return self.total - self.before_this_month + self.elsewhere_this_month
 
 
 class Period(Enum):

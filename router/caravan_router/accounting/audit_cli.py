@@ -10,7 +10,7 @@ from caravan_router.accounting.chain import START, BrokenChainError, Head, check
 
 def audit_parser() -> Parser:
     """Return the parser of `caravan audit`."""
-    parser = Parser(prog="caravan audit", description="Check that nobody has changed an audit log.")
+    parser = Parser(prog="caravan audit", description="Check that an audit log is as it was written.")
     parser.add_argument("action", choices=["verify"], help="verify: read all lines, and check their hashes")
     parser.add_argument("file", nargs="+", type=Path, help="the files of one log, the oldest first")
     parser.add_argument(

@@ -34,30 +34,35 @@ class Journal:
         self._path = path
         self._file = _locked(path)
         self._bytes = bytearray(slots * _SLOT_BYTES)
-        self._free = list(range(slots - 1, -1, -1))
+        # Where free slots begin.
+        self._free = list(range((slots - 1) * _SLOT_BYTES, -1, -_SLOT_BYTES))
 
     def write(self, rows: Collection[Row]) -> None:
         """Write the counts of ``rows``, except those that have no slot because all are taken. Raises OSError."""
-        first, last = len(self._bytes), 0
+        first, last = len(self._bytes), -1
+        pack, content = _COUNTS.pack_into, self._bytes
         for row in rows:
-            if row.slot is None and not self._take(row):
-                continue
-            at = row.slot * _SLOT_BYTES  # type: ignore[operator]
-            _COUNTS.pack_into(self._bytes, at, *row.counts)
-            first, last = min(first, at), max(last, at + _SLOT_BYTES)
-        if first < last:
-            with memoryview(self._bytes) as whole:
-                os.pwrite(self._file, whole[first:last], first)
+            at = self._place(row) if row.slot is None else row.slot
+            if at >= 0:
+                pack(content, at, *row.counts)
+                # Not `min` and `max`, which take longer than packing.
+                if at < first:
+                    first = at
+                if at > last:
+                    last = at
+        if first <= last:
+            with memoryview(content) as whole:
+                os.pwrite(self._file, whole[first : last + _SLOT_BYTES], first)
 
-    def _take(self, row: Row) -> bool:
+    def _place(self, row: Row) -> int:
+        """Give ``row`` a slot, and return where that begins; -1 if it gets none."""
         name = msgspec.json.encode(row.account)
         if not self._free or len(name) > _MOST_NAME:
-            return False
-        row.slot = self._free.pop()
-        at = row.slot * _SLOT_BYTES
+            return -1
+        row.slot = at = self._free.pop()
         slot = bytes(_COUNTS.size) + _HEAD.pack(zlib.crc32(name), len(name)) + name
         self._bytes[at : at + _SLOT_BYTES] = slot.ljust(_SLOT_BYTES, b"\0")
-        return True
+        return at
 
     def release(self, row: Row) -> None:
         """Let another row have the slot of ``row``, which the store has."""

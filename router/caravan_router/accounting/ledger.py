@@ -4,7 +4,7 @@ The rules:
 
 - A prompt counts when it starts, once for all choices of a request that share it, as in the ``usage`` of replies.
 - An output token counts when it is decided to deliver it. An accepted draft is an output token; other drafts only
-  appear as drafted. What a step computes behind a stop string counts.
+  appear as drafted. What a step computes after a stop string counts.
 - A beam search delivers at its end, and counts then.
 - What continues after its router ended is not counted again; its tokens that have to be computed again are recomputed.
 """
@@ -36,7 +36,7 @@ MOST_SESSIONS = 256
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The counts of an account since this router began. ``slot``: its place in the journal, if it has one."""
+    """The counts of an account since this router began. ``slot``: where its slot of the journal begins."""
 
     account: Account
     spent: Spent
@@ -103,9 +103,9 @@ class Ledger:
         self._day = day
         self._sessions.clear()
         for spent in self._spent.values():
-            spent.today = spent.elsewhere_today = 0
+            spent.before_today, spent.elsewhere_today = spent.total, 0
             if not is_same_month:
-                spent.this_month = spent.elsewhere_this_month = 0
+                spent.before_this_month, spent.elsewhere_this_month = spent.total, 0
         for found in self._running.values():
             found.row = self._row(found.row.account._replace(day=day))
 
@@ -131,8 +131,7 @@ class Ledger:
                     count, row = len(action.tokens), found.row
                     found.counts[OUTPUT] += count
                     row.counts[OUTPUT] += count
-                    row.spent.today += count
-                    row.spent.this_month += count
+                    row.spent.total += count
                     touched.add(row)
                     if (finish := action.tokens[-1].finish) is not None:
                         self._end(action.request_id, finish.value)
@@ -171,8 +170,7 @@ class Ledger:
         counts = Counts(requests=1, prompt=sum(map(len, texts)))
         for column, count in enumerate(counts):
             row.counts[column] += count
-        row.spent.today += counts.prompt
-        row.spent.this_month += counts.prompt
+        row.spent.total += counts.prompt
         self.touched.add(row)
         self._on_end(Ended(account=row.account, request_id="", counts=counts, status="stop"))
 
@@ -200,8 +198,7 @@ class Ledger:
             self._add(found, REQUESTS, 1)
             self._add(found, PROMPT, start.prompt_tokens)
             self._add(found, CACHED, start.cached_tokens)
-            found.row.spent.today += start.prompt_tokens
-            found.row.spent.this_month += start.prompt_tokens
+            found.row.spent.total += start.prompt_tokens
         self._started.add(found.shares)
 
     def _add(self, found: _Running, column: int, count: int) -> None:
