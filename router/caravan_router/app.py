@@ -153,7 +153,7 @@ def _begin_recording(config: RouterConfig, path: str, fleet: Fleet) -> Recorder:
     def follow(batcher: Batcher) -> None:
         batcher.followers.append(recorder.follow(batcher.model.name, batcher.scheduler, config.scheduler))
 
-    fleet.timeline.on_engine.append(follow)
+    fleet.timeline.tell_of_engines(follow)
     return recorder
 
 
@@ -190,7 +190,7 @@ async def http_service(
     await store.open()
     accounts = Accounts(config.accounts)
     await accounts.open()
-    fleet.timeline.on_engine.append(accounts.follow)
+    fleet.timeline.tell_of_engines(accounts.follow)
     app = build_app(
         fleet,
         config.limits,

@@ -88,7 +88,7 @@ COMMANDS: Mapping[str, Command] = {
         "check an audit log of --audit-log: caravan audit verify FILE",
         "caravan_router.accounting.audit_cli:main",
         "caravan_router.accounting.audit_cli:audit_parser",
-        Part.ROUTER,
+        Part.DIALECTS,
     ),
     "router": Command(
         "run a router for shards that run elsewhere (caravan-router)",

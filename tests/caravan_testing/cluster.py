@@ -310,7 +310,7 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
         if config.listed:
             running.list_shards(running.addresses)
         app = build_app(running.fleet, config.limits, running.metrics, access=config.access, accounts=running.accounts)
-        running.fleet.timeline.on_engine.append(running.accounts.follow)
+        running.fleet.timeline.tell_of_engines(running.accounts.follow)
         running.engine_task = engine = asyncio.create_task(running.fleet.run())
         if config.tracing is not None:
             app[TRACING] = config.tracing

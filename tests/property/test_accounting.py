@@ -105,7 +105,7 @@ class Router(Simulation):
                 self.join(name, limits)
             case "day":
                 self.day += choose.choice([0, 0, 1])
-            case "tick":
+            case _:
                 self.tick(choose.random())
 
 

@@ -60,8 +60,9 @@ class Accounts:
         self.ledger = Ledger(self._day, self._note_end)
         # Changed since it was saved.
         self._unsaved: set[Row] = set()
-        # Whether the last write has failed, so that each failure is logged once.
+        # Whether a write has failed since the last one that succeeded: not each failure is logged.
         self._is_failing = False
+        self._is_closed = False
 
     @property
     def _day(self) -> int:
@@ -111,7 +112,9 @@ class Accounts:
         self.ledger.set_elsewhere(await self._call(partial(UsageTable.spent, day=self._day, but=self._run)))
 
     async def close(self) -> None:
-        """Save everything, and close the files."""
+        """Save everything, and close the files. What is decided afterwards reaches no client, and does not count."""
+        self.ledger.end_all()
+        self._is_closed = True
         is_saved = True
         try:
             await self.save()
@@ -140,13 +143,15 @@ class Accounts:
 
     def note(self, model: str, events: list[Event], actions: list[Action]) -> None:
         """Count what the scheduler of ``model`` has decided, before it is carried out."""
-        self.ledger.note(model, events, actions, self._day)
-        self._write()
+        if not self._is_closed:
+            self.ledger.note(model, events, actions, self._day)
+            self._write()
 
     def count_texts(self, model: str, key: str, texts: Sequence[Sequence[int]]) -> None:
         """Count a request for vectors or scores of ``texts``."""
-        self.ledger.count_texts(model, key, texts, self._day)
-        self._write()
+        if not self._is_closed:
+            self.ledger.count_texts(model, key, texts, self._day)
+            self._write()
 
     def _write(self) -> None:
         """Let what was counted survive this process."""
@@ -206,6 +211,7 @@ class Accounts:
         except BaseException:
             self._unsaved |= changed
             raise
+        # Saves end in the order in which they began, so no other one has these rows still.
         for row in self.ledger.forget_ended_days(self._unsaved | self.ledger.touched):
             if self._journal is not None:
                 self._journal.release(row)

@@ -33,6 +33,8 @@ from caravan_scheduler.events import Cancelled, Event, Submitted, Taken
 # Sessions of a key, model and day that are counted apart; clients choose their names. Others count without a session.
 MOST_SESSIONS = 256
 
+CANCELLED = "cancelled"
+
 
 @dataclass(slots=True, eq=False)
 class Row:
@@ -123,6 +125,8 @@ class Ledger:
                 case Cancelled(request_id):
                     # Its last tokens may be among the actions.
                     cancelled.append(request_id)
+                case _:
+                    pass
         running, touched = self._running, self.touched
         for action in actions:
             # Not a match: most actions are these, one for each sequence and step.
@@ -138,20 +142,13 @@ class Ledger:
             else:
                 self._note_other(action)
         for request_id in cancelled:
-            self._end(request_id, "cancelled")
+            self._end(request_id, CANCELLED)
 
     def _note_other(self, action: Action) -> None:
         match action:
-            case Start():
+            case Start() | Resume() | Drafted():
                 if (found := self._running.get(action.request_id)) is not None:
-                    self._start(found, action)
-            case Resume():
-                if (found := self._running.get(action.request_id)) is not None:
-                    self._add(found, RECOMPUTED, action.computed_again)
-            case Drafted():
-                if (found := self._running.get(action.request_id)) is not None:
-                    self._add(found, DRAFTED, action.count.drafted)
-                    self._add(found, ACCEPTED, action.count.accepted)
+                    self._note_work(found, action)
             case Fail():
                 self._end(action.request_id, action.reason.value)
             case Left():
@@ -174,6 +171,11 @@ class Ledger:
         self.touched.add(row)
         self._on_end(Ended(account=row.account, request_id="", counts=counts, status="stop"))
 
+    def end_all(self) -> None:
+        """End what runs, since the router ends and closes the connections."""
+        for request_id in list(self._running):
+            self._end(request_id, CANCELLED)
+
     def forget_ended_days(self, but: Collection[Row]) -> list[Row]:
         """Forget, and return, the rows in which nothing is counted any more, but for those in ``but``."""
         ended = [row for row in self._rows.values() if row.account.day < self._day and row not in but]
@@ -190,8 +192,19 @@ class Ledger:
             self._started.add(shares)
         self._running[request_id] = _Running(spec, self._row(account), shares)
 
+    def _note_work(self, found: _Running, action: Start | Resume | Drafted) -> None:
+        match action:
+            case Start():
+                self._start(found, action)
+            case Resume():
+                self._add(found, RECOMPUTED, action.computed_again)
+            case Drafted():
+                self._add(found, DRAFTED, action.count.drafted)
+                self._add(found, ACCEPTED, action.count.accepted)
+
     def _start(self, found: _Running, start: Start) -> None:
         if (continued := found.spec.continued) is not None:
+            # What was cached of the output is not known unless a part of the prompt was not.
             computed = start.prompt_tokens - start.cached_tokens
             self._add(found, RECOMPUTED, computed + len(continued.token_ids) if computed else 0)
         elif found.shares not in self._started:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
+from openai import AsyncOpenAI, RateLimitError
+from openai.types.admin.organization.usage_completions_response import DataResultOrganizationUsageCompletionsResult
 
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_dialects.auth.usage import DAY_S
@@ -99,6 +101,32 @@ async def test_usage_is_the_sum_of_the_usage_of_replies() -> None:
         for wrong in ("bucket_width=1h", "group_by=project_id", "project_ids=a", "limit=32", "start_time=-1"):
             assert (await op.used(wrong))[0] == 400, wrong
         assert (await op.used("limit=31"))[0] == 200
+
+
+async def test_openais_package_reads_usage_by_pages_and_knows_an_exceeded_budget() -> None:
+    now = int(time.time())
+    async with (
+        cluster(CONFIG) as running,
+        ClientSession() as session,
+        AsyncOpenAI(base_url=f"{running.url}/v1", api_key="poor", admin_api_key="op") as client,
+    ):
+        await Caller(session, running, "poor").post("/v1/completions", completion("p", 30))
+        usage = client.admin.organization.usage
+        page = await usage.completions(
+            start_time=now - 3 * DAY_S, group_by=["api_key_id", "model"], api_key_ids=["poor"], limit=3
+        )
+        assert (len(page.data), page.has_more) == (3, True)
+        assert page.next_page is not None
+        page = await usage.completions(
+            start_time=now - 3 * DAY_S, group_by=["api_key_id", "model"], limit=3, page=page.next_page
+        )
+        assert (len(page.data), page.has_more, page.next_page) == (1, False, None)
+        [found] = page.data[0].results
+        assert isinstance(found, DataResultOrganizationUsageCompletionsResult)
+        assert (found.output_tokens, found.api_key_id, found.model) == (30, "poor", "toy")
+        with pytest.raises(RateLimitError) as caught:
+            await client.completions.create(model="toy", prompt="p")
+        assert (caught.value.code, caught.value.type) == ("insufficient_quota", "insufficient_quota")
 
 
 async def test_texts_that_are_embedded_count_apart() -> None:
