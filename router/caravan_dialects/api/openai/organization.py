@@ -6,8 +6,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from caravan_dialects.api.errors import ForbiddenError, ValidationError
-from caravan_dialects.api.generation.checks import check_range
+from caravan_dialects.api.errors import ForbiddenError
+from caravan_dialects.api.generation.rules import unsupported_field_error
+from caravan_dialects.api.paging import page_size
 from caravan_dialects.auth.key import ApiKey
 from caravan_dialects.auth.usage import DAY_S, Account, Counts
 
@@ -17,7 +18,8 @@ _DEFAULT_BUCKETS, MOST_BUCKETS = 7, 31
 _GROUPS = {"api_key_id": "key", "session": "session", "model": "model"}
 _FILTERS = {"api_key_ids": "key", "sessions": "session", "models": "model"}
 _KNOWN = frozenset({"start_time", "end_time", "bucket_width", "group_by", "limit", "page", *_FILTERS})
-_MOST_TIME = 1 << 40
+# Of a time or a page.
+_MOST_DIGITS = 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +98,17 @@ def usage_query(given: Iterable[tuple[str, str]], key: ApiKey, now_s: float) -> 
     for name, value in given:
         # OpenAI's packages send lists with brackets.
         lists.setdefault(name.removesuffix("[]"), []).append(value)
-    for name in lists:
+    for name, values in lists.items():
         if name not in _KNOWN:
-            raise ValidationError(name, f"`{name:.80}` is not supported: usage is not kept by it")
-    width = lists.get("bucket_width", [_WIDTH])[-1]
-    if width != _WIDTH:
-        raise ValidationError("bucket_width", f"`bucket_width` must be `{_WIDTH}`. Given: {width:.80}")
-    groups = list(lists.get("group_by", []))
+            raise unsupported_field_error(f"{name:.80}", "ask without it: usage is not kept by it", values[-1])
+    if (width := lists.get("bucket_width", [_WIDTH])[-1]) != _WIDTH:
+        raise unsupported_field_error("bucket_width", f"use `{_WIDTH}`", width)
+    groups = lists.get("group_by", [])
     for group in groups:
         if group not in _GROUPS:
-            raise ValidationError("group_by", f"`group_by` must be one of {', '.join(_GROUPS)}. Given: {group:.80}")
+            raise unsupported_field_error("group_by", f"use {', '.join(_GROUPS)}", group)
     today = int(now_s // DAY_S)
-    limit = _number(lists, "limit", _DEFAULT_BUCKETS)
-    check_range("limit", limit, 1, MOST_BUCKETS)
+    limit = page_size({name: values[-1] for name, values in lists.items()}, _DEFAULT_BUCKETS, MOST_BUCKETS)
     end_s = _number(lists, "end_time", (today + 1) * DAY_S)
     stop = min(today + 1, -(-end_s // DAY_S))
     start = min(stop, _number(lists, "start_time", max(0, stop - limit) * DAY_S) // DAY_S)
@@ -131,8 +131,8 @@ def _number(lists: dict[str, list[str]], name: str, default: int) -> int:
     if name not in lists:
         return default
     text = lists[name][-1]
-    if not (text.isascii() and text.isdigit()) or int(text[:20]) > _MOST_TIME:
-        raise ValidationError(name, f"`{name}` must be a number from 0 to {_MOST_TIME}. Given: {text:.80}")
+    if not (text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS):
+        raise unsupported_field_error(name, "use a whole number", text)
     return int(text)
 
 
