@@ -12,6 +12,8 @@ from caravan_dialects.conversations.database import StateFileError
 from caravan_proto.flags import load
 from caravan_proto.telemetry import LogFileError, configure_logging
 from caravan_proto.tls import TlsFileError
+from caravan_router.accounting.audit_log import AuditLogError
+from caravan_router.accounting.table import UsageFileError
 from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
@@ -30,6 +32,8 @@ STARTUP_ERRORS = (
     McpConfigError,
     StateFileError,
     RecordFileError,
+    UsageFileError,
+    AuditLogError,
     TracingError,
     LogFileError,
     MetricsPortError,
@@ -44,6 +48,10 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
             return f"--api-keys-file: {error}"
         case StateFileError():
             return f"--state-file: {error}"
+        case UsageFileError():
+            return f"--usage-file: {error}"
+        case AuditLogError():
+            return f"--audit-log: {error}"
         case RecordFileError():
             return f"--record: {error}"
         case TlsFileError() | McpConfigError() | TracingError() | LogFileError() | MetricsPortError():

@@ -21,6 +21,7 @@ from caravan_dialects.tool_servers import NO_TOOL_SERVERS, ToolServers
 from caravan_proto.flags import flag
 from caravan_proto.telemetry import LogSettings
 from caravan_proto.tls import MutualTls, TlsFiles
+from caravan_router.accounting.accounts import AccountsSettings
 from caravan_router.engine.discovery import NamedSource, parse_source
 from caravan_router.engine.link_config import LinkConfig, ShardTls
 from caravan_router.mcp.config import McpLimits, read_servers
@@ -256,6 +257,13 @@ class RouterConfig:
     state_file: str | None = flag(
         None, "file in which responses and conversations outlive the router (default: they are kept in memory only)"
     )
+    usage_file: str | None = flag(
+        None,
+        "SQLite file that counts the tokens of each API key (default: beside --state-file; without, in memory only)",
+    )
+    audit_log: str | None = flag(
+        None, "file to which a line for each ended request is appended, for `caravan audit` (default: none)"
+    )
     state_space: int = flag(256, "maximum size of stored responses and conversations in MiB", low=1)
     state_life_s: float | None = flag(
         None,
@@ -429,6 +437,16 @@ class RouterConfig:
             max_bytes=self.state_space << 20,
             life_s=life_s if self.state_life_s is None else self.state_life_s,
             job_life_s=self.background_life_s,
+        )
+
+    @property
+    def accounts(self) -> AccountsSettings:
+        """Where usage is counted and requests are listed."""
+        beside = None if self.state_file is None else f"{self.state_file}-usage"
+        file = self.usage_file or beside
+        return AccountsSettings(
+            file=None if file is None else Path(file),
+            audit_log=None if self.audit_log is None else Path(self.audit_log),
         )
 
     @property

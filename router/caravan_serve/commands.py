@@ -84,6 +84,12 @@ COMMANDS: Mapping[str, Command] = {
         "caravan_router.auth.key_file:key_parser",
         Part.DIALECTS,
     ),
+    "audit": Command(
+        "check an audit log of --audit-log: caravan audit verify FILE",
+        "caravan_router.accounting.audit_cli:main",
+        "caravan_router.accounting.audit_cli:audit_parser",
+        Part.DIALECTS,
+    ),
     "router": Command(
         "run a router for shards that run elsewhere (caravan-router)",
         "caravan_router.__main__:run",

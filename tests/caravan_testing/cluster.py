@@ -13,6 +13,7 @@ from aiohttp import ClientSession
 from caravan_dialects.api.limits import Limits
 from caravan_models.contents import SeenFile, SeenFiles
 from caravan_proto.messages.limits import KvLayout
+from caravan_router.accounting.accounts import Accounts, AccountsSettings
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import Address, AddressFile, ShardSource
 from caravan_router.engine.fleet import Fleet
@@ -107,6 +108,7 @@ class Cluster:
         fixed = (Address(address) for address in self.addresses)
         sources: list[ShardSource] = [AddressFile(str(self._list))] if config.listed else [*fixed]
         self.fleet = Fleet(sources, config.scheduler, config.link, self.metrics.of, config.expected)
+        self.accounts = Accounts(AccountsSettings())
         self.url = ""
         self.engine_task: asyncio.Task[None] | None = None
 
@@ -308,8 +310,9 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
             await running.start_shard(address)
         if config.listed:
             running.list_shards(running.addresses)
+        app = build_app(running.fleet, config.limits, running.metrics, access=config.access, accounts=running.accounts)
+        running.fleet.timeline.tell_of_engines(running.accounts.follow)
         running.engine_task = engine = asyncio.create_task(running.fleet.run())
-        app = build_app(running.fleet, config.limits, running.metrics, access=config.access)
         if config.tracing is not None:
             app[TRACING] = config.tracing
         try:

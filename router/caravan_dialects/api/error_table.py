@@ -7,6 +7,7 @@ from caravan_dialects.api.errors import (
     RETRY_AFTER_S,
     BodyTimeoutError,
     BrokenBodyError,
+    BudgetError,
     ContextLengthError,
     ErrorFamily,
     ErrorKind,
@@ -127,6 +128,9 @@ def _own_headers_of(error: Exception) -> dict[str, str]:
     match error:
         case RateLimitedError():
             return {"Retry-After": str(error.retry_after_s)}
+        case BudgetError():
+            # The packages of OpenAI and Anthropic would try again at once.
+            return {"Retry-After": str(error.retry_after_s), "X-Should-Retry": "false"}
         case MissingKeyError():
             return {"WWW-Authenticate": "Bearer"}
         case InvalidKeyError():
