@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 # Arrivals are counted in bins of so many seconds.
 _BIN_S = 5.0
-# Within 100 s, the growth of the rate may change by about this part of the rate each second, times 10.
+# Growth changes by about this part of the rate per second, times the root of the seconds that have passed.
 _CHANGE = 3.2e-4
 # The first guess: the rate doubles within so many seconds, or falls to nothing.
 _FIRST_GROWTH_S = 60.0

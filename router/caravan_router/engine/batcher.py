@@ -181,7 +181,7 @@ class Batcher:
 
     @property
     def queue(self) -> QueueUse:
-        """What waits."""
+        """What waits, and how many shards it takes to serve that and what comes."""
         waiting, now = self.scheduler.waiting, time.monotonic()
         return QueueUse(
             requests=len(waiting),
@@ -189,6 +189,7 @@ class Batcher:
             oldest_s=max(
                 (now - sequence.request.arrived_s for sequence in waiting if not sequence.started), default=0.0
             ),
+            wanted_shards=self.scheduler.wanted_shards(now),
         )
 
     def post(self, event: Event) -> None:

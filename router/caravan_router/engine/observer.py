@@ -38,17 +38,20 @@ class QueueUse:
     """This many requests wait; the cells of ``swapped`` of them are saved.
 
     ``oldest_s``: seconds since the arrival of the oldest request that has not started yet, 0 without any.
+    ``wanted_shards``: how many shards the load needs, see `caravan_scheduler.planning.wanted_shards`.
     """
 
     requests: int
     swapped: int
     oldest_s: float
+    wanted_shards: float
 
     def __add__(self, other: "QueueUse") -> "QueueUse":
         return QueueUse(
             requests=self.requests + other.requests,
             swapped=self.swapped + other.swapped,
             oldest_s=max(self.oldest_s, other.oldest_s),
+            wanted_shards=self.wanted_shards + other.wanted_shards,
         )
 
 

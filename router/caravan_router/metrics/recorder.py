@@ -237,8 +237,7 @@ class ModelMetrics:
                 else:
                     family.value(model)
         self._shards: dict[str, ShardUse] = {}
-        # The length of the scheduler's queue, and the age of its oldest request in seconds.
-        self._queue = (0, 0.0)
+        self._queue = QueueUse(requests=0, swapped=0, oldest_s=0.0, wanted_shards=0.0)
         # When requests that are not in the queue yet arrived, and the number of their generations.
         self._in_validation: dict[object, tuple[float, int]] = {}
         self._steps: dict[tuple[str, Method], _StepInstruments] = {}
@@ -262,13 +261,15 @@ class ModelMetrics:
         """Observe the steps that are only noted so far, and set the gauges of the queue."""
         for instruments in self._steps.values():
             instruments.observe()
-        requests, oldest_s = self._queue
+        requests, oldest_s, wanted = self._queue.requests, self._queue.oldest_s, self._queue.wanted_shards
         if not self._shards and self._in_validation:
             arrived_s, numbers = zip(*self._in_validation.values(), strict=True)
             requests += sum(numbers)
             oldest_s = max(oldest_s, time.monotonic() - min(arrived_s))
+            wanted = max(wanted, 1.0)
         self._value("tgi_queue_size").set(requests)
         self._value("caravan_queue_oldest_seconds").set(oldest_s)
+        self._value("caravan_wanted_shards").set(wanted)
 
     # Requests, called by the HTTP layer.
 
@@ -361,7 +362,7 @@ class ModelMetrics:
         self._observe("tgi_batch_next_size", requests)
 
     def queue(self, use: QueueUse) -> None:
-        self._queue = (use.requests, use.oldest_s)
+        self._queue = use
         self._value("caravan_sequences_swapped").set(use.swapped)
 
     def started(self, start: Start) -> None:

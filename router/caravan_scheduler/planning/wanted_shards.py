@@ -23,6 +23,7 @@ _FIRST_SHARE = 0.75
 # wanted, up to so many more, and the fewer more the larger the fleet is, down to none: many loads hardly grow together.
 _RESERVE = 2.0
 _WITHOUT_RESERVE = 12.0
+_EVERY_S = 1.0
 _BISECTIONS = 24
 
 
@@ -136,14 +137,22 @@ class WantedShards:
 
     def __init__(self) -> None:
         self._room: Room | None = None
+        self._number = 0.0
+        self._looked_s = -math.inf
 
     def number(self, state: SchedulerState, now: float) -> float:
         """Return the number, with a fraction, so that those of several routers can be added.
 
         It follows from what comes and what that takes, hardly from how many shards there are, so it does not swing as
         these come and go. Of bulk work it counts only that there is some. Without any request it is 0, unless so many
-        came lately that more than one shard is needed.
+        came lately that more than one shard is needed. It is computed once a second at most.
         """
+        if now >= self._looked_s + _EVERY_S or (state.sequences and not self._number):
+            self._looked_s = now
+            self._number = self._look(state, now)
+        return self._number
+
+    def _look(self, state: SchedulerState, now: float) -> float:
         if serving := [shard.capacity for shard in state.shards.values() if not shard.drain.has_begun]:
             self._room = Room(
                 sequences=sum(one.most_running for one in serving) / len(serving),
@@ -163,9 +172,11 @@ def _needed(state: SchedulerState, now: float, room: Room) -> float:
     load, config, waiting = state.load, state.config, state.waiting.urgent
     live = [one for shard in state.shards.values() for one in shard.stays.residents.values()]
     running = len(live) - sum(shard.stays.bulk for shard in state.shards.values())
+    peak = peak_cells((one.own_cells, to_come(one.sequence, state.lengths)) for one in live)
+    held = peak / (config.target_cell_share * room.cells)
     decodes = load.decodes.curve
     if decodes is None:
-        return (running + waiting) / (_FIRST_SHARE * room.sequences)
+        return max(held, (running + waiting) / (_FIRST_SHARE * room.sequences))
     token_s = load.prompt_token_s
     output_tokens = state.lengths.mean or 2 * sum(len(one.sequence.output) for one in live) / max(1, len(live))
     mix = Mix(
@@ -178,6 +189,4 @@ def _needed(state: SchedulerState, now: float, room: Room) -> float:
     )
     need = Need(room, mix, config)
     most = need.most_running()
-    peak = peak_cells((one.own_cells, to_come(one.sequence, state.lengths)) for one in live)
-    held = max(running / most, peak / (config.target_cell_share * room.cells))
-    return max(need.least_shards(), held) + waiting * need.shard_s(most) / _BACKLOG_S
+    return max(need.least_shards(), held, running / most) + waiting * need.shard_s(most) / _BACKLOG_S

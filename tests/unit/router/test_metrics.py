@@ -115,7 +115,7 @@ async def test_each_model_has_its_own_series() -> None:
     metrics = Metrics()
     for model, requests in (("a", 2), ("b", 5)):
         metrics.of(model).request_arrived(requests)
-        metrics.of(model).queue(QueueUse(requests=requests, swapped=0, oldest_s=0.0))
+        metrics.of(model).queue(QueueUse(requests=requests, swapped=0, oldest_s=0.0, wanted_shards=0.0))
         metrics.of(model).shard_use(use(f"shard of {model}", requests, 1))
     exposed = await lines(metrics)
     for model, requests in (("a", 2), ("b", 5)):
@@ -129,7 +129,7 @@ async def test_each_model_has_its_own_series() -> None:
 async def test_the_gauges_that_autoscalers_read() -> None:
     metrics = Metrics()
     model = metrics.of("m")
-    model.queue(QueueUse(requests=3, swapped=1, oldest_s=12.5))
+    model.queue(QueueUse(requests=3, swapped=1, oldest_s=12.5, wanted_shards=0.0))
     model.shard_use(use("a", 90, 2))
     model.shard_use(use("b", 30, 1))
     assert {
@@ -145,7 +145,7 @@ async def test_the_gauges_that_autoscalers_read() -> None:
 async def test_requests_that_cannot_be_tokenized_without_a_shard_count_as_waiting() -> None:
     metrics = Metrics()
     model = metrics.of("m")
-    model.queue(QueueUse(requests=1, swapped=0, oldest_s=0.0))
+    model.queue(QueueUse(requests=1, swapped=0, oldest_s=0.0, wanted_shards=0.0))
     with model.validating(4), model.validating(2):
         assert 'tgi_queue_size{model="m"} 7' in await lines(metrics)
         assert 'caravan_queue_oldest_seconds{model="m"} 0' not in await lines(metrics)
@@ -158,8 +158,8 @@ async def test_requests_that_cannot_be_tokenized_without_a_shard_count_as_waitin
 async def test_vllm_names_are_exposed_if_asked_for_and_for_known_models_only() -> None:
     assert not [line for line in await lines(Metrics()) if "vllm:" in line]
     metrics = Metrics(vllm_names=True)
-    metrics.of("").queue(QueueUse(requests=5, swapped=0, oldest_s=0.0))
-    metrics.of("m").queue(QueueUse(requests=3, swapped=0, oldest_s=0.0))
+    metrics.of("").queue(QueueUse(requests=5, swapped=0, oldest_s=0.0, wanted_shards=0.0))
+    metrics.of("m").queue(QueueUse(requests=3, swapped=0, oldest_s=0.0, wanted_shards=0.0))
     metrics.of("m").shard_use(use("a", 40, 2))
     assert [line for line in await lines(metrics) if line.startswith("vllm:")] == [
         'vllm:num_requests_waiting{model_name="m"} 3',
@@ -178,7 +178,7 @@ async def test_the_series_of_a_model_that_is_gone_are_removed_for_good() -> None
     # A client that reads slowly ends its request later.
     gone.request_failed(Failure.DROPPED)
     gone.observe_inter_token(0.1)
-    gone.queue(QueueUse(requests=0, swapped=0, oldest_s=0.0))
+    gone.queue(QueueUse(requests=0, swapped=0, oldest_s=0.0, wanted_shards=0.0))
     assert not [line for line in await lines(metrics) if "gone" in line]
     metrics.of("gone").request_arrived()
     assert 'tgi_request_count{model="gone"} 1' in await lines(metrics)
