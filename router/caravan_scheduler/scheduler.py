@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import assert_never
 
-from caravan_proto.messages.commands import Prefill, Save
+from caravan_proto.messages.commands import Save
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved, StepOutcome
 from caravan_scheduler.actions import (
     Action,
@@ -58,7 +58,7 @@ from caravan_scheduler.planning.planner import Planner
 from caravan_scheduler.planning.preemption import victim_of_full_cache
 from caravan_scheduler.planning.waiting_reason import Why
 from caravan_scheduler.planning.wanted_shards import WantedShards
-from caravan_scheduler.results import EncodingResults, apply_transfer
+from caravan_scheduler.results import EncodingResults, apply_transfer, note_load
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.command import InFlight
@@ -81,7 +81,8 @@ class Scheduler:
         self._planner = Planner(self._state)
         self._failures = Failures(self._state)
         self._encoding_results = EncodingResults(self._state, self._failures)
-        self._wanted = WantedShards()
+        # How many shards the load needs.
+        self.wanted = WantedShards()
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -113,10 +114,6 @@ class Scheduler:
         sequence = self._state.sequences.get(request_id)
         feedback = None if sequence is None else sequence.feedback
         return Standing(self._state.state_of(request_id), self._state.computed_of(request_id), feedback)
-
-    def wanted_shards(self, now: float) -> float:
-        """Return how many shards the load needs: see `WantedShards.number`."""
-        return self._wanted.number(self._state, now)
 
     @property
     def runs_under_way(self) -> list[SavedRun]:
@@ -319,7 +316,7 @@ class Scheduler:
             if sequence_id not in event.without_logits:
                 self._deliver_prompt_logprobs(command.residents[sequence_id], logprobs)
         drafted = self._note_drafts(command, event) if event.drafts else 0
-        self._note_load(shard, command, event)
+        note_load(self._state.load, shard, command, event)
         may_start = shard.apply_step(command, event.seconds, tokens=len(event.tokens), drafted=drafted)
         self._state.note_change(shard.name, may_start=may_start)
         for sequence_id in event.without_logits:
@@ -355,15 +352,6 @@ class Scheduler:
             if resident.is_live:
                 self._state.outbox.note_drafts(resident.request_id, count)
         return sum(count.drafted for _, count in event.drafts)
-
-    def _note_load(self, shard: ShardLedger, command: InFlight, event: Stepped) -> None:
-        """Learn from a step what the load takes."""
-        load, chunks = self._state.load, command.chunk_tokens
-        if command.is_decode and event.tokens:
-            decoding = command.live(shard.stays.version) if event.drafts else len(event.tokens)
-            load.decodes.note(max(1, decoding), len(event.tokens), event.seconds)
-        elif isinstance(command.command, Prefill):
-            load.note_chunks(sum(chunks.values()), event.seconds, riders=len(command.residents) - len(chunks))
 
     def _apply_tokens(self, taken: list[tuple[Sequence, GeneratedToken]]) -> None:
         """Hand out the tokens of a step. It makes no call for each of them, since that would cost as much again."""

@@ -189,7 +189,7 @@ class Batcher:
             oldest_s=max(
                 (now - sequence.request.arrived_s for sequence in waiting if not sequence.started), default=0.0
             ),
-            wanted_shards=self.scheduler.wanted_shards(now),
+            wanted_shards=self.scheduler.wanted.number(self.scheduler.state, now),
         )
 
     def post(self, event: Event) -> None:

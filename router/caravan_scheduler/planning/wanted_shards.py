@@ -15,6 +15,8 @@ _DEVIATIONS = 4.0
 _TAIL = 4.6
 # A target that an idle shard does not meet is replaced by so many times what it needs.
 _LEAST_SLOWDOWN = 1.5
+# However soon prompts should start, a shard has one for this part of the time.
+_LEAST_RUNNING = 0.2
 # What waits should be done in so many seconds, beside what comes.
 _BACKLOG_S = 30.0
 # Before the time of a step is known, a shard is meant to have this part of its sequences.
@@ -66,7 +68,8 @@ class Need:
     config: SchedulerConfig
 
     def request_s(self, running: float) -> float:
-        """Return how long a request takes where so many run."""
+        """Return how long a request takes where so many run: less than one is a part of the time."""
+        running = max(1.0, running)
         return self.mix.output_tokens * self.mix.decodes.seconds(running) + running * self.mix.prompt_s
 
     def shards(self, running: float) -> float:
@@ -122,10 +125,10 @@ class Need:
 
 
 def _largest(most: float, suits: Callable[[float], bool]) -> float:
-    """Return the largest number from 1 to ``most`` that ``suits``, of which all smaller ones do; 1 if none does."""
+    """Return the largest number up to ``most`` that ``suits``, as all smaller ones do; at least `_LEAST_RUNNING`."""
     if suits(most):
         return most
-    low, high = 1.0, max(1.0, most)
+    low, high = _LEAST_RUNNING, most
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if suits(middle) else (low, middle)

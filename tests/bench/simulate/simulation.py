@@ -80,12 +80,9 @@ class Autoscaler:
     starts_s: float = 90.0
     stabilization_s: float = 300.0
 
-    def wanted(self, scheduler: Scheduler, now_s: float) -> int:
-        """Return the number of shards for the requests of ``scheduler``."""
-        if self.requests_per_shard is None:
-            shards = scheduler.wanted_shards(now_s)
-        else:
-            shards = len(scheduler.sequences) / self.requests_per_shard
+    def wanted(self, requests: int, by_router: float) -> int:
+        """Return the number of shards for so many requests, of which the router says that they need ``by_router``."""
+        shards = by_router if self.requests_per_shard is None else requests / self.requests_per_shard
         return max(self.least, min(self.most, math.ceil(shards)))
 
 
@@ -131,7 +128,9 @@ class Scaling:
         return len(self._fleet.names) + len(self._starting_s)
 
     def _look(self, now_s: float) -> None:
-        wanted = self._autoscaler.wanted(self._scheduler, now_s)
+        wanted = self._autoscaler.wanted(
+            len(self._scheduler.sequences), self._scheduler.wanted.number(self._scheduler.state, now_s)
+        )
         self._wanted = [one for one in self._wanted if one[0] > now_s - self._autoscaler.stabilization_s]
         self._wanted.append((now_s, wanted))
         self._draining &= set(self._fleet.names)
