@@ -234,7 +234,7 @@ def sizing_table(name: str, head: tuple[str, ...]) -> str:
     rows = [
         (
             *sizing["shown"],
-            *([f"{sizing['shards']:.1f}"] if name == "day" else ()),
+            *([f"{sizing['shards']:.1f}"] if name != "host" else ()),
             f"{100 * sizing['goodput'] / sizing['offered']:.1f} %",
             f"{sizing['ttft_p50_s']:.2f}",
             f"{sizing['ttft_p99_s']:.2f}",
@@ -274,6 +274,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "full": lambda: comparison_table("full"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
     "a day": lambda: sizing_table("day", ("fleet", "shards, mean")),
+    "a mixed day": lambda: sizing_table("mixed-day", ("fleet", "shards, mean")),
 }
 
 

@@ -199,6 +199,18 @@ class RouterConfig:
     target_itl_ms: float = flag(
         220.0, "mixed: how long a step with decoding sequences should take at most, in milliseconds", low=1
     )
+    target_ttft_ms: float = flag(
+        2000.0,
+        "how long a request should wait for its first token at most, in milliseconds: for the number of shards that "
+        "`caravan_wanted_shards` says",
+        low=1,
+    )
+    target_kv_use: float = flag(
+        0.8, "for the same number: part of the KV cells that running sequences should use at most", low=0.01, high=1
+    )
+    shard_start_s: float = flag(
+        120.0, "for the same number: seconds until a new shard serves, for whose load it is meant", low=0
+    )
     waiting_served_ratio: float = flag(
         0.3,
         "pause: prefill when waiting requests >= this ratio x running ones; mixed: weight of waiting prompts against "
@@ -389,6 +401,9 @@ class RouterConfig:
         return SchedulerConfig(
             mode=PrefillMode(self.prefill_mode),
             target_itl_s=self.target_itl_ms / 1000,
+            target_ttft_s=self.target_ttft_ms / 1000,
+            target_cell_share=self.target_kv_use,
+            shard_start_s=self.shard_start_s,
             max_batch_prefill_tokens=self.max_batch_prefill_tokens,
             max_batch_total_tokens=self.max_batch_total_tokens,
             max_batch_size=self.max_batch_size,

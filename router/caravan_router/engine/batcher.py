@@ -182,7 +182,7 @@ class Batcher:
 
     @property
     def queue(self) -> QueueUse:
-        """What waits."""
+        """What waits, and how many shards it takes to serve that and what comes."""
         waiting, now = self.scheduler.waiting, time.monotonic()
         return QueueUse(
             requests=len(waiting),
@@ -192,6 +192,7 @@ class Batcher:
             ),
             adapters=frozenset(sequence.spec.adapter for sequence in waiting) if self.model.adapters else frozenset(),
             max_adapters=len(self.model.adapters),
+            wanted_shards=self.scheduler.wanted.number(self.scheduler.state, now),
         )
 
     def post(self, event: Event) -> None:

@@ -42,6 +42,7 @@ class QueueUse:
 
     ``oldest_s``: seconds since the arrival of the oldest request that has not started yet, 0 without any.
     ``adapters``: those that waiting requests name, "" for the model itself; ``max_adapters``: how many there are.
+    ``wanted_shards``: how many shards the load needs, see `caravan_scheduler.planning.wanted_shards`.
     """
 
     requests: int
@@ -49,6 +50,7 @@ class QueueUse:
     oldest_s: float
     adapters: Set[str] = frozenset()
     max_adapters: int = 0
+    wanted_shards: float = 0.0
 
     def __add__(self, other: "QueueUse") -> "QueueUse":
         return QueueUse(
@@ -57,6 +59,7 @@ class QueueUse:
             oldest_s=max(self.oldest_s, other.oldest_s),
             adapters=self.adapters | other.adapters,
             max_adapters=max(self.max_adapters, other.max_adapters),
+            wanted_shards=self.wanted_shards + other.wanted_shards,
         )
 
 

@@ -160,13 +160,15 @@ class ModelMetrics:
         """Observe the steps that are only noted so far, and set the gauges of the queue and of cells and adapters."""
         for instruments in self._steps.values():
             instruments.observe()
-        requests, oldest_s = self._queue.requests, self._queue.oldest_s
+        requests, oldest_s, wanted = self._queue.requests, self._queue.oldest_s, self._queue.wanted_shards
         if not self._shards and self._in_validation:
             arrived_s, numbers = zip(*self._in_validation.values(), strict=True)
             requests += sum(numbers)
             oldest_s = max(oldest_s, time.monotonic() - min(arrived_s))
+            wanted = max(wanted, 1.0)
         self._value("tgi_queue_size").set(requests)
         self._value("caravan_queue_oldest_seconds").set(oldest_s)
+        self._value("caravan_wanted_shards").set(wanted)
         blocks = sum(use.total_cells for use in self._shards.values()) // BLOCK_TOKENS
         self._set_info("caravan_kv_cache_info", 1.0 if blocks else None, str(BLOCK_TOKENS), str(blocks))
         running = {name for use in self._shards.values() for name in use.adapters if name}

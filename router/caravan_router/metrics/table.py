@@ -221,6 +221,7 @@ METRICS = (
     MetricSpec("caravan_saved_bytes", G, "Size of prefixes that are saved outside the cache", ("shard", "tier")),
     MetricSpec("caravan_pinned_bytes", G, "Size of what is saved of pinned prefixes", ("shard",)),
     MetricSpec("caravan_shards_up", G, "Shards that the router holds"),
+    MetricSpec("caravan_wanted_shards", G, "Shards that the load of this router needs to meet its targets"),
     MetricSpec(
         "caravan_shard_losses_total", C, "Shards given up because they died, could not be reached or made no progress"
     ),

@@ -9,7 +9,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* A query of files/keda.yaml for one pool: dict root, pool, query, unit, the setting that has the threshold.
+{{/* A query of files/keda.yaml for one pool: dict root, pool, query, unit, the setting that has the threshold: "" is 1.
 
      Pools of one model share its load, or each would start shards for all of it. What the least shards of all pools do not
      carry fills one pool after another, by priority and then by name: a pool gets what those before it leave, up to its own
@@ -17,13 +17,14 @@
 {{- define "caravan.demand" -}}
 {{- $own := .pool -}}
 {{- $unit := .unit -}}
+{{- $ownThreshold := get $own.settings.autoscaling $unit | default 1 -}}
 {{- $selector := printf "namespace=%q,model=%q" .root.Release.Namespace $own.served -}}
 {{- $query := get (.root.Files.Get "files/keda.yaml" | fromYaml) .query | replace "$selector" $selector -}}
 {{- $before := 0.0 -}}
 {{- $others := 0 -}}
 {{- range (include "caravan.pools" .root | fromJson).items -}}
 {{- if eq .model $own.model -}}
-{{- $threshold := get .settings.autoscaling $unit -}}
+{{- $threshold := get .settings.autoscaling $unit | default $ownThreshold -}}
 {{- $before = addf $before (mulf .least $threshold) -}}
 {{- if ne .pool $own.pool -}}
 {{- $others = add1 $others -}}
@@ -35,9 +36,8 @@
 {{- end -}}
 {{- end -}}
 {{- if $others -}}
-{{- $threshold := get $own.settings.autoscaling $unit -}}
-{{- $room := mulf (subf $own.most $own.least) $threshold -}}
-{{- printf "clamp((%s) - %v, 0, %v) + %v" $query $before $room (mulf $own.least $threshold) -}}
+{{- $room := mulf (subf $own.most $own.least) $ownThreshold -}}
+{{- printf "clamp((%s) - %v, 0, %v) + %v" $query $before $room (mulf $own.least $ownThreshold) -}}
 {{- else -}}
 {{- $query -}}
 {{- end -}}
