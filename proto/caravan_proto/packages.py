@@ -31,6 +31,7 @@ class Part(StrEnum):
     BENCH = "bench"
     RUN = "run"
     OTLP = "otlp"
+    POSTGRESQL = "postgresql"
 
 
 _DIALECTS = ("jinja2", "miniaudio", "msgspec", "pillow")
@@ -55,6 +56,7 @@ NEEDS = {
         "opentelemetry-exporter-otlp-proto-grpc",
         "opentelemetry-exporter-otlp-proto-http",
     ),
+    Part.POSTGRESQL: ("psycopg",),
 }
 # The modules of distributions whose names differ.
 _MODULES = {

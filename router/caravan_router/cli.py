@@ -41,7 +41,7 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
         case KeyFileError():
             return f"--api-keys-file: {error}"
         case StateFileError():
-            return f"--state-file: {error}"
+            return f"{'--state-url' if config.state_url else '--state-file'}: {error}"
         case RecordFileError():
             return f"--record: {error}"
         case TlsFileError() | TracingError() | LogFileError() | MetricsPortError():

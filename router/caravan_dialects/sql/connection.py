@@ -7,6 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+from caravan_proto.packages import Part, lack
+
 # A file, the URL of a PostgreSQL database, or None for the memory of this process.
 Place = Path | str | None
 Values = Sequence[Any] | Mapping[str, Any]
@@ -153,6 +155,8 @@ def connected(place: Place, schema: str) -> Connection:
     if not isinstance(place, str):
         return sqlite(place)
     # An extra, which only those need who have such a database.
+    if lacking := lack(Part.POSTGRESQL):
+        raise PostgresError(f"PostgreSQL {lacking}", is_away=False)
     from caravan_dialects.sql.postgres import Postgres
 
     return Postgres(place, schema)

@@ -16,7 +16,7 @@ BATCH = Batch(id="batch", owner="one", endpoint="/", input_file="file", window="
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Iterator[Tables]:
-    opened = Tables(tmp_path, BulkSettings(folder=tmp_path))
+    opened = Tables(tmp_path, BulkSettings(place=tmp_path))
     yield opened
     opened.close()
 

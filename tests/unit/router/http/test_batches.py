@@ -106,7 +106,7 @@ async def test_files_have_an_end_and_a_purpose() -> None:
 
 
 async def test_a_key_sees_its_own_files_alone_and_leaves_room_to_others(tmp_path: Path) -> None:
-    bulk = BulkStore(BulkSettings(folder=tmp_path, max_bytes=1_000))
+    bulk = BulkStore(BulkSettings(place=tmp_path, max_bytes=1_000))
     async with serving(engine(), access=keys("one", "other"), bulk=bulk) as service:
         service.client.headers["Authorization"] = "Bearer one"
         file = await uploaded(service, "x" * 400)
@@ -329,7 +329,7 @@ async def test_one_server_at_a_time_works_on_a_folder(tmp_path: Path) -> None:
 
 
 def store_in(folder: Path) -> BulkStore:
-    return BulkStore(BulkSettings(folder=folder))
+    return BulkStore(BulkSettings(place=folder))
 
 
 def messages(count: int) -> dict[str, Any]:
