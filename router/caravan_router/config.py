@@ -283,8 +283,8 @@ class RouterConfig:
     )
     file_space: int = flag(
         1024,
-        "maximum size of uploaded files and of the results of batches in MiB, kept beside --state-file, in the database or until the "
-        "router ends; one API key may use as much as it leaves free",
+        "maximum size of uploaded files and of the results of batches in MiB, kept beside --state-file, in the "
+        "database or until the router ends; one API key may use as much as it leaves free",
         low=1,
     )
     file_life_s: float = flag(2_592_000.0, "seconds that a file is kept which does not name a time itself", low=1)

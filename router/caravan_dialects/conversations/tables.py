@@ -143,7 +143,8 @@ WITH RECURSIVE chain (id, upto, depth) AS (
     SELECT nodes.parent, nodes.parent_items, depth + 1
     FROM chain JOIN nodes ON nodes.id = chain.id WHERE nodes.parent IS NOT NULL
 )
-SELECT nodes.id, parent, parent_items, upto, items, inputs, CASE depth WHEN 0 THEN response ELSE :none END, fingerprint, shared, tokens
+SELECT nodes.id, parent, parent_items, upto, items, inputs,
+    CASE depth WHEN 0 THEN response ELSE :none END, fingerprint, shared, tokens
 FROM chain JOIN nodes ON nodes.id = chain.id WHERE owner = :owner ORDER BY depth DESC
 """
 

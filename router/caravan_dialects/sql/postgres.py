@@ -45,7 +45,13 @@ _CONNECTED = (
     "SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = {servers} AND objid = server AND database = "
     "(SELECT oid FROM pg_database WHERE datname = current_database())"
 )
-_TYPES = {"BLOB": "BYTEA", "INTEGER": "BIGINT", "REAL": "DOUBLE PRECISION"}
+_TYPES = {
+    # SQLite numbers the rows.
+    "INTEGER PRIMARY KEY": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "INTEGER": "BIGINT",
+    "BLOB": "BYTEA",
+    "REAL": "DOUBLE PRECISION",
+}
 _TRIGGER = re.compile(r"\s*CREATE TRIGGER (\w+) (AFTER .*?) BEGIN(.*)END\s*", re.DOTALL)
 
 
@@ -205,6 +211,5 @@ def _of_tables(statement: str) -> str:
             f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {changes} RETURN NULL; END $$;"
             f"CREATE TRIGGER {name} {moment} FOR EACH ROW EXECUTE FUNCTION {name}()"
         )
-    statement = statement.replace("number INTEGER PRIMARY KEY", "number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY")
     statement = re.sub("|".join(_TYPES), lambda found: _TYPES[found[0]], statement)
     return statement.replace("WITHOUT ROWID", "")

@@ -40,7 +40,8 @@ class EventLog:
     async def record(self, step: Step, storing: Awaitable[object]) -> None:
         """Await ``storing``, which stores ``step``, then show its events.
 
-        Raises what ``storing`` raises, and LostJobError if it returns False. A cancellation takes effect afterwards: what may be stored already is shown.
+        Raises what ``storing`` raises, and LostJobError if it returns False. A cancellation takes effect afterwards:
+        what may be stored already is shown.
         """
         task = asyncio.ensure_future(storing)
         try:
