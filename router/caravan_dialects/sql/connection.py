@@ -20,7 +20,7 @@ _BUSY_S = 10.0
 
 
 class PostgresError(Exception):
-    """An error of PostgreSQL, or of the way to it. ``is_away``: whether there is no connection."""
+    """An error of PostgreSQL, or of the way to it. ``is_away``: whether it may pass, as a lost connection does."""
 
     def __init__(self, message: str, *, is_away: bool) -> None:
         super().__init__(message)

@@ -26,6 +26,8 @@ _DEFAULTS = {
     "keepalives_interval": 5,
     "keepalives_count": 2,
     "tcp_user_timeout": 15_000,
+    # Of several hosts, the one that is not a standby.
+    "target_session_attrs": "read-write",
 }
 # Nor must a server that hangs in the middle of a transaction.
 _SESSION = """
@@ -87,12 +89,11 @@ class Postgres:
         self._connection = connection
         return connection
 
-    def drop_if_lost(self) -> bool:
-        """Forget a connection that cannot be used any more. Return whether there is none now."""
+    def drop_if_lost(self) -> None:
+        """Forget a connection that cannot be used any more."""
         if self._connection is not None and self._connection.closed:
             self._connection = None
             self._may_claim_at = time.monotonic() + _RETURN_S
-        return self._connection is None
 
     def close(self) -> None:
         """See `Connection`."""
@@ -178,7 +179,8 @@ def _raising(connection: Postgres) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        is_away = connection.drop_if_lost()
+        connection.drop_if_lost()
+        is_away = isinstance(error, psycopg.OperationalError)
         raise PostgresError(str(error).strip() or type(error).__name__, is_away=is_away) from error
 
 
