@@ -255,8 +255,8 @@ class RouterConfig:
     )
     state_url: str | None = flag(
         None,
-        "URL of a PostgreSQL database, such as postgresql://user:password@host/name, in place of --state-file; several "
-        "routers may share it; needs llama-caravan[postgresql]",
+        "URL of a PostgreSQL database that several routers may share, in place of --state-file: "
+        "postgresql://user:password@host/name; needs llama-caravan[postgresql]",
         secret=True,
     )
     state_space: int = flag(256, "maximum size of stored responses and conversations in MiB", low=1)
