@@ -110,7 +110,7 @@ class RunningBatches:
         for batch in found.values():
             if (running := self._batches.get(batch.id)) is None:
                 self._begin(batch)
-            elif batch.status is BatchStatus.CANCELLING:
+            elif batch.status is BatchStatus.CANCELLING and running.batch.status in CANCELLABLE:
                 running.cancel(batch)
         if self._store.is_shared:
             # Another server took them for lost while the database could not be reached.
