@@ -32,6 +32,7 @@ class Part(StrEnum):
     RUN = "run"
     OTLP = "otlp"
     MCP = "mcp"
+    POSTGRESQL = "postgresql"
 
 
 _DIALECTS = ("jinja2", "miniaudio", "msgspec", "pillow")
@@ -57,6 +58,7 @@ NEEDS = {
         "opentelemetry-exporter-otlp-proto-http",
     ),
     Part.MCP: ("mcp",),
+    Part.POSTGRESQL: ("psycopg",),
 }
 # The modules of distributions whose names differ.
 _MODULES = {

@@ -47,7 +47,7 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
         case KeyFileError():
             return f"--api-keys-file: {error}"
         case StateFileError():
-            return f"--state-file: {error}"
+            return f"{'--state-url' if config.state_url else '--state-file'}: {error}"
         case UsageFileError():
             return f"--usage-file: {error}"
         case AuditLogError():

@@ -269,6 +269,12 @@ class RouterConfig:
     state_file: str | None = flag(
         None, "file in which responses and conversations outlive the router (default: they are kept in memory only)"
     )
+    state_url: str | None = flag(
+        None,
+        "URL of a PostgreSQL database that several routers may share, in place of --state-file: "
+        "postgresql://user:password@host/name; needs llama-caravan[postgresql]",
+        secret=True,
+    )
     usage_file: str | None = flag(
         None,
         "SQLite file that counts the tokens of each API key (default: beside --state-file; without, in memory only)",
@@ -280,7 +286,7 @@ class RouterConfig:
     state_life_s: float | None = flag(
         None,
         "seconds that a response or conversation is kept after its last use (default: 3600, or 30 days with "
-        "--state-file)",
+        "--state-file or --state-url)",
         low=1,
     )
     max_background: int = flag(
@@ -310,8 +316,8 @@ class RouterConfig:
     )
     file_space: int = flag(
         1024,
-        "maximum size of uploaded files and of the results of batches in MiB, kept beside --state-file or until the "
-        "router ends; one API key may use as much as it leaves free",
+        "maximum size of uploaded files and of the results of batches in MiB, kept beside --state-file, in the "
+        "database or until the router ends; one API key may use as much as it leaves free",
         low=1,
     )
     file_life_s: float = flag(2_592_000.0, "seconds that a file is kept which does not name a time itself", low=1)
@@ -367,6 +373,14 @@ class RouterConfig:
                 "--api-key and --api-keys-file exclude each other"
                 if self.api_keys_file is not None
                 else "--api-key must have printable characters of ASCII without spaces"
+            )
+        if self.state_url is not None and (
+            self.state_file is not None or not self.state_url.startswith(("postgresql://", "postgres://"))
+        ):
+            raise ValueError(
+                "--state-file and --state-url exclude each other"
+                if self.state_file is not None
+                else "--state-url must begin with postgresql://"
             )
         if self.metrics_key is not None and not _is_token(self.metrics_key):
             raise ValueError("--metrics-key must have printable characters of ASCII without spaces")
@@ -445,10 +459,10 @@ class RouterConfig:
     @property
     def store(self) -> StoreSettings:
         """Where responses and conversations are kept, and for how long."""
-        file = None if self.state_file is None else Path(self.state_file)
-        life_s = _LIFE_S if file is None else _LIFE_IN_FILE_S
+        place = self.state_url if self.state_file is None else Path(self.state_file)
+        life_s = _LIFE_S if place is None else _LIFE_IN_FILE_S
         return StoreSettings(
-            file=file,
+            place=place,
             max_bytes=self.state_space << 20,
             life_s=life_s if self.state_life_s is None else self.state_life_s,
             job_life_s=self.background_life_s,
@@ -467,8 +481,8 @@ class RouterConfig:
     @property
     def bulk(self) -> BulkSettings:
         """Where files and batches are kept, and for how long."""
-        folder = None if self.state_file is None else Path(f"{self.state_file}-files")
-        return BulkSettings(folder=folder, max_bytes=self.file_space << 20, life_s=self.file_life_s)
+        place = self.state_url if self.state_file is None else Path(f"{self.state_file}-files")
+        return BulkSettings(place=place, max_bytes=self.file_space << 20, life_s=self.file_life_s)
 
     def read_mcp_servers(self) -> ToolServers:
         """Read the file of MCP servers, which blocks. Raises McpConfigError."""
