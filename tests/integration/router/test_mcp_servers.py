@@ -216,7 +216,11 @@ async def test_openai_python_reads_a_loop_over_a_server() -> None:
         f'<tool_call>\n{{"name": "demo__{name}", "arguments": {arguments}}}\n</tool_call>'
         for name, arguments in (("add", '{"a": 1, "b": 2}'), ("variables", "{}"))
     ]
-    template = "{# <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template = (
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{# <tool_call> #}"
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}{% endfor %}"
+    )
     engine = ScriptedEngine(model=replace(MODEL, chat_template=template, max_sequence_tokens=4096))
     engine.script = lambda _: letters([written[0], "3", written[1]][len(engine.streams)])
     tools: Any = [{"type": "mcp", "server_label": "demo", "require_approval": {"never": {"tool_names": ["add"]}}}]
