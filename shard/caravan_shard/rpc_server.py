@@ -23,7 +23,9 @@ def rpc_server_parser() -> Parser:
     parser.add_argument(
         "--address", default="127.0.0.1:50053", help="IPv4 address and port to listen on [127.0.0.1:50053]"
     )
-    parser.add_argument("--device", default="", help="GPUs to lend, by name, separated by commas; none = CPU [all GPUs]")
+    parser.add_argument(
+        "--device", default="", help="GPUs to lend, by name, separated by commas; none = CPU [all GPUs]"
+    )
     parser.add_argument("--threads", type=int, default=0, help="threads of a CPU that is lent [one for each CPU]")
     return parser
 

@@ -21,6 +21,7 @@ from deploy.chart import (
     flags_of,
     manifest,
     rendered,
+    workloads,
 )
 from deploy.tools import run_tool, try_tool
 
@@ -30,21 +31,25 @@ from caravan_router.config import RouterConfig
 from caravan_shard.config import ShardConfig
 
 HERE = Path(__file__).parent
+CRDS = HERE / "crds"
 
 
 CONFIGS = {"router": RouterConfig, "shard": ShardConfig}
+# Value sets whose routers watch EndpointSlices: by choice, or for a pool that scales from zero or spans hosts.
+WATCHING = {"endpoint-slices", "keda-to-zero", "several-hosts"}
 
 
 @cache
 def custom_schemas() -> dict[str, Any]:
     """Return the JSON schemas of custom resources by kind."""
     schemas: dict[str, Any] = json.loads(run_tool("python", HERE / "custom_schemas.py"))
-    return schemas | {path.stem: json.loads(path.read_text()) for path in (HERE / "crds").iterdir()}
+    return schemas | {path.stem: json.loads(path.read_text()) for path in CRDS.glob("*.json")}
 
 
 def test_there_is_a_value_set_for_each_use() -> None:
     known = {"cpu-minimal", "gpu-pool", "two-models", "mtls", "keda-to-zero", "gateway-api", "endpoint-slices"}
-    assert set(VALUE_SETS) == known | {"openshift", "gated-download", "zones", "sidecar", "ipv6", "amd-gpu", "by-name"}
+    known |= {"openshift", "gated-download", "zones", "sidecar", "ipv6", "amd-gpu", "by-name"}
+    assert set(VALUE_SETS) == known | {"several-hosts", "canary"}
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -57,7 +62,14 @@ def test_helm_lint_finds_nothing(name: str) -> None:
 def test_every_object_of_kubernetes_is_valid() -> None:
     # Many are the same in several value sets.
     objects = {json.dumps(document): document for name in VALUE_SETS for document in rendered(name)}.values()
-    assert complaints_about([document for document in objects if document["kind"] not in custom_schemas()]) == []
+    builtin = [document for document in objects if document["kind"] not in custom_schemas()]
+    groups = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": found["spec"]["template"]["spec"]}
+        for found in workloads(list(objects))
+        if found["kind"] == "LeaderWorkerSet"
+    ]
+    assert len(groups) == 2
+    assert complaints_about(builtin + groups) == []
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -182,13 +194,13 @@ def test_pods_are_not_killed_while_they_drain(name: str) -> None:
 
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_selectors_match_the_pods_that_they_mean(name: str) -> None:
-    workloads = {owner["metadata"]["name"]: owner for owner, _ in containers(rendered(name))}
-    pods = {key: owner["spec"]["template"]["metadata"]["labels"] for key, owner in workloads.items()}
+    owners = {owner["metadata"]["name"]: owner for owner in workloads(rendered(name))}
+    pods = {key: owner["spec"]["template"]["metadata"]["labels"] for key, owner in owners.items()}
 
     def selected(labels: dict[str, str]) -> set[str]:
         return {key for key, own in pods.items() if labels.items() <= own.items()}
 
-    for key, owner in workloads.items():
+    for key, owner in owners.items():
         assert selected(owner["spec"]["selector"]["matchLabels"]) == {key}
     for document in rendered(name):
         spec = document.get("spec", {})
@@ -200,8 +212,9 @@ def test_selectors_match_the_pods_that_they_mean(name: str) -> None:
             case "InferencePool":
                 assert selected(spec["selector"]["matchLabels"]) == {"caravan-router"}
             case "ScaledObject" | "HorizontalPodAutoscaler":
-                target = workloads[spec["scaleTargetRef"]["name"]]
-                assert target["kind"] == spec["scaleTargetRef"]["kind"] == "StatefulSet"
+                wanted = (spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"])
+                (target,) = (one for one in rendered(name) if (one["kind"], one["metadata"]["name"]) == wanted)
+                assert target["apiVersion"] == spec["scaleTargetRef"]["apiVersion"]
                 assert "replicas" not in target["spec"]
             case _:
                 pass
@@ -214,7 +227,7 @@ def test_the_router_finds_every_pool_by_its_headless_service(name: str) -> None:
         owner["metadata"]["name"] for owner, container in containers(rendered(name)) if container["name"] == "shard"
     }
     flags = flags_of(name, "caravan-router")
-    watches = name == "endpoint-slices"
+    watches = name in WATCHING
     assert {flag for flag in flags if flag.startswith("--shard=")} == {
         f"--shard=k8s:caravan/{pool}:50051" if watches else f"--shard=dns:{pool}.caravan.svc:50051" for pool in pools
     }
@@ -225,7 +238,7 @@ def test_the_router_finds_every_pool_by_its_headless_service(name: str) -> None:
 
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_volumes_and_their_mounts_belong_together(name: str) -> None:
-    for owner in {id(owner): owner for owner, _ in containers(rendered(name))}.values():
+    for owner in workloads(rendered(name)):
         pod = owner["spec"]["template"]["spec"]
         claims = {claim["metadata"]["name"] for claim in owner["spec"].get("volumeClaimTemplates", [])}
         volumes = {volume["name"] for volume in pod["volumes"]} | claims
