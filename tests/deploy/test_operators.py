@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import yaml
-from deploy.chart import CHART, flags_of, rendered
+from deploy.chart import CHART, flags_of, pod_of, rendered
 from deploy.tools import run_tool, try_tool
+
+from caravan_proto import __version__
+from caravan_serve.cli import read_flags
 
 
 def only(name: str, kind: str, called: str = "") -> dict[str, Any]:
@@ -123,6 +126,45 @@ def test_a_pool_that_exists_is_taken_instead_of_a_new_one(tmp_path: Path) -> Non
     named = {found["spec"]["poolRef"]["name"] for found in objects if found["kind"] == "InferenceObjective"}
     assert named == {"llm-d-router"}
     assert "--vllm-metrics=on" in flags_of("gateway-api", "caravan-router")
+
+
+def test_models_of_a_folder_are_loaded_on_demand_by_one_pod(tmp_path: Path) -> None:
+    serve, router, models, shards = read_flags(flags_of("on-demand", "caravan-router")[1:])
+    assert (serve.models_dir, models) == ("/models/gguf", [])
+    # Nine tenths of 64 GiB.
+    assert serve.models_memory == 64 * 1024 * 9 // 10
+    assert shards.items() >= {"ctx_size": 32768, "parallel": 8, "threads": 8, "cache_dir": "/var/cache/caravan"}.items()
+    assert (router.state_file, router.shard) == ("/var/lib/caravan/state.db", ())
+    pod = pod_of("on-demand", "caravan-router")
+    (container,) = pod["containers"]
+    assert container["image"] == f"caravan-serve:{__version__}"
+    assert container["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": 1}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+    # Eight GiB of cached prefixes, with room beside them.
+    assert volumes["cache"]["emptyDir"] == {"sizeLimit": "10Gi"}
+    kinds = {found["kind"] for found in rendered("on-demand")}
+    assert "Service" in kinds
+    changed = rendered_with("router: {state: {type: none}}", tmp_path, "on-demand")
+    (deployment,) = (found for found in changed if found["kind"] == "Deployment")
+    # Two of them at a time would not fit.
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("models.a.file=x", "/models': maxProperties: got 1, want 0"),
+        ("onDemand.claimName=", "onDemand needs claimName: a PersistentVolumeClaim with a folder of GGUF files"),
+        ("router.autoscaling.enabled=true", "onDemand: each router would load models for itself"),
+        ("onDemand.flags.ctx-siz=1", "at '/onDemand/flags': additional properties 'ctx-siz' not allowed"),
+        ("router.extraVolumes[0].name=models", "router.extraVolumes: the chart sets models itself"),
+    ],
+)
+def test_what_cannot_be_on_demand_is_refused(change: str, message: str) -> None:
+    run = try_tool("helm", "template", "caravan", CHART, "--values", CHART / "ci/on-demand.yaml", "--set", change)
+    assert run.returncode != 0
+    assert message in run.stderr
 
 
 @pytest.mark.parametrize(

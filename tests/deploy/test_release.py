@@ -14,7 +14,7 @@ from caravan_proto import __version__
 _PODMAN = """#!/bin/sh
 echo "$@" >> "$LOG"
 case "$1" in
-    run) name=${3#localhost/}; echo "${name%:*} $VERSION" ;;
+    run) name=${3#localhost/}; name=${name%-serve:*}; echo "${name%:*} $VERSION" ;;
     save) : > "$3" ;;
 esac
 """
@@ -67,9 +67,9 @@ def test_a_chart_of_another_version_is_refused(parts: Any, tmp_path: Path) -> No
 
 def test_images_are_built_run_and_saved(parts: Any, log: Path, tmp_path: Path) -> None:
     saved = parts.build_images(tmp_path, __version__, "podman")
-    assert [path.name for path in saved] == [f"caravan-{part}-{__version__}.tar" for part in ("router", "shard")]
+    assert [path.name for path in saved] == [f"caravan-{part}-{__version__}.tar" for part in parts.IMAGES]
     calls = log.read_text().splitlines()
-    assert [call.split()[0] for call in calls] == ["build", "build", "run", "save", "run", "save"]
+    assert [call.split()[0] for call in calls] == [*["build"] * 3, *["run", "save"] * 3]
     assert f"--tag localhost/caravan-shard:{__version__} ." in calls[1]
 
 

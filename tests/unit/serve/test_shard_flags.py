@@ -9,7 +9,7 @@ import pytest
 
 from caravan_proto.config_file import NO_VALUES
 from caravan_proto.flags import as_flags, load
-from caravan_serve.cli import _parse
+from caravan_serve.cli import read_flags
 from caravan_serve.serve_flags import serve_parser
 from caravan_serve.shard_flags import (
     ModelFile,
@@ -43,7 +43,7 @@ def given(*flags: str, **environ: str) -> dict[str, Any]:
 def test_flags_of_the_shard_reach_the_shard() -> None:
     words = ["-m", "x.gguf", "--embeddings", "--pooling", "last", "--lora", "poet=a.gguf:0.5", "--port", "0"]
     words += ["-ngl", "-1", "--no-mmap", "--log-level", "debug"]
-    _serve, router, models, values = _parse([*words, "--lora", "b.gguf"])
+    _serve, router, models, values = read_flags([*words, "--lora", "b.gguf"])
     assert router.port == 0
     shard = load(ShardConfig, prog="caravan-shard", description="", argv=[*as_flags(values), "--model", *models])
     assert (shard.model, shard.embeddings, shard.pooling) == ("x.gguf", True, "last")

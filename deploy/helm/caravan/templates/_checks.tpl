@@ -12,8 +12,8 @@
 {{- fail "router.readiness serving needs /readyz, which the kubelet cannot ask without a certificate of tls.clientCaSecretName: set auto" -}}
 {{- end -}}
 {{- $own := dict "root" . "component" "router" "path" "router" "container" "router" "settings" $values.router -}}
-{{- $volumes := list "tmp" "mtls" "tls" "client-ca" "keys" "state" "api-token" -}}
-{{- $mounts := list "/tmp" "/etc/caravan/mtls" "/etc/caravan/tls" "/etc/caravan/client-ca" "/etc/caravan/keys" "/var/lib/caravan" -}}
+{{- $volumes := list "tmp" "mtls" "tls" "client-ca" "keys" "state" "api-token" "models" "cache" -}}
+{{- $mounts := list "/tmp" "/etc/caravan/mtls" "/etc/caravan/tls" "/etc/caravan/client-ca" "/etc/caravan/keys" "/var/lib/caravan" "/models" "/var/cache/caravan" -}}
 {{- $mounts = append $mounts "/var/run/secrets/kubernetes.io/serviceaccount" -}}
 {{- include "caravan.checkPod" (merge $own (dict "volumes" $volumes "mounts" $mounts "env" (list "POD_IP"))) -}}
 {{- range $pools -}}
@@ -35,6 +35,12 @@
 
 {{- define "caravan.checkModels" -}}
 {{- $values := .Values -}}
+{{- if and $values.onDemand.enabled (not $values.onDemand.claimName) -}}
+{{- fail "onDemand needs claimName: a PersistentVolumeClaim with a folder of GGUF files" -}}
+{{- end -}}
+{{- if and $values.onDemand.enabled $values.router.autoscaling.enabled -}}
+{{- fail "onDemand: each router would load models for itself: set router.autoscaling.enabled: false" -}}
+{{- end -}}
 {{- if and $values.defaultModel (not (hasKey $values.models $values.defaultModel)) -}}
 {{- fail (printf "defaultModel: models has no %s" $values.defaultModel) -}}
 {{- end -}}
