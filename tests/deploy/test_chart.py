@@ -1,6 +1,7 @@
 """The Helm chart: every value set renders objects that Kubernetes and the programs accept."""
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from deploy.chart import (
     workloads,
 )
 from deploy.tools import run_tool, try_tool
+from deploy.values_table import README, with_table
 
 from caravan_proto import __version__
 from caravan_proto.flags import load
@@ -320,6 +322,23 @@ def test_the_chart_has_the_version_of_the_programs() -> None:
 @pytest.mark.parametrize("name", RENDERED)
 def test_the_rendered_manifests_are_current(name: str) -> None:
     assert (MANIFESTS / f"{name}.yaml").read_text() == manifest(CHART / f"ci/{name}.yaml"), "run `make manifests`"
+
+
+def test_the_table_of_values_is_current_and_has_every_value() -> None:
+    readme = README.read_text()
+    assert readme == with_table(readme), "run `make manifests`"
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (?:`(.*?)`)? \|", readme, re.MULTILINE))
+
+    def check(values: dict[str, Any], above: str) -> None:
+        for name, value in values.items():
+            path = f"{above}{name}"
+            if rows.get(path):
+                assert yaml.safe_load(rows[path]) == value, path
+            else:
+                assert isinstance(value, dict), path
+                check(value, f"{path}.")
+
+    check(yaml.safe_load((CHART / "values.yaml").read_text()), "")
 
 
 def test_yamllint_finds_nothing() -> None:

@@ -126,7 +126,7 @@ def test_a_worker_is_ready_once_it_listens_and_the_leader_starts_then() -> None:
     [
         ("networkPolicy.enabled=false,mtls.mode=cert-manager", "pools.gpu.hosts: anyone who reaches a worker may read"),
         ("ipFamily=IPv6", "pools.gpu.hosts: llama.cpp's rpc-servers have IPv4 addresses only. ipFamily is IPv6"),
-        ("shard.cache.type=claim", "pools.gpu.hosts: groups of hosts have no claims of their own"),
+        ("shard.cache.type=claim", "pools.gpu.hosts: a group of hosts cannot have its own claims"),
         ("models.large.pools.gpu.flags.rpc=x:1", "pools.gpu.hosts: the chart sets the flag rpc itself"),
         ("shard.env[0].name=GGML_NO_BACKTRACE", "pools.gpu.env: the chart sets GGML_NO_BACKTRACE itself"),
         ("fullnameOverride=a234567890123456789012345678901234567890", "and with hosts it may have 46: shorten models."),

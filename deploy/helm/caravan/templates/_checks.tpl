@@ -206,7 +206,7 @@
 {{- fail (printf "%s.hosts: llama.cpp's rpc-servers have IPv4 addresses only. ipFamily is %s" .path .root.Values.ipFamily) -}}
 {{- end -}}
 {{- if or (eq $settings.cache.type "claim") (.pool.source.download | default dict).storageClassName -}}
-{{- fail (printf "%s.hosts: groups of hosts have no claims of their own: use cache.type: emptyDir, and claimName for a download" .path) -}}
+{{- fail (printf "%s.hosts: a group of hosts cannot have its own claims: use cache.type: emptyDir, and claimName for a download" .path) -}}
 {{- end -}}
 {{- if hasKey ($settings.flags | default dict) "rpc" -}}
 {{- fail (printf "%s.hosts: the chart sets the flag rpc itself" .path) -}}
