@@ -83,6 +83,26 @@ def test_an_ingress_has_the_same_paths_for_each_of_its_hosts(tmp_path: Path) -> 
     assert [set(rule) for rule in ingress["rules"]] == [{"http"}]
 
 
+def test_weights_come_from_an_object_store_once_to_each_node() -> None:
+    pod = pod_of("object-store", "caravan-qwen-cpu")
+    (init,), (shard,) = pod["initContainers"], pod["containers"]
+    file = "/models/qwen/Qwen2.5-7B-Instruct-Q4_K_M.gguf"
+    assert init["args"][:2] == ["--file", f"s3:/{file}"]
+    assert init["args"][3] == file
+    assert f"--model={file}" in shard["args"]
+    variables = {variable["name"]: variable for variable in init["env"]}
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert variables[name]["valueFrom"]["secretKeyRef"] == {"name": "minio", "key": name}
+    given = {name: variable["value"] for name, variable in variables.items() if "value" in variable}
+    assert given == {"AWS_REGION": "eu-central-1", "AWS_ENDPOINT_URL": "https://minio.example.com:9000"}
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "model")
+    # The kubelet would make a folder of root's, which the pod could not write.
+    assert volume["hostPath"] == {"path": "/var/lib/caravan/models", "type": "Directory"}
+    assert "ephemeral-storage" not in shard["resources"]["requests"]
+    policy = only("object-store", "NetworkPolicy", "caravan-qwen-download")
+    assert policy["spec"]["egress"][1]["ports"] == [{"port": 9000, "protocol": "TCP"}]
+
+
 def test_prometheus_relabels_what_it_scrapes() -> None:
     (endpoint,) = only("canary", "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["scrapeTimeout"] == "5s"

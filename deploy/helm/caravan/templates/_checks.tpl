@@ -69,6 +69,7 @@
 {{- fail (printf "%s: the token would be sent in plaintext to %s" $path (include "caravan.hub" .)) -}}
 {{- end -}}
 {{- if .ca }}{{ $own = append $own "SSL_CERT_FILE" }}{{ end -}}
+{{- if .s3 }}{{ $own = concat $own (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" "AWS_REGION" "AWS_ENDPOINT_URL") }}{{ end -}}
 {{- $names := list -}}
 {{- range .env }}{{ $names = append $names .name }}{{ end -}}
 {{- include "caravan.refuseTwice" (dict "path" (printf "%s.env" $path) "names" $names "own" $own) -}}

@@ -138,6 +138,9 @@ spec:
     {{- if .claimName }}
     - name: model
       persistentVolumeClaim: {claimName: {{ .claimName | quote }}}
+    {{- else if .nodePath }}
+    - name: model
+      hostPath: {path: {{ .nodePath | quote }}, type: Directory}
     {{- else if not .storageClassName }}
     - name: model
       emptyDir: {sizeLimit: {{ .size }}}
