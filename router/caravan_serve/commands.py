@@ -98,6 +98,12 @@ COMMANDS: Mapping[str, Command] = {
     "shard": Command(
         "run one shard (caravan-shard)", "caravan_serve.commands:shard", "caravan_serve.commands:shard_parser"
     ),
+    "rpc-server": Command(
+        "lend this host's devices to a shard on another host",
+        "caravan_shard.rpc_server:main",
+        "caravan_shard.rpc_server:rpc_server_parser",
+        Part.SHARD,
+    ),
     "replay": Command(
         "play again what a router decided, as it was or otherwise: caravan replay FILE",
         "caravan_serve.commands:replay",

@@ -22,9 +22,9 @@ _SPEC = re.compile(r"([\w:]+)(?:{(.*)})?")
 
 
 def engine_configs() -> dict[str, dict[str, str]]:
-    """Return the configurations of engines in ``deploy/llm-d`` by their names."""
-    (plugin,) = msgspec.yaml.decode((_DEPLOY / "llm-d/engine.yaml").read_bytes())
-    assert plugin["type"] == "core-metrics-extractor"
+    """Return the configurations of engines in ``deploy/platforms/llm-d.yaml`` by their names."""
+    plugins = msgspec.yaml.decode((_DEPLOY / "platforms/llm-d.yaml").read_bytes())["plugins"]
+    (plugin,) = (one for one in plugins if one["type"] == "core-metrics-extractor")
     return {config.pop("name"): config for config in plugin["parameters"]["engineConfigs"]}
 
 

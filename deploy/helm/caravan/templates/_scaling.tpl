@@ -5,8 +5,29 @@
 {{- if eq .settings.autoscaling.type "none" -}}
 {{- .settings.replicas -}}
 {{- else -}}
-{{- with lookup "apps/v1" "StatefulSet" .root.Release.Namespace .name -}}{{- .spec.replicas -}}{{- end -}}
+{{- $target := include "caravan.scaleTarget" . | fromYaml -}}
+{{- with lookup $target.apiVersion $target.kind .root.Release.Namespace $target.name -}}{{- .spec.replicas -}}{{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* What an autoscaler of a pool scales: dict name, settings. */}}
+{{- define "caravan.scaleTarget" -}}
+{{- if gt (int .settings.hosts) 1 -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+name: {{ include "caravan.hostsName" . }}
+{{- else -}}
+apiVersion: apps/v1
+kind: StatefulSet
+name: {{ .name }}
+{{- end -}}
+{{- end -}}
+
+{{/* The routers of which there are at least and at most so many, as JSON. */}}
+{{- define "caravan.routers" -}}
+{{- $router := .Values.router -}}
+{{- $scaling := $router.autoscaling -}}
+{{- dict "least" (ternary $scaling.minReplicas $router.replicas $scaling.enabled) "most" (ternary $scaling.maxReplicas $router.replicas $scaling.enabled) | toJson -}}
 {{- end -}}
 
 {{/* A query of files/keda.yaml for one pool: dict root, pool, query, unit, the setting that has the threshold: "" is 1.
