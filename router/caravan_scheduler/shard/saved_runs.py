@@ -8,10 +8,11 @@ from enum import Enum
 from caravan_proto.messages.commands import RunNote, RunSlice
 from caravan_scheduler.config import Clock
 from caravan_scheduler.events import SavedRun
+from caravan_scheduler.lifetimes import Kept, Lifetime, longer, within_shares
 from caravan_scheduler.pins import Pin, Pins
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS, PrefixKeys
 
-# Pinned prefixes take at most the memory divided by this.
+# Pinned prefixes take at most the memory divided by this, and so do all that stay while their lifetimes last.
 _PINNED_SHARE = 2
 
 
@@ -30,6 +31,7 @@ class KeptRun:
 
     ``used_s``: when it was saved or last loaded, in seconds on the scheduler's clock. Prefixes are found in it up to
     ``usable_end``: its end, unless it was dropped. ``loads``: how many sequences were loaded with it as their last run.
+    ``lifetime``: the longest that was asked for.
     """
 
     start: int
@@ -40,6 +42,7 @@ class KeptRun:
     used_s: float
     usable_end: int
     loads: int = 0
+    lifetime: Lifetime | None = None
 
     @property
     def key(self) -> bytes:
@@ -125,7 +128,8 @@ class SavedRuns:
     """The saved runs of one shard. The router decides what leaves memory and disk: what was used least recently.
 
     A run is used with the runs before it, and these count as used after it: they are given up last. Runs that hold a
-    pinned prefix are not given up for others. Where there is recurrent state, a prefix ends only where one is saved.
+    pinned prefix are not given up for others, nor are those whose lifetime has not ended while the share of their
+    tenant pays for them. Where there is recurrent state, a prefix ends only where one is saved.
     """
 
     def __init__(
@@ -182,6 +186,7 @@ class SavedRuns:
             note=run.note,
             used_s=self._clock.now_s,
             usable_end=run.cuts[-1][0],
+            lifetime=run.lifetime,
         )
         self.used_bytes[added.tier] += run.size_bytes
         if not added.is_state:
@@ -291,6 +296,7 @@ class SavedRuns:
                 size_bytes=run.size_bytes,
                 note=run.note,
                 is_dropped=run.key in self._dropped,
+                lifetime=run.lifetime,
             )
             for run in found
         ]
@@ -340,12 +346,38 @@ class SavedRuns:
             sizes |= {run.key: run.size_bytes for run in runs} or {one.key: self.bytes_of(one.length)}
         return sum(sizes.values())
 
+    # Lifetimes
+
+    def kept_in(self, tier: Tier) -> set[bytes]:
+        """Return the keys of the runs that stay since their lifetimes last, if ``tier`` is the last one that there is.
+
+        From the one before it, they only move. A run is kept if those before it are.
+        """
+        if self.capacity_bytes[Tier.DISK] and tier is Tier.MEMORY:
+            return set()
+        asked = [
+            (run, Kept(run.lifetime.tenant, run.size_bytes))
+            for run in reversed(self._runs.values())
+            if run.lifetime is not None and self._clock.now_s < run.used_s + run.lifetime.seconds
+        ]
+        if not asked:
+            return set()
+        pinned = self.pinned
+        most = self.capacity_bytes[tier] // _PINNED_SHARE - sum(pinned.values())
+        kept = set(pinned)
+        for run in within_shares(asked, most):
+            before = self._cuts.get(run.note.before)
+            if not run.start or (before is not None and before.key in kept):
+                kept.add(run.key)
+        return kept
+
     # Changes
 
-    def use(self, prefix: SavedPrefix, *, loads: int = 0) -> None:
-        """Note that ``prefix`` is wanted now, and that so many sequences are loaded from it."""
+    def use(self, prefix: SavedPrefix, *, loads: int = 0, lifetime: Lifetime | None = None) -> None:
+        """Note that ``prefix`` is wanted now, how many sequences are loaded from it, and how long it should stay."""
         for piece in reversed(prefix.slices):
-            self._runs[piece.key].used_s = self._clock.now_s
+            run = self._runs[piece.key]
+            run.used_s, run.lifetime = self._clock.now_s, longer(run.lifetime, lifetime)
             self._runs.move_to_end(piece.key)
         if loads:
             self._runs[prefix.slices[-1].key].loads += loads
@@ -418,6 +450,9 @@ class SavedRuns:
         """Return the runs that must leave ``tier`` so that ``wanted`` bytes are free there."""
         excess = self.used_bytes[tier] + wanted - self.capacity_bytes[tier]
         found: list[KeptRun] = []
+        if excess <= 0:
+            return found
+        kept = kept | self.kept_in(tier)
         for run in self._runs.values():
             if excess <= 0:
                 break
