@@ -23,8 +23,9 @@ _WAIT_WEIGHT = 4.0
 _MOST_SOON_FREE = 4
 # The seconds of a prompt token before any was measured.
 _FIRST_TOKEN_S = 1e-3
-# Most busy shards that are compared for a request.
+# Most busy shards that are compared for a request: those with most of it in cells, and those that have saved of it.
 _MOST_HOLDERS = 3
+_MOST_SAVED_HOLDERS = 8
 
 
 class ShardQueues:
@@ -258,15 +259,27 @@ class ShardIndex:
         if is_full:
             self.open.by_name.pop(shard.name, None)
 
-    def busy_holders(self, sequence: Sequence) -> list[tuple[float, ShardLedger]]:
-        """Return shards that have much of ``sequence`` and cannot take it now, with what waiting and sharing cost.
+    def busy_holders(self, sequence: Sequence) -> list[tuple[float, str, ShardLedger]]:
+        """Return shards that have some of ``sequence`` and cannot take it now, after what waiting and sharing cost.
 
         These are seconds, and the cheapest come first.
         """
         names = self.prefixes.holders(sequence.prompt_hashes)
+        saved = [
+            name
+            for name, shard in self._known.items()
+            if name not in names
+            and name not in self.open.by_name
+            and shard.saves.are_possible
+            and shard.runs.has_beginning(sequence.keys, sequence.known_tokens)
+        ]
+        found = self._cheapest(names, _MOST_HOLDERS)
+        return sorted(found + self._cheapest(saved, _MOST_SAVED_HOLDERS)) if saved else found
+
+    def _cheapest(self, names: Iterable[str], most: int) -> list[tuple[float, str, ShardLedger]]:
         busy = [self._known[name] for name in names if name not in self.open.by_name]
         found = [(self.speeds.wait_s(shard) + self.speeds.sharing_s(shard), shard.name, shard) for shard in busy]
-        return [(cost_s, shard) for cost_s, _, shard in sorted(found)[:_MOST_HOLDERS]]
+        return sorted(found)[:most]
 
     def awaits_prefix(self, request_id: int) -> bool:
         """Whether a request waits for a prefix that is still being computed, and no cheaper shard is open."""
