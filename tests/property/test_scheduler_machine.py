@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -430,17 +431,24 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "simulation"):
             return
+        # Whatever fails here, nothing is left behind that would be reported in its place.
+        with ExitStack() as left:
+            left.enter_context(self.folder)
+            left.callback(self.patches.undo)
+            try:
+                self._end_all()
+            finally:
+                self.recorder.close()
+            found = differences(self.recording)
+        assert not found, f"a recording decides otherwise when it is played again: {found}"
+
+    def _end_all(self) -> None:
         for name, state in list(self.simulation.scheduler.shards.items()):
             if state.drain.has_begun:
                 self.simulation.lose(name)
         for name in set(self.limits) - set(self.simulation.shards):
             self._join(name)
         self.simulation.settle()
-        self.recorder.close()
-        with self.folder:
-            found = differences(self.recording)
-        self.patches.undo()
-        assert not found, f"a recording decides otherwise when it is played again: {found}"
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
