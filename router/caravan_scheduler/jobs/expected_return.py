@@ -158,11 +158,11 @@ class ExpectedReturn:
             for one in reversed(list(shard.stays.parked.values()))
             if self._clock.now_s < one.last_used_s + one.sequence.spec.keep_s
         ]
-        return within_shares(asked, int(_ALIVE_SHARE * shard.capacity.cells)) if asked else ()
+        return set(within_shares(asked, int(_ALIVE_SHARE * shard.capacity.cells))) if asked else ()
 
     def _alive_beside(self, shard: ShardAccount, sequence: Sequence) -> Collection[Resident]:
         """Return those of them beside which ``sequence`` can start, sooner or later: none if nothing else runs."""
-        alive = [one for one, value in self._values(shard).items() if value.is_alive]
+        alive = {one for one, value in self._values(shard).items() if value.is_alive}
         if not alive or not shard.stays.residents:
             return ()
         cells = shard.cells.tree.own_cells([one.sequence_id for one in alive]) if shard.layout.shares_cells else 0

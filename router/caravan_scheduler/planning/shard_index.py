@@ -211,6 +211,8 @@ class ShardIndex:
     def __init__(self, shards: Mapping[str, ShardLedger], clock: Clock, lengths: OutputLengths) -> None:
         self._shards = shards
         self._known: dict[str, ShardLedger] = {}
+        # Those of them that save cells.
+        self._saving: dict[str, ShardLedger] = {}
         # The least cost of sharing an open shard; None if that is to be looked up.
         self._least_sharing_s: float | None = None
         self.clock = clock
@@ -227,11 +229,14 @@ class ShardIndex:
         self._least_sharing_s = None
         if self._known.get(name) is not shard:  # it is gone, or it is another of the same name
             self._known.pop(name, None)
+            self._saving.pop(name, None)
             for part in (self.open, self.prefixes, self.prompts, self.speeds):
                 part.forget(name)
         if shard is None:
             return
         self._known[name] = shard
+        if shard.saves.are_possible:
+            self._saving[name] = shard
         prompts = [] if shard.drain.has_begun else shard.stays.prefilling
         self.open.update(shard, may_start=may_start)
         self.prompts.replace(shard, prompts)
@@ -267,10 +272,9 @@ class ShardIndex:
         names = self.prefixes.holders(sequence.prompt_hashes)
         saved = [
             name
-            for name, shard in self._known.items()
+            for name, shard in self._saving.items()
             if name not in names
             and name not in self.open.by_name
-            and shard.saves.are_possible
             and shard.runs.has_beginning(sequence.keys, sequence.known_tokens)
         ]
         found = self._cheapest(names, _MOST_HOLDERS)
