@@ -23,6 +23,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from caravan_scheduler.gaps import EDGES_S
 from caravan_scheduler.jobs.policy import PolicyInput
 from caravan_scheduler.lifetimes import Kept, within_shares
 from caravan_scheduler.sequence import Sequence
@@ -210,9 +211,12 @@ class ExpectedReturn:
         return hold.return_rate
 
     def _saved_s(self, shard: ShardAccount, resident: Resident, own: int) -> float:
-        """Return what it costs all requests of ``shard`` to compute or load ``own`` cells again, in seconds."""
+        """Return what it costs all requests of ``shard`` to compute or load ``own`` cells again, in seconds.
+
+        Where saving them costs others their saved cells, as much as that has to be computed again.
+        """
         seconds = shard.costs.recompute_s(resident.computed - own, resident.computed)
-        if shard.saves.are_possible:
+        if shard.saves.are_possible and (resident.is_expendable or shard.runs.has_room(own, EDGES_S[-1])):
             copies = 1 if resident.is_expendable else 2
             seconds = min(seconds, LOAD_S + copies * copy_s(shard, own))
         return seconds * min(_MOST_DELAYED, 1 + len(shard.stays.residents))

@@ -1,7 +1,7 @@
 """Which cells a shard keeps outside its cache, in host memory and on disk, and which of them make way for others."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -318,6 +318,12 @@ class SavedRuns:
         """Bytes of memory that are free."""
         return self.capacity_bytes[Tier.MEMORY] - self.used_bytes[Tier.MEMORY]
 
+    def has_room(self, cells: int, unused_s: float) -> bool:
+        """Whether so many cells could be saved in memory without giving up runs used within ``unused_s`` seconds."""
+        oldest = next(iter(self._runs.values()), None)
+        is_old = oldest is not None and self._clock.now_s - oldest.used_s > unused_s
+        return is_old or self.bytes_of(cells) <= self.memory_room
+
     # Pins
 
     @property
@@ -336,39 +342,6 @@ class SavedRuns:
             more = {run.key: run.size_bytes for run in self.holding(pin.key)}
             if sum((kept | more).values()) <= self.pin_limit:
                 kept |= more
-        return kept
-
-    def bytes_with(self, pin: Pin) -> int:
-        """Return what all pinned prefixes take together with ``pin``, by estimate as far as they are not saved here."""
-        sizes: dict[bytes, int] = {}
-        for one in (*self.pins, pin):
-            runs = self.holding(one.key)
-            sizes |= {run.key: run.size_bytes for run in runs} or {one.key: self.bytes_of(one.length)}
-        return sum(sizes.values())
-
-    # Lifetimes
-
-    def kept_in(self, tier: Tier) -> set[bytes]:
-        """Return the keys of the runs that stay since their lifetimes last, if ``tier`` is the last one that there is.
-
-        From the one before it, they only move. A run is kept if those before it are.
-        """
-        if self.capacity_bytes[Tier.DISK] and tier is Tier.MEMORY:
-            return set()
-        asked = [
-            (run, Kept(run.lifetime.tenant, run.size_bytes))
-            for run in reversed(self._runs.values())
-            if run.lifetime is not None and self._clock.now_s < run.used_s + run.lifetime.seconds
-        ]
-        if not asked:
-            return set()
-        pinned = self.pinned
-        most = self.capacity_bytes[tier] // _PINNED_SHARE - sum(pinned.values())
-        kept = set(pinned)
-        for run in within_shares(asked, most):
-            before = self._cuts.get(run.note.before)
-            if not run.start or (before is not None and before.key in kept):
-                kept.add(run.key)
         return kept
 
     # Changes
@@ -452,7 +425,9 @@ class SavedRuns:
         found: list[KeptRun] = []
         if excess <= 0:
             return found
-        kept = kept | self.kept_in(tier)
+        if tier is Tier.DISK or not self.capacity_bytes[Tier.DISK]:  # from the one before it, runs only move
+            most = self.capacity_bytes[tier] // _PINNED_SHARE
+            kept = kept | _alive(reversed(self._runs.values()), self._cuts, self._clock.now_s, most, self.pinned)
         for run in self._runs.values():
             if excess <= 0:
                 break
@@ -460,3 +435,32 @@ class SavedRuns:
                 excess -= run.size_bytes
                 found.append(run)
         return found
+
+
+def bytes_with(runs: SavedRuns, pin: Pin) -> int:
+    """Return what all pinned prefixes take together with ``pin``, by estimate as far as they are not saved here."""
+    sizes: dict[bytes, int] = {}
+    for one in (*runs.pins, pin):
+        holding = runs.holding(one.key)
+        sizes |= {run.key: run.size_bytes for run in holding} or {one.key: runs.bytes_of(one.length)}
+    return sum(sizes.values())
+
+
+def _alive(
+    runs: Iterable[KeptRun], cuts: Mapping[bytes, KeptRun], now_s: float, most: int, pinned: Mapping[bytes, int]
+) -> set[bytes]:
+    """Return the keys of the ``runs``, the last used first, whose lifetimes keep them: ``most`` bytes with the pinned.
+
+    A run is kept if those before it are.
+    """
+    asked = [
+        (run, Kept(run.lifetime.tenant, run.size_bytes))
+        for run in runs
+        if run.lifetime is not None and now_s < run.used_s + run.lifetime.seconds
+    ]
+    kept = set(pinned)
+    for run in within_shares(asked, most - sum(pinned.values())):
+        before = cuts.get(run.note.before)
+        if not run.start or (before is not None and before.key in kept):
+            kept.add(run.key)
+    return kept
