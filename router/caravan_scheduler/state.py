@@ -24,6 +24,7 @@ from caravan_scheduler.recomputed import Fleet, recomputed_by
 from caravan_scheduler.sequence import Request, Sequence
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.resident import Resident, Status
+from caravan_scheduler.shard.saved_runs import bytes_with
 from caravan_scheduler.transfers import MOST_FETCHES, Transfers
 from caravan_scheduler.waiting.fair_share import PROMPT_TOKEN, Shares
 from caravan_scheduler.waiting.queue import Deadlines, WaitingQueue
@@ -135,7 +136,7 @@ class SchedulerState:
         if self.pins.get(pin.key) is None and self.shards:
             able = [one.runs for one in self.shards.values() if one.saves.are_possible and self.config.prefix_caching]
             limit = min((runs.pin_limit for runs in able), default=0)
-            needed = max((runs.bytes_with(pin) for runs in able), default=0)
+            needed = max((bytes_with(runs, pin) for runs in able), default=0)
             if needed > limit or not limit:
                 return PinRefusal(limit_bytes=limit, needed_bytes=needed)
         self.pins.add(pin)

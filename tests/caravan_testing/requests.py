@@ -29,6 +29,7 @@ def request(
     arrived_s: float = 0.0,
     max_draft_tokens: int = 0,
     end_by_s: float = math.inf,
+    keep_s: float = 0.0,
 ) -> Request:
     """Return a request with default sampling."""
     spec = GenerationSpec(
@@ -43,6 +44,7 @@ def request(
         adapter=adapter,
         prompt_logprobs=prompt_logprobs,
         max_draft_tokens=max_draft_tokens,
+        keep_s=keep_s,
     )
     return Request(request_id=request_id, spec=spec, arrived_s=arrived_s, end_by_s=end_by_s)
 

@@ -234,6 +234,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
         max_draft_tokens=st.sampled_from([0, 0, 2, 8]),
         lasts_s=_LASTING,
+        keep_s=st.sampled_from([0.0, 0.0, 5.0, 1e5]),
     )
     def submit(
         self,
@@ -247,6 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind: dict[str, Any],
         max_draft_tokens: int,
         lasts_s: float,
+        keep_s: float,
     ) -> None:
         for _ in range(copies):
             self.simulation.submit(
@@ -257,6 +259,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 session=session,
                 max_draft_tokens=max_draft_tokens,
                 end_by_s=self.simulation.now + lasts_s,
+                keep_s=keep_s,
                 **self._prompt(prompt, kind),
             )
 

@@ -60,6 +60,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     beams: Beams | None = None
     media: Media | None = None
     continued: list[int] = []
+    keep_s: float = 0.0
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):

@@ -230,6 +230,7 @@ def _spec(spec: form.Spec) -> GenerationSpec:
         ),
         thought=_thought(spec) if spec.thought else None,
         media=None if spec.media is None else _media(spec.media),
+        keep_s=spec.keep_s,
     )
 
 

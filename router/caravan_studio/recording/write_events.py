@@ -153,6 +153,7 @@ class EventWriter:
                 eos=names.tokens(sorted(beams.eos_token_ids)),
             ),
             media=None if spec.media is None else self._media(spec.media),
+            keep_s=spec.keep_s,
         )
 
     def _media(self, media: PromptMedia) -> form.Media:

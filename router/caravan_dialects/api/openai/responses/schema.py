@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from caravan_dialects.api.generation.schema import (
+    CacheOptions,
+    CacheRetention,
     CacheSalt,
     FirstDifference,
     JsonObjectFormat,
@@ -87,8 +89,8 @@ class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt: RefusedByRule = None
 
 
-class PromptCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``prewarm``: true is the same as ``generate`` false. Others change nothing: all prompts are cached.
+class PromptCacheOptions(CacheOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """``prewarm``: true is the same as ``generate`` false. ``mode`` changes nothing: all prompts are cached.
 
     ``comparison_response_id``: compare the request with that of a response of this API key, for
     ``prompt_cache_diagnostics``.
@@ -133,7 +135,7 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
     safety_identifier: Annotated[str | None, OnlyEchoed] = None
     service_tier: ServiceTier = None
     prompt_cache_key: PromptCacheKey = None
-    prompt_cache_retention: NoEffect = None
+    prompt_cache_retention: CacheRetention = None
     max_tool_calls: int | None = None
     client_metadata: NoEffect = None
     priority: Priority = None
