@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from caravan_proto.messages.results import FinishReason
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.generation import ANYONE, GenerationSpec, StoppingParams, Tenant
 from caravan_scheduler.core.prompt_media import PromptMedia
@@ -65,7 +66,7 @@ class CountedRequests:
     def request_failed(self, failure: Failure, generations: int = 1) -> None:
         self.failures[failure] += generations
 
-    def request_succeeded(self, timings: RequestTimings, generated_tokens: int) -> None:
+    def request_succeeded(self, timings: RequestTimings, generated_tokens: int, finish: FinishReason) -> None:
         self.succeeded += 1
 
     def observe_first_token(self, since_arrival_s: float) -> None: ...

@@ -307,7 +307,7 @@ class ShardLedger(ShardAccount):
             if resident.status is not Status.RELEASING:
                 self._evict(resident)
             self.stays.free(resident)
-        self.cells.rebuild()
+        self.cells.rebuild(shares_beginnings=reply.shares_beginnings)
         return lost
 
     # The end of a stay

@@ -188,6 +188,7 @@ class Layout(_Event, frozen=True):
     layout: LayoutLimits
     lost: list[int]
     seconds: float
+    shares_beginnings: bool = False
 
 
 class Fetch(_Event, frozen=True):

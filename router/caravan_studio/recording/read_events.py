@@ -92,6 +92,7 @@ class EventReader:
                     layout=event.layout,
                     lost=event.lost,
                     seconds=event.seconds,
+                    shares_beginnings=event.shares_beginnings,
                 )
             case form.Fetch():
                 return heard.Fetched(transfer_id=event.transfer, fetched=tuple(event.fetched), seconds=event.seconds)
