@@ -31,6 +31,7 @@ class Part(StrEnum):
     BENCH = "bench"
     RUN = "run"
     OTLP = "otlp"
+    MCP = "mcp"
     POSTGRESQL = "postgresql"
 
 
@@ -56,6 +57,7 @@ NEEDS = {
         "opentelemetry-exporter-otlp-proto-grpc",
         "opentelemetry-exporter-otlp-proto-http",
     ),
+    Part.MCP: ("mcp",),
     Part.POSTGRESQL: ("psycopg",),
 }
 # The modules of distributions whose names differ.

@@ -52,7 +52,8 @@ _log = logging.getLogger(__name__)
 _INTERRUPTED = 130
 
 
-def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[str], ShardValues]:
+def read_flags(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[str], ShardValues]:
+    """Return what the flags, the environment and a file say: of the command, the router, the models, the shards."""
     parser = serve_parser()
     namespace = parser.parse_models(sys.argv[1:] if argv is None else argv)
     file = read_config_file(parser, namespace, os.environ)
@@ -165,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    serve, router, models, given = _parse(argv)
+    serve, router, models, given = read_flags(argv)
     try:
         configure_logging(router.logging)
     except LogFileError as error:

@@ -97,6 +97,24 @@ class JobTable:
         with self._connection.transaction():
             return self._append(job_id, step)
 
+    def replace_tokens(self, job_id: str, step: Step, request: bytes) -> bool:
+        """Add a step, and replace all tokens before it by the ``request``, which has what they stand for.
+
+        Like `append`, return False and change nothing if the step does not follow the last one.
+        """
+        with self._connection.transaction():
+            if not self._append(job_id, step):
+                return False
+            none = _encode(())
+            freed = "(SELECT coalesce(sum(length(tokens) - ?), 0) FROM job_steps WHERE job = ?)"
+            self._run(
+                f"UPDATE jobs SET size = size + ? - length(request) - CAST({freed} AS INTEGER), request = ? "  # noqa: S608
+                "WHERE id = ?",
+                (len(request), len(none), job_id, request, job_id),
+            )
+            self._run("UPDATE job_steps SET tokens = ?, feedback = NULL WHERE job = ?", (none, job_id))
+            return True
+
     def _append(self, job_id: str, step: Step) -> bool:
         events = zlib.compress(_encode(step.events), 1)
         tokens = _encode(step.tokens)

@@ -126,6 +126,10 @@ class Store:
         """
         return await self._patiently(lambda database: database.jobs.append(job_id, step))
 
+    async def replace_tokens(self, job_id: str, step: Step, request: bytes) -> bool:
+        """Add a step as `append` does, and store ``request`` in place of that of the job and of all its tokens."""
+        return await self._patiently(lambda database: database.jobs.replace_tokens(job_id, step, request))
+
     async def job(self, owner: str, job_id: str) -> Job | None:
         """Return a job; None if the owner has none of this id."""
         return await self._call(lambda database: database.jobs.find(owner, job_id))

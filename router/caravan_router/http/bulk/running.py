@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from caravan_dialects.api.error_table import kind_of
-from caravan_dialects.api.errors import InvalidKeyError, RequestError, UnknownModelError
+from caravan_dialects.api.errors import BudgetError, InvalidKeyError, RequestError, UnknownModelError
 from caravan_dialects.bulk.lines import CheckedLines, checked_lines, read_line
 from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Line, LineError
 from caravan_dialects.bulk.store import BulkStore, Tables
@@ -260,7 +260,8 @@ class RunningBatches:
             except (RequestError, EngineError, StoreError) as error:
                 dialect = ENDPOINTS[batch.endpoint].dialect
                 status = dialect.status(kind_of(error))
-                if status in _PASSING or self._may_join(error):
+                # The next day or month may be after the batch.
+                if (status in _PASSING and not isinstance(error, BudgetError)) or self._may_join(error):
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, _MOST_RETRY_S)
                     continue

@@ -286,8 +286,8 @@ class BackgroundResponses:
                 if job.answer is None:
                     await self._end(job.owner, job.log, job.asked.ended(None, job.log.following))
                     return
-                async with job.progress.saving() as run:
-                    await job.answer.generate(run, job.log, job.asked.saved)
+                async with job.progress.abortable():
+                    await job.answer.generate(job.log, job.asked.record, job.asked.saved)
             except (NoShardError, UnknownModelError) as error:
                 if isinstance(error, ModelReplacedError) or time.time() >= job.asked.record.deadline:
                     raise
@@ -311,7 +311,7 @@ class BackgroundResponses:
         # Only now, so that until a shard is up, clients see the output so far.
         job.asked.again(Saved(tokens=tokens, feedback=feedback, following=job.log.following))
         answer = await job.asked.validate(context)
-        job.progress.begin(context.served, answer.requests, answer.reply_id)
+        job.progress.begin(context.served, answer)
         job.answer = answer
 
     async def _end(self, owner: str, log: EventLog, end: JobEnd) -> None:

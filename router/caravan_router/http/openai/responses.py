@@ -27,7 +27,7 @@ from caravan_dialects.api.openai.responses.schema import (
     ResponseObject,
     ResponseRequest,
 )
-from caravan_dialects.api.openai.responses.tools import offered_tools
+from caravan_dialects.api.openai.responses.tool_loop import offered_without_loop
 from caravan_dialects.api.openai.responses.turn import Turn, begun_turn
 from caravan_dialects.api.openai.responses.validation import check_request, validate_turn
 from caravan_dialects.conversations.store import Store
@@ -162,7 +162,8 @@ async def _valid_chat(request: web.Request, body: InputFields) -> ValidChat:
         raise unsupported_field_error("prompt", "send `instructions` and `input`", body.prompt)
     async with _begun_turn(request, body, extends=False) as turn:
         context = await context_of(request, asked_model(request, body.model))
-        return (await validate_turn(context, body, turn, offered_tools(body.tools or (), turn.all_items))).chat
+        offered = await offered_without_loop(context, body, turn)
+        return (await validate_turn(context, body, turn, offered)).chat
 
 
 @ROUTES.route(
