@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from caravan_dialects.bulk.parts import Parts
 from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, StoredFile
 from caravan_dialects.bulk.tables import VERSIONS, WRITE_BATCH
 from caravan_dialects.conversations.nodes import new_id
@@ -30,7 +31,6 @@ _STALE_S = 3600.0
 _BATCH = msgspec.json.Decoder(Batch)
 _LINES_AT_ONCE, _ANSWERS_AT_ONCE = 1_000, 100
 _UNFINISHED = "status NOT IN ({})".format(", ".join(f"'{one}'" for one in BatchStatus if one.has_ended))
-_PART_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +195,7 @@ class Tables:
         place = settings.place
         self._connection = connected(place if isinstance(place, str) else folder / "bulk.sqlite", _SCHEMA)
         self._connection.migrate(VERSIONS)
+        self._parts = Parts(self._connection, folder) if self._connection.is_shared else None
 
     def close(self) -> None:
         """Close the tables."""
@@ -230,44 +231,28 @@ class Tables:
         upload.keep_as(path)
         try:
             with self._connection.transaction():
-                self._write_file(file)
-                if self._connection.is_shared:
-                    self._write_parts(file.id, path)
+                self._connection.execute(
+                    "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
+                    "SET size = excluded.size, created = excluded.created, expires = excluded.expires",
+                    (file.id, file.owner, file.purpose, file.name, file.size, file.created, file.expires),
+                )
+                if self._parts is not None:
+                    self._parts.write(file.id, path)
         except SQL_ERRORS:
             path.unlink(missing_ok=True)
             raise
 
-    def _write_file(self, file: StoredFile) -> None:
-        self._connection.execute(
-            "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
-            "SET size = excluded.size, created = excluded.created, expires = excluded.expires",
-            (file.id, file.owner, file.purpose, file.name, file.size, file.created, file.expires),
-        )
-
-    def _write_parts(self, file_id: str, path: Path) -> None:
-        with path.open("rb") as content:
-            parts = enumerate(iter(lambda: content.read(_PART_BYTES), b""))
-            rows = ((file_id, number, part) for number, part in parts)
-            self._connection.executemany("INSERT INTO parts VALUES (?, ?, ?) ON CONFLICT DO NOTHING", rows)
-
     def path_of(self, file_id: str) -> Path:
         """Return where the content of a file is, which may have to be copied there first."""
         path = self.folder / file_id
-        if self._connection.is_shared and not path.exists():
-            upload, number = self.begin_upload(), 0
+        if self._parts is not None and not path.exists():
+            upload = self.begin_upload()
             try:
-                while part := self._part(file_id, number):
-                    upload.write(part[0])
-                    number += 1
-                if number or self._connection.execute("SELECT 1 FROM files WHERE id = ?", (file_id,)).fetchone():
+                if self._parts.copy_to(upload.write, file_id):
                     upload.keep_as(path)
             finally:
                 upload.close()
         return path
-
-    def _part(self, file_id: str, number: int) -> Any:
-        query = "SELECT content FROM parts WHERE file = ? AND number = ?"
-        return self._connection.execute(query, (file_id, number)).fetchone()
 
     def file(self, owner: str, file_id: str) -> StoredFile | None:
         """Return a file; None if the owner has none of this id."""
@@ -285,7 +270,8 @@ class Tables:
         """Remove a file; return whether there was one."""
         deleted = self._connection.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount
         if deleted:
-            self._connection.execute("DELETE FROM parts WHERE file = ?", (file_id,))
+            if self._parts is not None:
+                self._parts.delete(file_id)
             (self.folder / file_id).unlink(missing_ok=True)
         return deleted > 0
 
@@ -303,15 +289,8 @@ class Tables:
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < now - _STALE_S:
                     path.unlink()
-        if self._connection.is_shared:
-            self._forget_copies()
-
-    def _forget_copies(self) -> None:
-        """Remove the copies of files that another server has deleted."""
-        kept = {name for (name,) in self._connection.execute("SELECT id FROM files")}
-        for path in self.folder.iterdir():
-            if path.name not in kept and not path.name.startswith(_INCOMING):
-                path.unlink(missing_ok=True)
+        if self._parts is not None:
+            self._parts.forget_copies(but=_INCOMING)
 
     def write_batch(self, batch: Batch) -> bool:
         """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`."""

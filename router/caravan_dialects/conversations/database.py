@@ -251,27 +251,24 @@ class Database:
         if position == START:
             return Chain()
         with self._connection.snapshot():
-            return self._read(owner, position)
-
-    def _read(self, owner: str, position: Position) -> Chain | None:
-        rows = self._rows(owner, position)
-        if not rows:
-            return None
-        size, nodes = 0, []
-        files: dict[bytes, str] = {}
-        for node_id, parent, parent_items, upto, data, inputs, response, *_ in rows:
-            items = _ITEMS.decode(data)
-            size += len(data) if upto == len(items) else len(_encode(items[:upto]))
-            items = items[:upto]
-            for digest in referenced(items):
-                if digest not in files:
-                    ((files[digest],),) = self._connection.execute(READ_FILE, (owner, digest))
-                size += len(files[digest])
-            before = Position(node=parent or "", items=parent_items)
-            nodes.append(
-                Node(id=node_id, parent=before, items=with_files(items, files), inputs=inputs, response=response)
-            )
-        return Chain(position=position, nodes=nodes, size=size, tokens=_tokens_of(rows))
+            rows = self._rows(owner, position)
+            if not rows:
+                return None
+            size, nodes = 0, []
+            files: dict[bytes, str] = {}
+            for node_id, parent, parent_items, upto, data, inputs, response, *_ in rows:
+                items = _ITEMS.decode(data)
+                size += len(data) if upto == len(items) else len(_encode(items[:upto]))
+                items = items[:upto]
+                for digest in referenced(items):
+                    if digest not in files:
+                        ((files[digest],),) = self._connection.execute(READ_FILE, (owner, digest))
+                    size += len(files[digest])
+                before = Position(node=parent or "", items=parent_items)
+                nodes.append(
+                    Node(id=node_id, parent=before, items=with_files(items, files), inputs=inputs, response=response)
+                )
+            return Chain(position=position, nodes=nodes, size=size, tokens=_tokens_of(rows))
 
     def _rows(self, owner: str, position: Position) -> list[tuple[Any, ...]]:
         """Return the rows of `CHAIN`, the first node first."""

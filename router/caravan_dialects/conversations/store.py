@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from caravan_dialects.conversations.database import Bounds, Database
+from caravan_dialects.conversations.job_table import JobTable
 from caravan_dialects.conversations.nodes import Chain, Head, Job, Step, Transaction, UnderWay
 from caravan_dialects.sql.connection import SQL_ERRORS, Place, PostgresError
 from caravan_scheduler.core.tokens import GeneratedToken
@@ -138,17 +139,9 @@ class Store:
         """Return the jobs of all owners that have not ended, without those that other servers work on."""
         return await self._call(lambda database: database.jobs.under_way())
 
-    async def leave_jobs(self) -> None:
-        """Let other servers continue the jobs of this one."""
-        await self._call(lambda database: database.jobs.leave())
-
-    async def cancel_job(self, owner: str, job_id: str) -> bool:
-        """Ask the server of a job to cancel it; return False if the owner has none of this id under way."""
-        return await self._call(lambda database: database.jobs.cancel(owner, job_id))
-
-    async def job_has_ended(self, job_id: str) -> bool:
-        """Return whether no more events of a job come."""
-        return await self._call(lambda database: database.jobs.has_ended(job_id))
+    async def on_jobs(self, work: Callable[[JobTable], T]) -> T:
+        """Return what ``work`` returns, which is called in the thread of the store."""
+        return await self._call(lambda database: work(database.jobs))
 
     async def events(self, job_id: str, first: int) -> list[bytes]:
         """Return some events of a job, from the number ``first`` on; none if there are none yet."""

@@ -124,7 +124,7 @@ class BackgroundResponses:
         store = self._app[STATE].store
         if store.is_shared:
             with suppress(StoreError):  # Others see it by the end of this one.
-                await store.leave_jobs()
+                await store.on_jobs(lambda jobs: jobs.leave())
 
     def log_of(self, owner: str, response_id: str) -> EventLog | None:
         """Return the events of a response under way; None if the owner has none of this id."""

@@ -279,8 +279,8 @@ async def _cancelled(request: web.Request, owner: str, response_id: str) -> Runn
 
 async def _cancelled_elsewhere(store: Store, owner: str, response_id: str) -> None:
     """Let the server that generates a response in the background cancel it, and return when it has ended."""
-    if await store.cancel_job(owner, response_id):
-        while not await store.job_has_ended(response_id):  # noqa: ASYNC110  another process changes it
+    if await store.on_jobs(lambda jobs: jobs.cancel(owner, response_id)):
+        while not await store.on_jobs(lambda jobs: jobs.has_ended(response_id)):  # noqa: ASYNC110  another process changes it
             await asyncio.sleep(_POLL_S)
 
 

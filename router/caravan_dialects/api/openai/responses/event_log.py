@@ -100,7 +100,7 @@ class EventLog:
         has_ended = False
         while not (has_ended or ending.is_set()):
             # Its last events are there before its end is.
-            has_ended = await self._store.job_has_ended(self._id)
+            has_ended = await self._store.on_jobs(lambda jobs: jobs.has_ended(self._id))
             while events := await self._store.events(self._id, first):
                 yield events
                 first += len(events)
