@@ -83,8 +83,10 @@ async def chat(client: AsyncOpenAI, killed: asyncio.Event) -> None:
     """Continue one conversation, turn after turn, until some turns after the kill."""
     last, turns = None, 0
     while not killed.is_set() or turns < 3:
-        body = {"model": "any", "input": f"Turn {turns}", "max_output_tokens": 20, "previous_response_id": last}
-        response = await until_answered(lambda: client.responses.create(**body))  # type: ignore[call-overload]  # noqa: B023
+        text = f"Turn {turns}"
+        response = await until_answered(
+            lambda: client.responses.create(model="any", input=text, max_output_tokens=20, previous_response_id=last)  # noqa: B023
+        )
         last = response.id
         turns = turns + 1 if killed.is_set() else 0
     assert last is not None

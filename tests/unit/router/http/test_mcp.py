@@ -374,7 +374,7 @@ async def test_a_response_in_the_background_calls_tools() -> None:
 
 
 async def test_the_next_router_goes_on_between_calls_and_repeats_none(tmp_path: Path) -> None:
-    settings = StoreSettings(file=tmp_path / "state")
+    settings = StoreSettings(place=tmp_path / "state")
     outputs = (call("add", a=1, b=2), call("add", a=3, b=4), "Done, and done well.")
     servers = adding()
 
