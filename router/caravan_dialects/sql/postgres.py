@@ -82,9 +82,13 @@ class Postgres:
         try:
             settings: dict[str, Any] = _DEFAULTS | conninfo_to_dict(self._url) | {"client_encoding": "utf8"}
             connection = psycopg.connect(**settings, autocommit=True, cursor_factory=psycopg.ClientCursor)
-            connection.execute(_SESSION.format(schema=self._schema, servers=_SERVERS, server=self.server))
         except psycopg.Error:
             self._failed_at = time.monotonic()
+            raise
+        try:
+            connection.execute(_SESSION.format(schema=self._schema, servers=_SERVERS, server=self.server))
+        except psycopg.Error:
+            connection.close()
             raise
         self._connection = connection
         return connection
