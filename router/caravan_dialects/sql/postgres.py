@@ -96,6 +96,7 @@ class Postgres:
     def drop_if_lost(self) -> None:
         """Forget a connection that cannot be used any more."""
         if self._connection is not None and self._connection.closed:
+            self._connection.close()
             self._connection = None
             self._may_claim_at = time.monotonic() + _RETURN_S
 
