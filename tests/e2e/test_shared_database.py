@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,13 +82,17 @@ async def read_to_the_end(client: AsyncOpenAI, response_id: str, events: list[An
 
 async def chat(client: AsyncOpenAI, killed: asyncio.Event) -> None:
     """Continue one conversation, turn after turn, until some turns after the kill."""
-    last, turns = None, 0
-    while not killed.is_set() or turns < 3:
-        text = f"Turn {turns}"
-        response = await until_answered(
-            lambda: client.responses.create(model="any", input=text, max_output_tokens=20, previous_response_id=last)  # noqa: B023
+
+    async def ask(text: str, previous: str | None) -> str:
+        response = await client.responses.create(
+            model="any", input=text, max_output_tokens=20, previous_response_id=previous
         )
-        last = response.id
+        return response.id
+
+    last: str | None = None
+    turns = 0
+    while not killed.is_set() or turns < 3:
+        last = await until_answered(partial(ask, f"Turn {turns}", last))
         turns = turns + 1 if killed.is_set() else 0
     assert last is not None
 

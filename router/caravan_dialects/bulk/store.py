@@ -177,9 +177,10 @@ class BulkStore:
     def _tables(self) -> "Tables":
         if self._opened is None:
             place = self.settings.place
-            if not isinstance(place, Path) and self._temporary is None:
-                self._temporary = tempfile.mkdtemp(prefix="caravan-files-")
-            self._opened = Tables(Path(self._temporary or place), self.settings)
+            if not isinstance(place, Path):
+                self._temporary = self._temporary or tempfile.mkdtemp(prefix="caravan-files-")
+                place = Path(self._temporary)
+            self._opened = Tables(place, self.settings)
         return self._opened
 
 

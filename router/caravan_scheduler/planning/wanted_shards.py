@@ -120,7 +120,7 @@ class Need:
         if busy >= 1:
             return False
         differs = mix.prompt_s_squared / (2 * mix.prompt_s**2)
-        wait_s = differs * prompt_s * busy ** (math.sqrt(2 * (shards + 1)) - 1) / (shards * (1 - busy))
+        wait_s = differs * prompt_s * math.pow(busy, math.sqrt(2 * (shards + 1)) - 1) / (shards * (1 - busy))
         return wait_s * _TAIL <= max(self.config.target_ttft_s - prompt_s, prompt_s)
 
 

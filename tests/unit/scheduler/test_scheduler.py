@@ -305,7 +305,8 @@ def test_what_is_left_of_an_ended_sequence_leaves_the_cells_once_nothing_waits()
     for seed in (3, 4):  # the first one starts while the second one waits
         sim.submit(prompt_of(150, seed), 20, ignore_eos=True)
     sim.run()
-    parked = [length for action in sim.sent(Prefill, Decode, Load) for _, length in action.header.park]
+    commands: list[Prefill | Decode | Load] = [*sim.sent(Prefill), *sim.sent(Decode), *sim.sent(Load)]
+    parked = [length for command in commands for _, length in command.header.park]
     assert any(length < 154 for length in parked), "none was cut back"
     for _ in range(3):
         sim.tick(0.5)

@@ -17,7 +17,7 @@ from caravan_dialects.conversations.database import RESERVED_BYTES, Bounds, Data
 from caravan_dialects.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
 from caravan_dialects.conversations.packing import packed, unpacked
 from caravan_dialects.conversations.store import Store, StoreSettings
-from caravan_dialects.sql.connection import Place
+from caravan_dialects.sql.connection import Place, Sqlite
 from caravan_proto.messages.media import MediaSpan
 from caravan_scheduler.core.prompt_media import cell_numbers
 
@@ -258,8 +258,10 @@ def test_entries_are_forgotten_on_a_full_disk(tmp_path: Path) -> None:
     database = Database(tmp_path / "state", LARGE)
     database.commit("a", STARTED, NOW)
     database.commit("a", Transaction(node=turn("r2", at("r1"))), NOW)
-    run = database._connection.execute
-    database._connection.create_function("is_full", 0, lambda: reserve.stat().st_size >= RESERVED_BYTES)
+    connection = database._connection
+    assert isinstance(connection, Sqlite)
+    run = connection.execute
+    connection.create_function("is_full", 0, lambda: reserve.stat().st_size >= RESERVED_BYTES)
     for table, change in product(("heads", "nodes"), ("INSERT", "UPDATE", "DELETE")):
         full = "WHEN is_full() BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
         run(f"CREATE TEMP TRIGGER full_{table}_{change} BEFORE {change} ON {table} {full}")

@@ -83,8 +83,8 @@ class EventLog:
                     await self._changed.wait()
                     continue
                 if self._store.is_shared:
-                    async for events in self._stored(first, ending or asyncio.Event()):
-                        yield events
+                    async for stored in self._stored(first, ending or asyncio.Event()):
+                        yield stored
                 return
             if first >= oldest:
                 events: Sequence[bytes] = [*self._recent][first - oldest :]
