@@ -4,6 +4,7 @@ Each connection holds a lock of its own, which the database releases when it is 
 lock is nobody's work. All that write take turns, as with SQLite: what a transaction has read stays true to its end.
 """
 
+import math
 import re
 import secrets
 import time
@@ -96,12 +97,13 @@ class Postgres:
     def drop_if_lost(self) -> None:
         """Forget a connection that cannot be used any more."""
         if self._connection is not None and self._connection.closed:
-            self._connection.close()
             self._connection = None
             self._may_claim_at = time.monotonic() + _RETURN_S
 
     def close(self) -> None:
         """See `Connection`."""
+        # What comes too late must not connect again.
+        self._failed_at = math.inf
         if self._connection is not None:
             self._connection.close()
 
