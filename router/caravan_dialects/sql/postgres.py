@@ -4,6 +4,7 @@ Each connection holds a lock of its own, which the database releases when it is 
 lock is nobody's work. All that write take turns, as with SQLite: what a transaction has read stays true to its end.
 """
 
+import math
 import re
 import secrets
 import time
@@ -101,6 +102,8 @@ class Postgres:
 
     def close(self) -> None:
         """See `Connection`."""
+        # What comes too late must not connect again.
+        self._failed_at = math.inf
         if self._connection is not None:
             self._connection.close()
 

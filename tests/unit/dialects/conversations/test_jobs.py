@@ -160,6 +160,11 @@ async def test_readers_get_each_event_once_wherever_they_begin(place: Place) -> 
         await log.record(more, store.append("r", more))
         if number % 50 == 0:  # Readers that come in between.
             readers.append(asyncio.create_task(read(log, number // 2)))
+    # In a shared store, another server could add events to what has not ended.
+    last = end(number, response=b"{}")
+    assert last.ended is not None
+    await log.record(last.ended.step, store.commit("k", last))
+    number += 1
     log.close()
     begins = [0, 1, 5, 600]
     for reader, begin in zip(readers, begins, strict=False):
