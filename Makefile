@@ -75,7 +75,7 @@ test-gpu: $(INSTALLED) $(DEMO_MODEL) ## test on the GPUs of this host, for which
 images: ## build the container images with buildah, or BUILDER=podman or docker; ARGS: more of its flags, such as --build-arg BASE=debian@sha256:...
 	deploy/images/build.sh $(ARGS)
 
-release: $(INSTALLED) $(DEMO_MODEL) $(RELEASE_TOOLS) ## build what is published of this version into dist/, and check each part in a clean environment
+release: $(INSTALLED) $(DEMO_MODEL) $(RELEASE_TOOLS) ## build what is published of this version into dist/, and check each part in a clean environment; PUBLISH: registry/folder to push chart and images to, signed if there is cosign
 	@$(BIN)/python deploy/setup/release.py $(DEMO_MODEL)
 
 test-cluster: $(INSTALLED) $(DEPLOY_TOOLS) ## test the chart on the cluster of KUBECONFIG, with the images of CARAVAN_CLUSTER_IMAGES; ARGS: more pytest flags

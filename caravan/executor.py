@@ -117,21 +117,23 @@ class Executor(Closing):
         with python_names():
             config = from_values(ShardConfig, of_model)
         self.backend: Backend = load_backend(config)
-        if not self.backend.capacity.generates:
-            self.backend.close()
-            raise ModelError(f"{self.backend.facts.name} only embeds texts: open it with LLM, and call embed or score")
-        self._contents = BackgroundContents(self.backend)
-        self.media = ExecutorMedia(self.backend)
-        # One thread: a conversation samples alone.
-        self.sampler = make_sampler(self.backend)
-        room = room_for_runs(config, available_memory())
-        unloading = Unloading(self.backend, self.media, room) if unload_idle else None
-        self.cells = ExecutorCells(self.backend, self.media, unloading)
+        with ExitStack() as opened:
+            opened.callback(self.backend.close)
+            if not self.backend.capacity.generates:
+                raise ModelError(
+                    f"{self.backend.facts.name} only embeds texts: open it with LLM, and call embed or score"
+                )
+            self._contents = BackgroundContents(self.backend)
+            opened.callback(self._contents.end)
+            self.media = ExecutorMedia(self.backend)
+            # One thread: a conversation samples alone.
+            self.sampler = make_sampler(self.backend)
+            room = room_for_runs(config, available_memory())
+            unloading = Unloading(self.backend, self.media, room) if unload_idle else None
+            self.cells = ExecutorCells(self.backend, self.media, unloading)
+            self._closing = opened.pop_all()
         self._max_tokenize_bytes = config.max_tokenize_bytes
         self._chat_prompts: ChatPrompts | None = None
-        self._closing = ExitStack()
-        self._closing.callback(self.backend.close)
-        self._closing.callback(self._contents.end)
         self._close = weakref.finalize(self, self._process.call, self._closing.close)
         # In the order in which they were made.
         self._conversations: dict[Conversation, None] = {}
@@ -338,17 +340,22 @@ class Executor(Closing):
         same_cells = batch.cells_fingerprint == self.backend.contents.state_fingerprint
         is_usable = same_cells and self.cells.saving is not Saving.NOTHING
         conversations = list[Conversation]()
-        for saved, slices in zip(batch.conversations, slices_of(batch), strict=True):
-            conversation = self.create()
-            conversation.restore(saved)
-            if is_usable and slices and self.cells.free_ids:
-                source_id = conversations[saved.source].sequence_id if saved.shared else None
-                shared = None if source_id is None else PrefixCopy(source_id=source_id, length=saved.shared)
-                spans = self.media.spans(saved.tokens[: saved.held])
-                if self.backend.restore(self.cells.free_ids[0], slices, shared, spans):
-                    conversation.sequence_id, conversation.held = self.cells.free_ids.pop(0), saved.held
-            conversation.note_held(conversation.held)
-            conversations.append(conversation)
+        try:
+            for saved, slices in zip(batch.conversations, slices_of(batch), strict=True):
+                conversation = self.create()
+                conversations.append(conversation)
+                conversation.restore(saved)
+                if is_usable and slices and self.cells.free_ids:
+                    source_id = conversations[saved.source].sequence_id if saved.shared else None
+                    shared = None if source_id is None else PrefixCopy(source_id=source_id, length=saved.shared)
+                    spans = self.media.spans(saved.tokens[: saved.held])
+                    if self.backend.restore(self.cells.free_ids[0], slices, shared, spans):
+                        conversation.sequence_id, conversation.held = self.cells.free_ids.pop(0), saved.held
+                conversation.note_held(conversation.held)
+        except BaseException:
+            for conversation in conversations:
+                self.end(conversation)
+            raise
         return conversations
 
     # For conversations.

@@ -132,6 +132,8 @@ class ServerOptions(TypedDict, total=False):
     state_file: str
     state_space: int
     state_life_s: float
+    usage_file: str
+    audit_log: str
     graceful_termination_timeout: float
 
 

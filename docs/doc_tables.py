@@ -30,6 +30,7 @@ from caravan_dialects.api.openai.errors import openai_code, openai_status
 from caravan_router.config import RouterConfig
 from caravan_router.http.routes import ROUTES
 from caravan_router.metrics.table import BUILD_INFO, METRICS
+from caravan_router.metrics.vllm import VLLM_ABSENT, VLLM_ALIASES
 from caravan_serve.serve_flags import ServeConfig
 from caravan_shard.config import ShardConfig
 
@@ -106,6 +107,13 @@ def metrics_table() -> str:
     metrics = (*METRICS, BUILD_INFO)
     rows = ((f"`{m.name}`", ", ".join((m.kind.value, *(f"`{label}`" for label in m.labels))), m.help) for m in metrics)
     return _table(("metric", "kind, labels", "meaning"), rows)
+
+
+def vllm_names_table() -> str:
+    """One row for each of vLLM's metrics, those that are not exposed last."""
+    exposed = {alias.name: "; ".join(filter(None, (f"`{alias.of}`", alias.note))) for alias in VLLM_ALIASES}
+    absent = {name: f"absent: {why}" for name, why in VLLM_ABSENT.items()}
+    return _table(("vLLM's name", "metric"), ((f"`{name}`", what) for name, what in (exposed | absent).items()))
 
 
 def routes_table() -> str:
@@ -226,7 +234,7 @@ def sizing_table(name: str, head: tuple[str, ...]) -> str:
     rows = [
         (
             *sizing["shown"],
-            *([f"{sizing['shards']:.1f}"] if name == "day" else ()),
+            *([f"{sizing['shards']:.1f}"] if name != "host" else ()),
             f"{100 * sizing['goodput'] / sizing['offered']:.1f} %",
             f"{sizing['ttft_p50_s']:.2f}",
             f"{sizing['ttft_p99_s']:.2f}",
@@ -253,6 +261,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "flags of the router": lambda: flags_table(RouterConfig),
     "flags of a shard": lambda: flags_table(ShardConfig),
     "metrics": metrics_table,
+    "names of vllm": vllm_names_table,
     "errors": errors_table,
     "routes": routes_table,
     "limits": limits_table,
@@ -265,6 +274,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "full": lambda: comparison_table("full"),
     "one host": lambda: sizing_table("host", ("requests/s", "cells of a shard", "sequences")),
     "a day": lambda: sizing_table("day", ("fleet", "shards, mean")),
+    "a mixed day": lambda: sizing_table("mixed-day", ("fleet", "shards, mean")),
 }
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,3 +61,13 @@ class OneServer(LoadFileScheduling):  # type: ignore[misc]
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     """Return the scheduler of `--dist loadfile`."""
     return OneServer(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """Return a place for a store: a new file of SQLite, or the URL of a new database of PostgreSQL."""
+    if request.param == "sqlite":
+        return tmp_path / "state"
+    from caravan_testing.postgres import cluster
+
+    return cluster().new_database()

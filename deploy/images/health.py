@@ -1,4 +1,4 @@
-"""Ends with 0 if the router or the shard of this container is healthy, else with 1 and a reason.
+"""Ends with 0 if the router, the shard or both of this container are healthy, else with 1 and a reason.
 
 Process 1 is the program, or an init that runs it. Its flags and variables say where it answers.
 """
@@ -8,9 +8,13 @@ import socket
 import ssl
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from caravan_proto.environment import prepare_grpc
 from caravan_proto.flags import load
+
+if TYPE_CHECKING:
+    from caravan_router.config import RouterConfig
 
 _TIMEOUT_S = 5.0
 
@@ -24,13 +28,24 @@ def main() -> None:
                 return _check_router(words[position + 1 :])
             case "caravan-shard":
                 return _check_shard(words[position + 1 :])
+            case "caravan" if words[position + 1 : position + 2] == ["serve"]:
+                return _check_serve(words[position + 2 :])
     sys.exit(f"process 1 is neither a router nor a shard: {' '.join(words)}")
+
+
+def _check_serve(flags: list[str]) -> None:
+    from caravan_serve.cli import read_flags
+
+    _check_address(read_flags(flags)[1])
 
 
 def _check_router(flags: list[str]) -> None:
     from caravan_router.config import RouterConfig
 
-    config = load(RouterConfig, prog="caravan-router", description="", argv=flags)
+    _check_address(load(RouterConfig, prog="caravan-router", description="", argv=flags))
+
+
+def _check_address(config: "RouterConfig") -> None:
     host = _reachable(config.hostname)
     if config.ssl_ca_certs is not None:
         # The router answers no client without a certificate.

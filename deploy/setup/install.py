@@ -69,7 +69,7 @@ def main() -> None:
     say("Installing packages: router, shard, and what the tests need")
     if not is_installed(built):
         install(["--force-reinstall", "--no-deps", str(built)], "installing llama-cpp-python")
-    packages = [str(built), "--editable", ".[otlp]", "--group", "dev"]
+    packages = [str(built), "--editable", ".[mcp,otlp,postgresql]", "--group", "dev"]
     install(["--progress-bar", "on", "--constraint", "constraints.txt", *packages], "installing packages")
     STAMP.touch()
 

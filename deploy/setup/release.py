@@ -6,6 +6,7 @@ Run by `make release`, with the Python of .venv: it takes the llama-cpp-python t
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from release_parts import (
     run,
     write_components,
 )
+from release_publish import publish_chart, publish_images, sign
 
 from caravan_proto import __version__
 from caravan_shard.llama_wheel import BuildError, built_wheel, pinned_requirement, say
@@ -171,6 +173,18 @@ def write_digests(parts: list[Path]) -> None:
     (DIST / "SHA256SUMS").write_text("".join(lines))
 
 
+def _publish(registry: str, chart: Path, components: Path, helm: Path | None, builder: str | None) -> None:
+    """Push and sign what is built. Raises ReleaseError."""
+    say(f"Pushing the chart{' and the images' if builder else ''} to {registry}")
+    published = [publish_chart(chart, registry, helm)]
+    if builder is not None:
+        published += publish_images(registry, __version__, builder)
+    signed = sign(published, components)
+    say("Signed, with the list of components" if signed else "Not signed: cosign is not installed")
+    for reference in published:
+        say(f"  {reference}")
+
+
 def main() -> None:
     """Build and check a release; exit with a message if a part fails."""
     model = Path(sys.argv[1]).resolve()
@@ -189,7 +203,8 @@ def main() -> None:
             components = write_components(DIST, __version__, TOOLS, installed.folder)
         helm = find_helm()
         say(f"Packing the chart {'with helm' if helm else 'as a plain archive: there is no helm to check it'}")
-        parts = [source, wheel, kernels, components, package_chart(DIST, __version__, helm)]
+        chart = package_chart(DIST, __version__, helm)
+        parts = [source, wheel, kernels, components, chart]
         builder = image_builder()
         if builder is None:
             say("Images skipped: neither buildah, podman nor docker can build here")
@@ -197,6 +212,8 @@ def main() -> None:
             say(f"Building the images with {builder}: ten minutes or more")
             parts += build_images(DIST, __version__, builder)
         write_digests(parts)
+        if registry := os.environ.get("PUBLISH"):
+            _publish(registry, chart, components, helm, builder)
     except (ReleaseError, BuildError) as error:
         sys.exit(f"error: {error}")
     say(f"dist/ has version {__version__}: {', '.join(part.name for part in parts)}")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/caravan"
-IMAGES = ("router", "shard")
+# With the program that each of them runs.
+IMAGES = {"router": "caravan-router", "shard": "caravan-shard", "serve": "caravan"}
 _HELM_OF_TESTS = ROOT / ".cache/tools/deploy/bin/helm"
 _VENDORED = ROOT / "router/caravan_studio/page/vendor/vendored.toml"
 
@@ -103,10 +104,10 @@ def build_images(target: Path, version: str, builder: str) -> list[Path]:
     """Build the images, let each print its version, and save them into ``target``. Raises ReleaseError."""
     run([ROOT / "deploy/images/build.sh"], BUILDER=builder)
     archives = []
-    for part in IMAGES:
+    for part, program in IMAGES.items():
         image, archive = f"localhost/caravan-{part}:{version}", target / f"caravan-{part}-{version}.tar"
-        printed = _print_version(image, f"caravan-{part}", builder)
-        if printed.strip() != f"caravan-{part} {version}":
+        printed = _print_version(image, program, builder)
+        if printed.strip() != f"{program} {version}":
             raise ReleaseError(f"{image} prints {printed!r} as its version")
         if builder == "buildah":
             run([builder, "push", image, f"docker-archive:{archive}:{image}"])

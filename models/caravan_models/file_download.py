@@ -20,6 +20,7 @@ from huggingface_hub.utils import hf_raise_for_status
 
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.hub import is_passing, network_failure
+from caravan_models.object_store import SCHEME, object_url
 from caravan_models.progress import FetchStage, Meter, OnProgress
 from caravan_models.transfer import Patience, Source, bring, digest_of
 
@@ -40,8 +41,8 @@ class WantedFile:
 
 def wanted_file(url: str, sha256: str, path: str) -> WantedFile:
     """Return what an operator asks for. Raises FetchError."""
-    if urlsplit(url).scheme not in {"http", "https"}:
-        raise FetchError(FetchProblem.BAD_REFERENCE, f"a file comes from a URL of http or https. Given: {url!r}")
+    if urlsplit(url).scheme not in {"http", "https", SCHEME}:
+        raise FetchError(FetchProblem.BAD_REFERENCE, f"a file comes from a URL of http, https or s3. Given: {url!r}")
     if not _SHA256.fullmatch(sha256.lower()):
         raise FetchError(FetchProblem.BAD_REFERENCE, f"a SHA-256 has 64 hexadecimal digits. Given: {sha256!r}")
     return WantedFile(url, sha256.lower(), Path(path))
@@ -85,11 +86,13 @@ def _download(wanted: WantedFile, partial: Path, on_progress: OnProgress, patien
     try:
         # Its default context trusts SSL_CERT_FILE in addition to the authorities of the system.
         with httpx2.Client(follow_redirects=True, verify=ssl.create_default_context()) as client:
-            headers = _headers()
+            is_object = urlsplit(wanted.url).scheme == SCHEME
+            url = object_url(wanted.url, os.environ) if is_object else wanted.url
+            headers = _headers("" if is_object else os.environ.get(_TOKEN, "").strip())
             source = Source(
-                url=wanted.url,
+                url=url,
                 headers=headers,
-                size=_size(client, wanted.url, headers, patience),
+                size=_size(client, url, headers, patience),
                 digest=wanted.sha256,
                 label=wanted.url,
                 magic=b"",
@@ -110,9 +113,8 @@ def _download(wanted: WantedFile, partial: Path, on_progress: OnProgress, patien
         os.fsync(file.fileno())
 
 
-def _headers() -> dict[str, str]:
+def _headers(token: str) -> dict[str, str]:
     """Return what every request has. The HTTP client does not send the token on to other hosts."""
-    token = os.environ.get(_TOKEN, "").strip()
     return {"accept-encoding": "identity", **({"authorization": f"Bearer {token}"} if token else {})}
 
 
@@ -141,7 +143,8 @@ def _size_in(reply: httpx2.Response, url: str) -> int:
     else:
         hf_raise_for_status(reply)
     if not found.isdecimal():
-        raise FetchError(FetchProblem.WRONG_SIZE, f"the server does not say how large {url} is; use another one")
+        place = url.partition("?")[0]
+        raise FetchError(FetchProblem.WRONG_SIZE, f"the server does not say how large {place} is; use another one")
     return int(found)
 
 
@@ -149,4 +152,5 @@ def _refusal(reply: httpx2.Response, url: str) -> str:
     """Return what a server refuses, without the query of where it redirected to, which may hold a signature."""
     final = str(reply.url)
     redirect = f", which redirects to {final.partition('?')[0]}," if final != url else ""
-    return f"{url}{redirect} answers with status {reply.status_code}; check the URL, and {_TOKEN} if it needs one"
+    key = "AWS_ACCESS_KEY_ID and AWS_REGION" if url.startswith(SCHEME) else _TOKEN
+    return f"{url}{redirect} answers with status {reply.status_code}; check the URL, and {key} if it needs one"

@@ -31,6 +31,8 @@ class Part(StrEnum):
     BENCH = "bench"
     RUN = "run"
     OTLP = "otlp"
+    MCP = "mcp"
+    POSTGRESQL = "postgresql"
 
 
 _DIALECTS = ("jinja2", "miniaudio", "msgspec", "pillow")
@@ -55,6 +57,8 @@ NEEDS = {
         "opentelemetry-exporter-otlp-proto-grpc",
         "opentelemetry-exporter-otlp-proto-http",
     ),
+    Part.MCP: ("mcp",),
+    Part.POSTGRESQL: ("psycopg",),
 }
 # The modules of distributions whose names differ.
 _MODULES = {

@@ -17,6 +17,7 @@ from aiohttp import web
 import caravan_proto
 from caravan_dialects.bulk.store import BulkStore
 from caravan_dialects.conversations.store import Store
+from caravan_router.accounting.accounts import Accounts
 from caravan_router.auth.keyring import KeyWatch, single_key
 from caravan_router.config import RouterConfig
 from caravan_router.engine.batcher import Batcher
@@ -83,9 +84,9 @@ async def run_router(
     ``on_listening`` gets the fleet and the base URL once the port is open, before any shard has joined.
     ``catalogue_of`` makes what loads and unloads models while the router runs; None if the shards are what they are.
 
-    Raises KeyFileError, TlsFileError, StateFileError or RecordFileError if a configured file is broken or cannot be
-    written, TracingError if traces cannot be sent as configured, OSError if the port cannot be bound, and whatever
-    broke the engine.
+    Raises KeyFileError, TlsFileError, McpConfigError, StateFileError, UsageFileError, AuditLogError or RecordFileError
+    if a configured file is broken or cannot be written, TracingError if traces cannot be sent as configured, OSError if
+    the port cannot be bound, and whatever broke the engine.
     """
     async with tracing(config.read_trace_settings()) as traces:
         await _run(config, traces, stop, on_listening, catalogue_of)
@@ -152,7 +153,7 @@ def _begin_recording(config: RouterConfig, path: str, fleet: Fleet) -> Recorder:
     def follow(batcher: Batcher) -> None:
         batcher.followers.append(recorder.follow(batcher.model.name, batcher.scheduler, config.scheduler))
 
-    fleet.timeline.on_engine = follow
+    fleet.timeline.tell_of_engines(follow)
     return recorder
 
 
@@ -165,7 +166,7 @@ async def http_service(
 ) -> "HttpService":
     """Read the files that ``config`` names, and build the web application over ``fleet``.
 
-    Raises KeyFileError, TlsFileError or StateFileError.
+    Raises KeyFileError, TlsFileError, McpConfigError, StateFileError, UsageFileError or AuditLogError.
     """
     keys = None if config.api_keys_file is None else await asyncio.to_thread(KeyWatch, Path(config.api_keys_file))
     only_key = None if config.api_key is None else single_key(config.api_key)
@@ -185,8 +186,12 @@ async def http_service(
         root_path=config.root_path,
         metrics=MetricsAccess(key=config.metrics_key, port=config.metrics_port, shared=config.handover is not None),
     )
+    tool_servers = await asyncio.to_thread(config.read_mcp_servers)
     store = Store(config.store)
     await store.open()
+    accounts = Accounts(config.accounts)
+    await accounts.open()
+    fleet.timeline.tell_of_engines(accounts.follow)
     app = build_app(
         fleet,
         config.limits,
@@ -195,7 +200,9 @@ async def http_service(
         access=access,
         store=store,
         bulk=BulkStore(config.bulk),
+        accounts=accounts,
         catalogue=catalogue,
+        tool_servers=tool_servers,
     )
     if traces is not None:
         app[TRACING] = traces
@@ -233,7 +240,8 @@ class HttpService:
                 "anyone who reaches this port may use the models: there is no API key (--api-key, --api-keys-file)",
                 extra={"hostname": config.hostname, "port": config.port},
             )
-        watching = [asyncio.create_task(watch.run()) for watch in self._watches]
+        running = [*(watch.run() for watch in self._watches), self._app[STATE].accounts.run()]
+        watching = [asyncio.create_task(one) for one in running]
         try:
             async with (
                 serving_metrics(self._app[STATE].metrics, self._app[METRICS_ACCESS], config.hostname) as metrics_url,

@@ -12,11 +12,14 @@ from caravan_dialects.conversations.database import StateFileError
 from caravan_proto.flags import load
 from caravan_proto.telemetry import LogFileError, configure_logging
 from caravan_proto.tls import TlsFileError
+from caravan_router.accounting.audit_log import AuditLogError
+from caravan_router.accounting.table import UsageFileError
 from caravan_router.app import run_router
 from caravan_router.auth.key_file import KeyFileError
 from caravan_router.config import RouterConfig
 from caravan_router.engine.fleet import Fleet
 from caravan_router.http.metrics import MetricsPortError
+from caravan_router.mcp.config import McpConfigError
 from caravan_router.tracing.settings import TracingError
 from caravan_studio.recording.recorder import RecordFileError
 
@@ -26,8 +29,11 @@ _log = logging.getLogger(__name__)
 STARTUP_ERRORS = (
     KeyFileError,
     TlsFileError,
+    McpConfigError,
     StateFileError,
     RecordFileError,
+    UsageFileError,
+    AuditLogError,
     TracingError,
     LogFileError,
     MetricsPortError,
@@ -41,10 +47,14 @@ def startup_problem(config: RouterConfig, error: Exception) -> str:
         case KeyFileError():
             return f"--api-keys-file: {error}"
         case StateFileError():
-            return f"--state-file: {error}"
+            return f"{'--state-url' if config.state_url else '--state-file'}: {error}"
+        case UsageFileError():
+            return f"--usage-file: {error}"
+        case AuditLogError():
+            return f"--audit-log: {error}"
         case RecordFileError():
             return f"--record: {error}"
-        case TlsFileError() | TracingError() | LogFileError() | MetricsPortError():
+        case TlsFileError() | McpConfigError() | TracingError() | LogFileError() | MetricsPortError():
             return str(error)
         case _:
             return f"cannot listen on {config.hostname}:{config.port}: {getattr(error, 'strerror', None) or error}"

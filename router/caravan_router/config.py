@@ -17,11 +17,15 @@ from caravan_dialects.api.openai.chat.schema import Effort
 from caravan_dialects.api.openai.chat.thinking import checked_kwargs
 from caravan_dialects.bulk.store import BulkSettings
 from caravan_dialects.conversations.store import StoreSettings
+from caravan_dialects.tool_servers import NO_TOOL_SERVERS, ToolServers
 from caravan_proto.flags import flag
 from caravan_proto.telemetry import LogSettings
 from caravan_proto.tls import MutualTls, TlsFiles
+from caravan_router.accounting.accounts import AccountsSettings
 from caravan_router.engine.discovery import NamedSource, parse_source
 from caravan_router.engine.link_config import LinkConfig, ShardTls
+from caravan_router.mcp.config import McpLimits, read_servers
+from caravan_router.mcp.servers import McpServers
 from caravan_router.tracing.settings import TraceSettings, read_settings
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
 
@@ -195,6 +199,18 @@ class RouterConfig:
     target_itl_ms: float = flag(
         220.0, "mixed: how long a step with decoding sequences should take at most, in milliseconds", low=1
     )
+    target_ttft_ms: float = flag(
+        2000.0,
+        "how long a request should wait for its first token at most, in milliseconds: for the number of shards that "
+        "`caravan_wanted_shards` says",
+        low=1,
+    )
+    target_kv_use: float = flag(
+        0.8, "for the same number: part of the KV cells that running sequences should use at most", low=0.01, high=1
+    )
+    shard_start_s: float = flag(
+        120.0, "for the same number: seconds until a new shard serves, for whose load it is meant", low=0
+    )
     waiting_served_ratio: float = flag(
         0.3,
         "pause: prefill when waiting requests >= this ratio x running ones; mixed: weight of waiting prompts against "
@@ -253,11 +269,24 @@ class RouterConfig:
     state_file: str | None = flag(
         None, "file in which responses and conversations outlive the router (default: they are kept in memory only)"
     )
+    state_url: str | None = flag(
+        None,
+        "URL of a PostgreSQL database that several routers may share, in place of --state-file: "
+        "postgresql://user:password@host/name; needs llama-caravan[postgresql]",
+        secret=True,
+    )
+    usage_file: str | None = flag(
+        None,
+        "SQLite file that counts the tokens of each API key (default: beside --state-file; without, in memory only)",
+    )
+    audit_log: str | None = flag(
+        None, "file to which a line for each ended request is appended, for `caravan audit` (default: none)"
+    )
     state_space: int = flag(256, "maximum size of stored responses and conversations in MiB", low=1)
     state_life_s: float | None = flag(
         None,
         "seconds that a response or conversation is kept after its last use (default: 3600, or 30 days with "
-        "--state-file)",
+        "--state-file or --state-url)",
         low=1,
     )
     max_background: int = flag(
@@ -272,13 +301,23 @@ class RouterConfig:
         "end",
         low=1,
     )
+    mcp_config: str | None = flag(
+        None,
+        'JSON file of MCP servers ({"mcpServers": {"NAME": {"command": ..., "args": [...]} or {"url": ...}}}) whose '
+        "tools responses may call; needs llama-caravan[mcp]",
+    )
+    mcp_max_calls: int = flag(32, "maximum number of calls to MCP servers for one response", low=0)
+    mcp_timeout_s: float = flag(60.0, "seconds for each call to an MCP server, and for its list of tools", low=0.1)
+    mcp_max_result_bytes: int = flag(
+        65_536, "maximum size of what an MCP server returns for a call, as text in bytes", low=1, high=8 << 20
+    )
     batch_concurrency: int = flag(
         32, "maximum number of requests of batches that run or wait at a time, of all batches together", low=1
     )
     file_space: int = flag(
         1024,
-        "maximum size of uploaded files and of the results of batches in MiB, kept beside --state-file or until the "
-        "router ends; one API key may use as much as it leaves free",
+        "maximum size of uploaded files and of the results of batches in MiB, kept beside --state-file, in the "
+        "database or until the router ends; one API key may use as much as it leaves free",
         low=1,
     )
     file_life_s: float = flag(2_592_000.0, "seconds that a file is kept which does not name a time itself", low=1)
@@ -298,7 +337,7 @@ class RouterConfig:
     graceful_termination_timeout: float = flag(90.0, "seconds for running requests to finish after SIGTERM", low=0)
     vllm_metrics: bool = flag(
         False,
-        "also expose queue, running requests, KV usage and speculation under vLLM's metric names",
+        "also expose metrics under the names that they have in vLLM",
     )
     metrics_port: int | None = flag(
         None, "TCP port of /metrics, over HTTP; 0 picks a free one [as --port]", low=0, high=65535
@@ -335,6 +374,14 @@ class RouterConfig:
                 if self.api_keys_file is not None
                 else "--api-key must have printable characters of ASCII without spaces"
             )
+        if self.state_url is not None and (
+            self.state_file is not None or not self.state_url.startswith(("postgresql://", "postgres://"))
+        ):
+            raise ValueError(
+                "--state-file and --state-url exclude each other"
+                if self.state_file is not None
+                else "--state-url must begin with postgresql://"
+            )
         if self.metrics_key is not None and not _is_token(self.metrics_key):
             raise ValueError("--metrics-key must have printable characters of ASCII without spaces")
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
@@ -368,6 +415,9 @@ class RouterConfig:
         return SchedulerConfig(
             mode=PrefillMode(self.prefill_mode),
             target_itl_s=self.target_itl_ms / 1000,
+            target_ttft_s=self.target_ttft_ms / 1000,
+            target_cell_share=self.target_kv_use,
+            shard_start_s=self.shard_start_s,
             max_batch_prefill_tokens=self.max_batch_prefill_tokens,
             max_batch_total_tokens=self.max_batch_total_tokens,
             max_batch_size=self.max_batch_size,
@@ -409,20 +459,41 @@ class RouterConfig:
     @property
     def store(self) -> StoreSettings:
         """Where responses and conversations are kept, and for how long."""
-        file = None if self.state_file is None else Path(self.state_file)
-        life_s = _LIFE_S if file is None else _LIFE_IN_FILE_S
+        place = self.state_url if self.state_file is None else Path(self.state_file)
+        life_s = _LIFE_S if place is None else _LIFE_IN_FILE_S
         return StoreSettings(
-            file=file,
+            place=place,
             max_bytes=self.state_space << 20,
             life_s=life_s if self.state_life_s is None else self.state_life_s,
             job_life_s=self.background_life_s,
         )
 
     @property
+    def accounts(self) -> AccountsSettings:
+        """Where usage is counted and requests are listed."""
+        beside = None if self.state_file is None else f"{self.state_file}-usage"
+        file = self.usage_file or beside
+        return AccountsSettings(
+            file=None if file is None else Path(file),
+            audit_log=None if self.audit_log is None else Path(self.audit_log),
+        )
+
+    @property
     def bulk(self) -> BulkSettings:
         """Where files and batches are kept, and for how long."""
-        folder = None if self.state_file is None else Path(f"{self.state_file}-files")
-        return BulkSettings(folder=folder, max_bytes=self.file_space << 20, life_s=self.file_life_s)
+        place = self.state_url if self.state_file is None else Path(f"{self.state_file}-files")
+        return BulkSettings(place=place, max_bytes=self.file_space << 20, life_s=self.file_life_s)
+
+    def read_mcp_servers(self) -> ToolServers:
+        """Read the file of MCP servers, which blocks. Raises McpConfigError."""
+        if self.mcp_config is None:
+            return NO_TOOL_SERVERS
+        limits = McpLimits(
+            max_calls=self.mcp_max_calls,
+            call_timeout_s=self.mcp_timeout_s,
+            max_result_bytes=self.mcp_max_result_bytes,
+        )
+        return McpServers(read_servers(Path(self.mcp_config)), limits)
 
     def read_shard_tls(self) -> ShardTls | None:
         """Read the files for TLS to shards, which blocks; None without them. Raises TlsFileError."""

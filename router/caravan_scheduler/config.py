@@ -28,6 +28,8 @@ class SchedulerConfig:
 
     ``target_itl_s``: longest step with decodes, unless prompts lose too much by it (`planning.chunking`).
     ``idle_step_s``: longest step of any kind, so that new requests and cancellations never wait long.
+    ``target_ttft_s``, ``target_cell_share``, ``shard_start_s``: the number of shards that is asked for should let
+    requests wait no longer for others, use no more of the cells, and serve the load that is expected so much later.
     ``waiting_served_ratio`` and ``max_waiting_tokens`` are TGI's: in pause mode a prefill interrupts the decodes if
     requests waiting >= ratio x running, or after that many steps.
     """
@@ -35,6 +37,9 @@ class SchedulerConfig:
     mode: PrefillMode = PrefillMode.MIXED
     target_itl_s: float = 0.22
     idle_step_s: float = 1.0
+    target_ttft_s: float = 2.0
+    target_cell_share: float = 0.8
+    shard_start_s: float = 120.0
     max_batch_prefill_tokens: int = 4096
     max_batch_size: int | None = None
     waiting_served_ratio: float = 0.3

@@ -7,6 +7,7 @@ from caravan_proto.messages.commands import RunNote
 from caravan_proto.messages.limits import LayoutLimits
 from caravan_proto.messages.results import DraftCount, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken, PromptToken
+from caravan_scheduler.lifetimes import Lifetime
 from caravan_scheduler.pins import Pin
 from caravan_scheduler.sequence import Request, Sequence
 
@@ -55,7 +56,8 @@ class SavedRun:
     """The cells [start, end) of a prefix that a shard keeps outside its cache.
 
     ``cuts``: the positions where the run can be cut, each with the key of the prefix that ends there. The last one is
-    its end and names the run. ``is_dropped``: it is kept only for the runs that begin inside it.
+    its end and names the run. ``is_dropped``: it is kept only for the runs that begin inside it. ``lifetime``: how long
+    it stays; None if nobody asked for that, or on a shard that has just joined.
     """
 
     start: int
@@ -64,6 +66,7 @@ class SavedRun:
     on_disk: bool = False
     note: RunNote = _NO_NOTE
     is_dropped: bool = False
+    lifetime: Lifetime | None = None
 
     @property
     def key(self) -> bytes:

@@ -1,12 +1,14 @@
-"""What becomes of media that were encoded, and of saved runs that shards fetched from others."""
+"""What becomes of encoded media and of saved runs that shards fetched from others, and what steps tell of the load."""
 
 from collections.abc import Collection, Iterable
 
 from caravan_proto.messages.commands import Evaluate, Prefill
 from caravan_scheduler.actions import FailureReason
-from caravan_scheduler.events import Encoded, EncodeOutcome, Fetched
+from caravan_scheduler.events import Encoded, EncodeOutcome, Fetched, Stepped
 from caravan_scheduler.failures import Failures
+from caravan_scheduler.load import Load
 from caravan_scheduler.sequence import Sequence
+from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.command import InFlight
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.state import SchedulerState
@@ -104,3 +106,13 @@ def apply_transfer(state: SchedulerState, event: Fetched) -> None:
     state.waiting.mark_due()
     state.note_change(transfer.source, may_start=False)
     state.note_change(transfer.target, may_start=True)
+
+
+def note_load(load: Load, shard: ShardAccount, command: InFlight, event: Stepped) -> None:
+    """Learn from a step, before it is applied, what the load takes of shards."""
+    chunks = command.chunk_tokens
+    if command.is_decode and event.tokens:
+        decoding = command.live(shard.stays.version) if event.drafts else len(event.tokens)
+        load.decodes.note(max(1, decoding), len(event.tokens), event.seconds)
+    elif isinstance(command.command, Prefill):
+        load.note_chunks(sum(chunks.values()), event.seconds, riders=len(command.residents) - len(chunks))

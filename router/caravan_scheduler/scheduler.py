@@ -57,7 +57,8 @@ from caravan_scheduler.pins import Pins
 from caravan_scheduler.planning.planner import Planner
 from caravan_scheduler.planning.preemption import victim_of_full_cache
 from caravan_scheduler.planning.waiting_reason import Why
-from caravan_scheduler.results import EncodingResults, apply_transfer
+from caravan_scheduler.planning.wanted_shards import WantedShards
+from caravan_scheduler.results import EncodingResults, apply_transfer, note_load
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.command import InFlight
@@ -80,6 +81,8 @@ class Scheduler:
         self._planner = Planner(self._state)
         self._failures = Failures(self._state)
         self._encoding_results = EncodingResults(self._state, self._failures)
+        # How many shards the load needs.
+        self.wanted = WantedShards()
 
     @property
     def waiting(self) -> WaitingQueue:
@@ -313,6 +316,7 @@ class Scheduler:
             if sequence_id not in event.without_logits:
                 self._deliver_prompt_logprobs(command.residents[sequence_id], logprobs)
         drafted = self._note_drafts(command, event) if event.drafts else 0
+        note_load(self._state.load, shard, command, event)
         may_start = shard.apply_step(command, event.seconds, tokens=len(event.tokens), drafted=drafted)
         self._state.note_change(shard.name, may_start=may_start)
         for sequence_id in event.without_logits:

@@ -11,6 +11,7 @@ from caravan_scheduler.core.generation import BULK_PRIORITY, GenerationSpec
 from caravan_scheduler.core.prompt_media import without_cells
 from caravan_scheduler.core.tokens import PromptToken, block_hashes, common_length
 from caravan_scheduler.job import Job, ParkedSequence
+from caravan_scheduler.lifetimes import Lifetime
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS, PrefixKeys
 from caravan_scheduler.prefix_tree import Match, PrefixTree
 
@@ -134,6 +135,11 @@ class Sequence:
     def note_lost_media(self) -> None:
         """Note that media of it were not encoded when they were to be computed, or could not be."""
         self.losses += 1
+
+    @property
+    def lifetime(self) -> Lifetime | None:
+        """How long what is computed of it should stay; None if nobody asked for that."""
+        return Lifetime(self.spec.tenant, self.spec.keep_s) if self.spec.keep_s else None
 
     @property
     def known_tokens(self) -> int:

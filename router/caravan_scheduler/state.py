@@ -16,6 +16,7 @@ from caravan_scheduler.jobs.jobs import Jobs
 from caravan_scheduler.jobs.policy import NewPolicy, PolicyInput
 from caravan_scheduler.known_logprobs import KnownLogprobs
 from caravan_scheduler.known_prompts import KnownPrompts
+from caravan_scheduler.load import Load
 from caravan_scheduler.outbox import Outbox
 from caravan_scheduler.output_lengths import OutputLengths
 from caravan_scheduler.pins import Pin, Pins
@@ -23,6 +24,7 @@ from caravan_scheduler.recomputed import Fleet, recomputed_by
 from caravan_scheduler.sequence import Request, Sequence
 from caravan_scheduler.shard.ledger import ShardLedger
 from caravan_scheduler.shard.resident import Resident, Status
+from caravan_scheduler.shard.saved_runs import bytes_with
 from caravan_scheduler.transfers import MOST_FETCHES, Transfers
 from caravan_scheduler.waiting.fair_share import PROMPT_TOKEN, Shares
 from caravan_scheduler.waiting.queue import Deadlines, WaitingQueue
@@ -53,6 +55,7 @@ class SchedulerState:
         self.new_policy = new_policy
         self.policy: JobPolicy = new_policy(PolicyInput(self.clock, self.shares))
         self.lengths = OutputLengths()
+        self.load = Load()
         self.deadlines = Deadlines()
         self.waiting = WaitingQueue(config.max_bypass, config.aging_s, self.shares.tenants, self.policy.charged)
         self.outbox = Outbox()
@@ -133,7 +136,7 @@ class SchedulerState:
         if self.pins.get(pin.key) is None and self.shards:
             able = [one.runs for one in self.shards.values() if one.saves.are_possible and self.config.prefix_caching]
             limit = min((runs.pin_limit for runs in able), default=0)
-            needed = max((runs.bytes_with(pin) for runs in able), default=0)
+            needed = max((bytes_with(runs, pin) for runs in able), default=0)
             if needed > limit or not limit:
                 return PinRefusal(limit_bytes=limit, needed_bytes=needed)
         self.pins.add(pin)
@@ -152,6 +155,8 @@ class SchedulerState:
         """Let a new request wait. Return the sequence that waits; None if more members of its beam search must come."""
         sequence = Sequence(request)
         self._know(sequence)
+        if not sequence.is_bulk:
+            self.load.arrivals.note(self.clock.now_s)
         beams = request.spec.beams
         if beams is not None:
             # The members are submitted one after another.
@@ -254,6 +259,7 @@ class SchedulerState:
             sequence.started = True
             recomputed = recomputed_by(Fleet(self.known_prompts, self.shards, self.sequences), shard, resident)
             self.known_prompts.start(sequence, shard.name)
+            self.load.note_start(resident.target - resident.cached, resident.target - resident.shared)
             prompt_tokens = len(sequence.spec.prompt)
             # One that goes on after its router ended may find a part of its output, too.
             cached = min(resident.cached, prompt_tokens)

@@ -52,7 +52,8 @@ _log = logging.getLogger(__name__)
 _INTERRUPTED = 130
 
 
-def _parse(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[str], ShardValues]:
+def read_flags(argv: Sequence[str] | None) -> tuple[ServeConfig, RouterConfig, list[str], ShardValues]:
+    """Return what the flags, the environment and a file say: of the command, the router, the models, the shards."""
     parser = serve_parser()
     namespace = parser.parse_models(sys.argv[1:] if argv is None else argv)
     file = read_config_file(parser, namespace, os.environ)
@@ -71,17 +72,19 @@ def announcement(fleet: Fleet, url: str, router: RouterConfig) -> str:
     """Return what is printed once the server can be used: what it serves, and where."""
     engine = fleet.engine("")
     path, body = "/generate_stream", '{"inputs":"The capital of France is","parameters":{"max_new_tokens":30}}'
-    models = "loaded on demand"
+    models = ["loaded on demand"]
     if engine is not None:
-        models = f"{engine.model.name}, {engine.model.max_sequence_tokens:,} tokens of context for each request"
+        served = [one.model for one in fleet.engines]
+        models = [f"{model.name}, {model.max_sequence_tokens:,} tokens of context for each request" for model in served]
         if not engine.model.generates:
             path, body = "/v1/embeddings", '{"input":"The capital of France"}'
             if engine.model.ranks:
                 path, body = "/v1/rerank", '{"query":"The capital of France","documents":["Paris","Bread"]}'
     key = "" if not router.needs_key else '-H "Authorization: Bearer $KEY" '
+    model_lines = "".join(f"  model  {model}\n" for model in models)
     return (
         f"\nCaravan is ready on {url}\n"
-        f"  model  {models}\n"
+        f"{model_lines}"
         f"  page   {f'{url}/' if router.page else 'off'}\n"
         f"  APIs   {url}/v1 for OpenAI's clients, {url}/docs for all\n"
         f"  curl -N {url}{path} {key}-H 'Content-Type: application/json' -d '{body}'\n\n"
@@ -163,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    serve, router, models, given = _parse(argv)
+    serve, router, models, given = read_flags(argv)
     try:
         configure_logging(router.logging)
     except LogFileError as error:

@@ -84,6 +84,12 @@ COMMANDS: Mapping[str, Command] = {
         "caravan_router.auth.key_file:key_parser",
         Part.DIALECTS,
     ),
+    "audit": Command(
+        "check an audit log of --audit-log: caravan audit verify FILE",
+        "caravan_router.accounting.audit_cli:main",
+        "caravan_router.accounting.audit_cli:audit_parser",
+        Part.DIALECTS,
+    ),
     "router": Command(
         "run a router for shards that run elsewhere (caravan-router)",
         "caravan_router.__main__:run",
@@ -91,6 +97,12 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "shard": Command(
         "run one shard (caravan-shard)", "caravan_serve.commands:shard", "caravan_serve.commands:shard_parser"
+    ),
+    "rpc-server": Command(
+        "lend this host's devices to a shard on another host",
+        "caravan_shard.rpc_server:main",
+        "caravan_shard.rpc_server:rpc_server_parser",
+        Part.SHARD,
     ),
     "replay": Command(
         "play again what a router decided, as it was or otherwise: caravan replay FILE",

@@ -17,6 +17,7 @@ from caravan_proto.config_file import FileValues
 from caravan_proto.flags import default_of, from_values, given_values
 from caravan_proto.host_memory import available_memory
 from caravan_proto.limits import MOST_ROLLBACK_TOKENS
+from caravan_serve.model_folder import models_in
 from caravan_shard.config import ShardConfig
 
 # Values by field of `ShardConfig`; what is left out has its default.
@@ -104,8 +105,21 @@ async def model_files(texts: Sequence[str]) -> list[ModelFile]:
 
 
 def local_file(text: str) -> ModelFile:
-    """Return a model that is a file, or that the toy backend makes of its name."""
-    return ModelFile(text, Path(text).name)
+    """Return a model that is a file, or the only one of a folder, or that the toy backend makes of its name.
+
+    Raises ServeError for a folder without a model, or with several.
+    """
+    path = Path(text)
+    if path.is_dir():
+        try:
+            models = models_in(path)
+        except OSError as error:
+            raise ServeError(f"cannot read {text}: {error.strerror or error}") from error
+        if len(models) != 1:
+            found = f"the models {', '.join(file.name for file in models)}" if models else "no GGUF file"
+            raise ServeError(f"{text} has {found}: name a file, or serve a folder's models with --models-dir {text}")
+        [path] = models
+    return ModelFile(str(path), path.name)
 
 
 async def with_draft_file(given: ShardValues) -> ShardValues:

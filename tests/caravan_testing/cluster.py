@@ -13,11 +13,12 @@ from aiohttp import ClientSession
 from caravan_dialects.api.limits import Limits
 from caravan_models.contents import SeenFile, SeenFiles
 from caravan_proto.messages.limits import KvLayout
+from caravan_router.accounting.accounts import Accounts, AccountsSettings
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.discovery import Address, AddressFile, ShardSource
 from caravan_router.engine.fleet import Fleet
 from caravan_router.engine.link_config import LinkConfig
-from caravan_router.http.app import build_app
+from caravan_router.http.app import OPEN_TO_ALL, Access, build_app
 from caravan_router.http.server.listener import Listen, listening
 from caravan_router.http.server.state import TRACING
 from caravan_router.metrics.recorder import Metrics
@@ -79,9 +80,11 @@ class ClusterConfig:
     drain_timeout_s: float = 0.5
     make_encoder: Callable[[], ToyEncoder | EmbeddingsEncoder] | None = None
     expected: tuple[str, ...] = ()
+    vllm_metrics: bool = False
     tracing: Tracing | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: Limits = field(default_factory=Limits)
+    access: Access = OPEN_TO_ALL
     link: LinkConfig = field(
         default_factory=lambda: LinkConfig(router_id="test", heartbeat_s=0.2, silence_s=20.0, address_refresh_s=0.02)
     )
@@ -99,12 +102,13 @@ class Cluster:
         self.cache_dir = folder / "cache"
         self.servers: dict[str, ShardServer] = {}
         self.backends: dict[str, ToyBackend] = {}
-        self.metrics = Metrics()
+        self.metrics = Metrics(vllm_names=config.vllm_metrics)
         self.addresses = [f"unix:{folder}/{number}.sock" for number in range(config.shards)]
         self._list = folder / "shards"
         fixed = (Address(address) for address in self.addresses)
         sources: list[ShardSource] = [AddressFile(str(self._list))] if config.listed else [*fixed]
         self.fleet = Fleet(sources, config.scheduler, config.link, self.metrics.of, config.expected)
+        self.accounts = Accounts(AccountsSettings())
         self.url = ""
         self.engine_task: asyncio.Task[None] | None = None
 
@@ -306,8 +310,9 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
             await running.start_shard(address)
         if config.listed:
             running.list_shards(running.addresses)
+        app = build_app(running.fleet, config.limits, running.metrics, access=config.access, accounts=running.accounts)
+        running.fleet.timeline.tell_of_engines(running.accounts.follow)
         running.engine_task = engine = asyncio.create_task(running.fleet.run())
-        app = build_app(running.fleet, config.limits, running.metrics)
         if config.tracing is not None:
             app[TRACING] = config.tracing
         try:

@@ -289,7 +289,7 @@ def had(model: Path, folder: Path, *, answers: int, seed: int = 0, flags: Sequen
                 if sum(counts.answers.values()) < answers:
                     await run.kinds[kind]()
             page = await asker.metrics()
-            for name in ("caravan_preemptions", "caravan_shard_losses_total"):
+            for name in ("caravan_request_preemptions_total", "caravan_shard_losses_total"):
                 counts.metrics[name] += int(total(page, name))
 
     names = ["fork", "rewind", "rewind", "edit", "move", "preemption", "lost shard"]

@@ -15,6 +15,7 @@ from caravan_dialects.api.limits import Limits
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_dialects.bulk.store import BulkStore
 from caravan_dialects.conversations.store import Store
+from caravan_dialects.tool_servers import NO_TOOL_SERVERS, ToolServers
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.app import OPEN_TO_ALL, Access, build_app
 from caravan_router.http.server.listener import Listen, listening
@@ -74,12 +75,13 @@ async def serving(
     *,
     store: Store | None = None,
     bulk: BulkStore | None = None,
+    tool_servers: ToolServers = NO_TOOL_SERVERS,
 ) -> AsyncIterator[Service]:
     limits = limits or Limits()
     metrics = Metrics()
     for each in engine.engines:
         metrics.of(each.model.name)
-    app = build_app(engine, limits, metrics, access=access, store=store, bulk=bulk)
+    app = build_app(engine, limits, metrics, access=access, store=store, bulk=bulk, tool_servers=tool_servers)
     async with listening(app, limits, Listen()) as port, ClientSession(port.url) as client:
         yield Service(engine, limits, metrics, port.url, client, app)
 

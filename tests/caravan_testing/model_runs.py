@@ -102,15 +102,15 @@ class HeldCells:
         adapters = {self.sequences[sequence_id].setup.adapter for sequence_id in ids}
         assert len(adapters) == 1, f"a step with the adapters {adapters}"
 
-    def move(self, other: LayoutLimits, lost: Iterable[int]) -> None:
-        """Move all sequences but ``lost`` to another layout."""
+    def move(self, other: LayoutLimits, lost: Iterable[int], *, shares: bool) -> None:
+        """Move all sequences but ``lost`` to another layout. ``shares``: they have equal beginnings in common there."""
         self.limits = replace(self.limits, layout=other, other_layout=self.limits.layout)
         for sequence_id in lost:
             del self.sequences[sequence_id]
         moved: list[Held] = []
         for _, held in sorted(self.sequences.items()):
             assert len(held.cells) <= other.cells_per_sequence, "moved to a layout that has no room for it"
-            shared = self._equal_beginning(held, moved)
+            shared = self._equal_beginning(held, moved) if shares else []
             held.cells = shared + self.new(len(held.cells) - len(shared))
             moved.append(held)
         assert self.used <= other.cells

@@ -110,6 +110,8 @@ class ModelShard:
         self.break_next_load = False
         self.lose_next_moved = False
         self.refuse_next_layout = False
+        # Shards of earlier versions give each sequence cells of its own when they change the layout.
+        self.shares_beginnings = True
         # Media of which the embeddings are there, least recently used first; at most so many.
         self.encoded: OrderedDict[bytes, None] = OrderedDict()
         self.most_encoded = 100
@@ -408,11 +410,25 @@ class ModelShard:
         assert other.layout is command.layout
         if self.refuse_next_layout:
             self.refuse_next_layout = False
-            self._cells.move(self.layout, ())
+            self._cells.move(self.layout, (), shares=self.shares_beginnings)
             self._cells.limits = replace(self.limits, other_layout=None)
             layout = self.layout
-            return LayoutSet(shard=self.name, command_id=command.command_id, layout=layout, lost=(), seconds=0.2)
+            return LayoutSet(
+                shard=self.name,
+                command_id=command.command_id,
+                layout=layout,
+                lost=(),
+                seconds=0.2,
+                shares_beginnings=self.shares_beginnings,
+            )
         lost = tuple(self.held)[:1] if self.lose_next_moved else ()
         self.lose_next_moved = False
-        self._cells.move(other, lost)
-        return LayoutSet(shard=self.name, command_id=command.command_id, layout=other, lost=lost, seconds=0.2)
+        self._cells.move(other, lost, shares=self.shares_beginnings)
+        return LayoutSet(
+            shard=self.name,
+            command_id=command.command_id,
+            layout=other,
+            lost=lost,
+            seconds=0.2,
+            shares_beginnings=self.shares_beginnings,
+        )

@@ -1,5 +1,7 @@
 """A scheduler and a shard that only keeps time, in virtual time."""
 
+from typing import Any
+
 from caravan_scheduler.actions import Action, Start
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.events import Submitted
@@ -43,14 +45,9 @@ class Play:
         """The account of the shard."""
         return self.scheduler.shards["a"]
 
-    def ask(
-        self, request_id: int, prompt: tuple[int, ...], *, output: int = 10, session: str = "", priority: int = 0
-    ) -> None:
-        """Submit a request."""
-        now_s = self.fleet.now_s
-        asked = request(
-            request_id, prompt, output, ignore_eos=True, session=session, priority=priority, arrived_s=now_s
-        )
+    def ask(self, request_id: int, prompt: tuple[int, ...], *, output: int = 10, **fields: Any) -> None:
+        """Submit a request with more ``fields`` of `request`."""
+        asked = request(request_id, prompt, output, ignore_eos=True, arrived_s=self.fleet.now_s, **fields)
         self.fleet.handle([Submitted(asked)])
 
     def pass_s(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
 import sys
@@ -115,6 +116,7 @@ def command_line(pid: int) -> str:
 
 _CONFIGURATION = """
 daemon off;
+{user}
 worker_processes 1;
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
@@ -133,7 +135,9 @@ http {{
 
 def configuration(folder: Path, http: str) -> str:
     """Return a configuration whose files are in ``folder``, with ``http`` in its block of that name."""
-    return _CONFIGURATION.format(folder=folder, http=http)
+    # As root, nginx would work as a user that cannot write what is large there.
+    user = "user root;" if os.getuid() == 0 else ""
+    return _CONFIGURATION.format(folder=folder, http=http, user=user)
 
 
 def status_of(main: Callable[[], int]) -> object:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from caravan_proto.messages.results import FinishReason
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_scheduler.core.generation import ANYONE, GenerationSpec, StoppingParams, Tenant
 from caravan_scheduler.core.prompt_media import PromptMedia
@@ -28,6 +29,7 @@ def request(
     arrived_s: float = 0.0,
     max_draft_tokens: int = 0,
     end_by_s: float = math.inf,
+    keep_s: float = 0.0,
 ) -> Request:
     """Return a request with default sampling."""
     spec = GenerationSpec(
@@ -42,6 +44,7 @@ def request(
         adapter=adapter,
         prompt_logprobs=prompt_logprobs,
         max_draft_tokens=max_draft_tokens,
+        keep_s=keep_s,
     )
     return Request(request_id=request_id, spec=spec, arrived_s=arrived_s, end_by_s=end_by_s)
 
@@ -63,7 +66,7 @@ class CountedRequests:
     def request_failed(self, failure: Failure, generations: int = 1) -> None:
         self.failures[failure] += generations
 
-    def request_succeeded(self, timings: RequestTimings, generated_tokens: int) -> None:
+    def request_succeeded(self, timings: RequestTimings, generated_tokens: int, finish: FinishReason) -> None:
         self.succeeded += 1
 
     def observe_first_token(self, since_arrival_s: float) -> None: ...

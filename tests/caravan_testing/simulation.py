@@ -241,6 +241,7 @@ class Simulation:
         max_draft_tokens: int = 0,
         end_by_s: float = math.inf,
         thought: Thought | None = None,
+        keep_s: float = 0.0,
     ) -> int:
         request_id = next(self._ids)
         made = request(
@@ -258,6 +259,7 @@ class Simulation:
             arrived_s=self.now,
             max_draft_tokens=max_draft_tokens,
             end_by_s=end_by_s,
+            keep_s=keep_s,
         )
         made = replace(made, spec=replace(made.spec, thought=thought))
         self.requests[request_id] = made

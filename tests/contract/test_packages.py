@@ -16,7 +16,7 @@ from caravan_models.errors import needs_packages
 from caravan_proto.packages import NEEDS, Part, lack, main, missing, module_of, requirements
 
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-_DEFAULT, _OTLP = _PROJECT["dependencies"], _PROJECT["optional-dependencies"]["otlp"]
+_DEFAULT = _PROJECT["dependencies"]
 _USES_A_MODEL = """
 from caravan import LLM, SamplingParams
 with LLM("toy.gguf", backend="fake") as llm:
@@ -54,9 +54,11 @@ def _output_of(program: str) -> str:
 
 
 def test_the_distribution_requires_what_its_parts_need_and_nothing_else() -> None:
-    assert set(requirements(*(part for part in Part if part is not Part.OTLP))) == set(_DEFAULT)
-    assert set(requirements(Part.OTLP)) == set(_OTLP)
-    assert _PROJECT["optional-dependencies"].keys() == {"otlp"}
+    extras = _PROJECT["optional-dependencies"]
+    assert set(requirements(*(part for part in Part if part not in extras))) == set(_DEFAULT)
+    assert {name: set(requirements(Part(name))) for name in extras} == {
+        name: set(needed) for name, needed in extras.items()
+    }
 
 
 def test_everything_that_is_needed_is_found_where_it_is_installed() -> None:

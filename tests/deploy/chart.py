@@ -41,12 +41,24 @@ def rendered(name: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(render(CHART / f"ci/{name}.yaml")) if document]
 
 
-def containers(objects: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield each container, init containers too, with the object that has it."""
+def workloads(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield what has a template of pods. The leaders and the workers of a LeaderWorkerSet count as two such objects."""
     for found in objects:
-        pod = (
-            found["spec"].get("template", {}).get("spec", {}) if found["kind"] in ("Deployment", "StatefulSet") else {}
-        )
+        if found["kind"] in ("Deployment", "StatefulSet"):
+            yield found
+        elif found["kind"] == "LeaderWorkerSet":
+            pool = found["metadata"]["name"].removesuffix("-hosts")
+            for part, name in (("leaderTemplate", pool), ("workerTemplate", f"{pool}-workers")):
+                template = found["spec"]["leaderWorkerTemplate"][part]
+                labels = {"matchLabels": template["metadata"]["labels"]}
+                metadata = found["metadata"] | {"name": name}
+                yield found | {"metadata": metadata, "spec": {"template": template, "selector": labels}}
+
+
+def containers(objects: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each container, init containers too, with the object of `workloads` that has it."""
+    for found in workloads(objects):
+        pod = found["spec"]["template"]["spec"]
         for container in pod.get("initContainers", []) + pod.get("containers", []):
             yield found, container
 
@@ -55,8 +67,8 @@ def pod_of(name: str, workload: str) -> dict[str, Any]:
     """Return the spec of the pods of a Deployment or StatefulSet of a value set."""
     (pod,) = (
         document["spec"]["template"]["spec"]
-        for document in rendered(name)
-        if document["kind"] in ("Deployment", "StatefulSet") and document["metadata"]["name"] == workload
+        for document in workloads(rendered(name))
+        if document["metadata"]["name"] == workload
     )
     found: dict[str, Any] = pod
     return found

@@ -12,7 +12,7 @@ _OWN_ROUTER = {
     "advertise_url", "api_key", "api_keys_file", "expected_model", "graceful_termination_timeout", "handover",
     "hostname", "log_file", "metrics_key", "metrics_port", "port",
     "shard", "shard_ca_certs", "shard_certfile", "shard_grace_s", "shard_hostname", "shard_keyfile", "ssl_ca_certs",
-    "ssl_certfile", "ssl_keyfile", "state_file",
+    "ssl_certfile", "ssl_keyfile", "state_file", "state_url",
 }  # fmt: skip
 _OWN_SHARD = {
     "address", "alias", "allow_plaintext", "ca_certs", "cache_dir", "cache_dir_space", "certfile", "drain_timeout_s",

@@ -1,6 +1,7 @@
 """The Helm chart: every value set renders objects that Kubernetes and the programs accept."""
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,30 +22,37 @@ from deploy.chart import (
     flags_of,
     manifest,
     rendered,
+    workloads,
 )
 from deploy.tools import run_tool, try_tool
+from deploy.values_table import README, with_table
 
 from caravan_proto import __version__
 from caravan_proto.flags import load
 from caravan_router.config import RouterConfig
+from caravan_serve.cli import read_flags
 from caravan_shard.config import ShardConfig
 
 HERE = Path(__file__).parent
+CRDS = HERE / "crds"
 
 
 CONFIGS = {"router": RouterConfig, "shard": ShardConfig}
+# Value sets whose routers watch EndpointSlices: by choice, or for a pool that scales from zero or spans hosts.
+WATCHING = {"endpoint-slices", "keda-to-zero", "several-hosts"}
 
 
 @cache
 def custom_schemas() -> dict[str, Any]:
     """Return the JSON schemas of custom resources by kind."""
     schemas: dict[str, Any] = json.loads(run_tool("python", HERE / "custom_schemas.py"))
-    return schemas | {path.stem: json.loads(path.read_text()) for path in (HERE / "crds").iterdir()}
+    return schemas | {path.stem: json.loads(path.read_text()) for path in CRDS.glob("*.json")}
 
 
 def test_there_is_a_value_set_for_each_use() -> None:
     known = {"cpu-minimal", "gpu-pool", "two-models", "mtls", "keda-to-zero", "gateway-api", "endpoint-slices"}
-    assert set(VALUE_SETS) == known | {"openshift", "gated-download", "zones", "sidecar", "ipv6", "amd-gpu", "by-name"}
+    known |= {"openshift", "gated-download", "zones", "sidecar", "ipv6", "amd-gpu", "by-name"}
+    assert set(VALUE_SETS) == known | {"several-hosts", "canary", "on-demand", "object-store"}
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -57,7 +65,14 @@ def test_helm_lint_finds_nothing(name: str) -> None:
 def test_every_object_of_kubernetes_is_valid() -> None:
     # Many are the same in several value sets.
     objects = {json.dumps(document): document for name in VALUE_SETS for document in rendered(name)}.values()
-    assert complaints_about([document for document in objects if document["kind"] not in custom_schemas()]) == []
+    builtin = [document for document in objects if document["kind"] not in custom_schemas()]
+    groups = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": found["spec"]["template"]["spec"]}
+        for found in workloads(list(objects))
+        if found["kind"] == "LeaderWorkerSet"
+    ]
+    assert len(groups) == 2
+    assert complaints_about(builtin + groups) == []
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -127,12 +142,15 @@ def test_the_programs_accept_their_flags(name: str, capsys: pytest.CaptureFixtur
     for _, container in containers(rendered(name)):
         if (config := CONFIGS.get(container["name"])) is None:
             continue
+        if container["args"][0] == "serve":
+            read_flags(container["args"][1:])
+            continue
         try:
             load(config, prog=container["name"], description="", argv=container["args"])
         except SystemExit:
             pytest.fail(f"{container['args']}\n{capsys.readouterr().err}")
         seen.add(container["name"])
-    assert seen == set(CONFIGS)
+    assert seen == (set() if name == "on-demand" else set(CONFIGS))
 
 
 def test_flags_of_values_come_out_as_they_are() -> None:
@@ -182,13 +200,13 @@ def test_pods_are_not_killed_while_they_drain(name: str) -> None:
 
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_selectors_match_the_pods_that_they_mean(name: str) -> None:
-    workloads = {owner["metadata"]["name"]: owner for owner, _ in containers(rendered(name))}
-    pods = {key: owner["spec"]["template"]["metadata"]["labels"] for key, owner in workloads.items()}
+    owners = {owner["metadata"]["name"]: owner for owner in workloads(rendered(name))}
+    pods = {key: owner["spec"]["template"]["metadata"]["labels"] for key, owner in owners.items()}
 
     def selected(labels: dict[str, str]) -> set[str]:
         return {key for key, own in pods.items() if labels.items() <= own.items()}
 
-    for key, owner in workloads.items():
+    for key, owner in owners.items():
         assert selected(owner["spec"]["selector"]["matchLabels"]) == {key}
     for document in rendered(name):
         spec = document.get("spec", {})
@@ -200,8 +218,9 @@ def test_selectors_match_the_pods_that_they_mean(name: str) -> None:
             case "InferencePool":
                 assert selected(spec["selector"]["matchLabels"]) == {"caravan-router"}
             case "ScaledObject" | "HorizontalPodAutoscaler":
-                target = workloads[spec["scaleTargetRef"]["name"]]
-                assert target["kind"] == spec["scaleTargetRef"]["kind"] == "StatefulSet"
+                wanted = (spec["scaleTargetRef"]["kind"], spec["scaleTargetRef"]["name"])
+                (target,) = (one for one in rendered(name) if (one["kind"], one["metadata"]["name"]) == wanted)
+                assert target["apiVersion"] == spec["scaleTargetRef"]["apiVersion"]
                 assert "replicas" not in target["spec"]
             case _:
                 pass
@@ -214,7 +233,7 @@ def test_the_router_finds_every_pool_by_its_headless_service(name: str) -> None:
         owner["metadata"]["name"] for owner, container in containers(rendered(name)) if container["name"] == "shard"
     }
     flags = flags_of(name, "caravan-router")
-    watches = name == "endpoint-slices"
+    watches = name in WATCHING
     assert {flag for flag in flags if flag.startswith("--shard=")} == {
         f"--shard=k8s:caravan/{pool}:50051" if watches else f"--shard=dns:{pool}.caravan.svc:50051" for pool in pools
     }
@@ -225,7 +244,7 @@ def test_the_router_finds_every_pool_by_its_headless_service(name: str) -> None:
 
 @pytest.mark.parametrize("name", VALUE_SETS)
 def test_volumes_and_their_mounts_belong_together(name: str) -> None:
-    for owner in {id(owner): owner for owner, _ in containers(rendered(name))}.values():
+    for owner in workloads(rendered(name)):
         pod = owner["spec"]["template"]["spec"]
         claims = {claim["metadata"]["name"] for claim in owner["spec"].get("volumeClaimTemplates", [])}
         volumes = {volume["name"] for volume in pod["volumes"]} | claims
@@ -303,6 +322,26 @@ def test_the_chart_has_the_version_of_the_programs() -> None:
 @pytest.mark.parametrize("name", RENDERED)
 def test_the_rendered_manifests_are_current(name: str) -> None:
     assert (MANIFESTS / f"{name}.yaml").read_text() == manifest(CHART / f"ci/{name}.yaml"), "run `make manifests`"
+
+
+def test_the_table_of_values_is_current_and_has_every_value() -> None:
+    readme = README.read_text()
+    assert readme == with_table(readme), "run `make manifests`"
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (?:`(.*?)`)? \|", readme, re.MULTILINE))
+
+    def check(values: dict[str, Any], above: str) -> None:
+        for name, value in values.items():
+            path = f"{above}{name}"
+            if not re.fullmatch(r"[\w.]+", path):
+                continue  # a label, or an annotation
+            if rows.get(path):
+                assert yaml.safe_load(rows[path]) == value, path
+            elif isinstance(value, dict):
+                check(value, f"{path}.")
+            else:
+                assert path in rows
+
+    check(yaml.safe_load((CHART / "values.yaml").read_text()), "")
 
 
 def test_yamllint_finds_nothing() -> None:
@@ -412,6 +451,9 @@ def test_wrong_values_are_refused_with_a_readable_message(change: str, message: 
         ("source.download.files[2].url=http://x/a", "the token would be sent in plaintext to http://x/a"),
         ("source.download.files[2].name=b.gguf,source.download.files[1].name=b.gguf", "files has b.gguf twice"),
         ("source.download.storageClassName=fast", "/models/llama/source/download': 'not' failed"),
+        ("source.download.nodePath=/x", "/models/llama/source/download': 'not' failed"),
+        ("source.download.s3.region=x,source.download.env[0].name=AWS_REGION", "the chart sets AWS_REGION itself"),
+        ("source.download.files[0].url=gs://b/k", "/files/0/url': 'gs://b/k' does not match pattern"),
         ("source.download.ca.secretName=x", "/models/llama/source/download/ca': 'oneOf' failed"),
         ("source.download.env[0].name=DOWNLOAD_TOKEN", "download.env: the chart sets DOWNLOAD_TOKEN itself"),
     ],

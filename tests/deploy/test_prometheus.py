@@ -17,19 +17,21 @@ from typing import Any
 import pytest
 from deploy.tools import ROOT, run_tool, tool_path, try_tool
 
-from caravan_router.metrics.table import VLLM_ALIASES
+from caravan_router.metrics.table import FORMER_NAMES
+from caravan_router.metrics.vllm import VLLM_ALIASES
 from caravan_testing.monitoring_files import RULES, dashboard_expressions, keda_queries
 from caravan_testing.programs import kept_ports
 from caravan_testing.serve_process import MODEL, Served, serve
+from caravan_testing.vllm_dashboards import aiperf_queries, says_why_not, vllm_queries
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
-# Names that break promtool's rules: TGI's, vLLM's, and those that are public since before this test.
+# Names that break promtool's rules: TGI's, vLLM's, and those of the version before. Without adapters there is no
+# series of `vllm:lora_requests_info`.
 FROZEN = {
     *("tgi_request_count", "tgi_request_success", "tgi_request_failure", "tgi_batch_concat"),
     *("tgi_batch_inference_count", "tgi_batch_inference_success", "tgi_batch_inference_failure"),
-    *VLLM_ALIASES,
-    *("caravan_prefix_cache_query_tokens", "caravan_prefix_cache_hit_tokens", "caravan_preemptions"),
-    *("caravan_recomputed_tokens", "caravan_fetched_bytes", "caravan_failed_fetches", "caravan_kv_cells_total"),
+    *({alias.name for alias in VLLM_ALIASES} - {"vllm:lora_requests_info"}),
+    *FORMER_NAMES,
 }
 CONFIG = """
 global: {{scrape_interval: 500ms, evaluation_interval: 1s}}
@@ -195,6 +197,12 @@ def test_a_panel_of_the_dashboard_shows_numbers(live: LiveRun, name: str) -> Non
     values = live.values(dashboard_expressions(job=JOB, model=MODEL.name)[name])
     # The mean of a shard that did nothing meanwhile is no number.
     assert any(map(math.isfinite, values)), values
+
+
+@pytest.mark.parametrize("name", [*vllm_queries(""), *aiperf_queries("")])
+def test_what_is_asked_of_vllm_has_an_answer_or_a_reason_why_not(live: LiveRun, name: str) -> None:
+    query = (vllm_queries(MODEL.name) | aiperf_queries(MODEL.name))[name]
+    assert any(map(math.isfinite, live.values(query))) is not says_why_not(query)
 
 
 def queries_of(model: str) -> dict[str, str]:

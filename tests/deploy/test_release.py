@@ -14,7 +14,7 @@ from caravan_proto import __version__
 _PODMAN = """#!/bin/sh
 echo "$@" >> "$LOG"
 case "$1" in
-    run) name=${3#localhost/}; echo "${name%:*} $VERSION" ;;
+    run) name=${3#localhost/}; name=${name%-serve:*}; echo "${name%:*} $VERSION" ;;
     save) : > "$3" ;;
 esac
 """
@@ -67,9 +67,9 @@ def test_a_chart_of_another_version_is_refused(parts: Any, tmp_path: Path) -> No
 
 def test_images_are_built_run_and_saved(parts: Any, log: Path, tmp_path: Path) -> None:
     saved = parts.build_images(tmp_path, __version__, "podman")
-    assert [path.name for path in saved] == [f"caravan-{part}-{__version__}.tar" for part in ("router", "shard")]
+    assert [path.name for path in saved] == [f"caravan-{part}-{__version__}.tar" for part in parts.IMAGES]
     calls = log.read_text().splitlines()
-    assert [call.split()[0] for call in calls] == ["build", "build", "run", "save", "run", "save"]
+    assert [call.split()[0] for call in calls] == [*["build"] * 3, *["run", "save"] * 3]
     assert f"--tag localhost/caravan-shard:{__version__} ." in calls[1]
 
 
@@ -87,3 +87,48 @@ def test_no_image_is_built_where_no_program_can(parts: Any, tmp_path: Path, monk
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert parts.image_builder() is None
+
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+# Each notes its words; those that push say the digest, buildah and podman in a file.
+_PUSHES = f"""#!/bin/sh
+echo "${{0##*/}} $@" >> "$LOG"
+if [ "$2" = --digestfile ]; then echo {DIGEST} > "$3"; else echo "Digest: {DIGEST}"; fi
+"""
+
+
+@pytest.fixture
+def publishing(parts: Any, log: Path) -> Any:
+    """The module that publishes, with stand-ins for the programs that it runs."""
+    for name in ("helm", "podman", "docker", "cosign"):
+        program = log.parent / "bin" / name
+        program.write_text(_PUSHES)
+        program.chmod(0o755)
+    return import_module("release_publish")
+
+
+@pytest.mark.parametrize("builder", ["podman", "docker"])
+def test_the_chart_and_the_images_are_pushed_and_signed_by_their_digests(
+    publishing: Any, parts: Any, log: Path, tmp_path: Path, builder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSIGN_KEY", "cosign.key")
+    chart = publishing.publish_chart(tmp_path / "caravan.tgz", "registry.example.com/ml", log.parent / "bin/helm")
+    images = publishing.publish_images("registry.example.com/ml", __version__, builder)
+    assert chart == f"registry.example.com/ml/charts/caravan@{DIGEST}"
+    assert images == [f"registry.example.com/ml/caravan-{part}@{DIGEST}" for part in parts.IMAGES]
+    assert publishing.sign([chart, *images], tmp_path / "x.cdx.json")
+    calls = log.read_text().splitlines()
+    assert f"helm push {tmp_path}/caravan.tgz oci://registry.example.com/ml/charts" in calls
+    for reference in (chart, *images):
+        assert f"cosign sign --yes --key cosign.key {reference}" in calls
+        attached = f"--type cyclonedx --predicate {tmp_path}/x.cdx.json {reference}"
+        assert f"cosign attest --yes --key cosign.key {attached}" in calls
+
+
+def test_without_cosign_nothing_is_signed_and_without_helm_nothing_is_pushed(
+    publishing: Any, parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not publishing.sign(["x"], tmp_path / "x.cdx.json")
+    with pytest.raises(parts.ReleaseError, match="PUBLISH needs helm"):
+        publishing.publish_chart(tmp_path / "caravan.tgz", "registry.example.com/ml", None)

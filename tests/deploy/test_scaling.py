@@ -51,10 +51,10 @@ def wanted_of(objects: list[dict[str, Any]], trigger: str = "requests") -> dict[
         if document["kind"] == "ScaledObject":
             (metadata,) = (part["metadata"] for part in document["spec"]["triggers"] if part["name"] == trigger)
             found[pool] = Wanted(metadata["query"], float(metadata["threshold"]))
-        elif document["kind"] == "HorizontalPodAutoscaler" and trigger == "requests":
+        elif document["kind"] == "HorizontalPodAutoscaler" and trigger != "kv-use":
             (metric,) = (part["external"] for part in document["spec"]["metrics"])
             rule = recorded[document["metadata"]["name"]]
-            assert metric["metric"]["name"] == rule["record"] == "caravan_pool_requests"
+            assert metric["metric"]["name"] == rule["record"]
             assert metric["metric"]["selector"]["matchLabels"].items() <= rule["labels"].items()
             found[pool] = Wanted(rule["expr"], float(metric["target"]["averageValue"]))
     return found
@@ -110,9 +110,32 @@ def test_pools_of_one_model_scale_to_its_load_in_sum(tmp_path: Path) -> None:
 def test_pools_of_one_model_share_its_cells(tmp_path: Path) -> None:
     (found,) = (found for pool, found in wanted_of(objects_of(POOLS, tmp_path), "kv-use").items() if pool == "first")
     # Four shards are the least. A shard has 100 cells, and should use 80.
-    cells = {f"caravan_kv_cells_total{SERIES}": "100x20", f"caravan_kv_cells_used{SERIES}": "0+40x20"}
+    cells = {f"caravan_kv_cells{SERIES}": "100x20", f"caravan_kv_cells_used{SERIES}": "0+40x20"}
     needed = [max(0, math.ceil(40 * minute / 80) - 4) for minute in range(12)]
     play({f"ceil(({found.query}) / {found.threshold})": [min(2, number) for number in needed]}, cells, tmp_path)
+
+
+def test_pools_of_one_model_share_the_shards_that_the_router_wants(tmp_path: Path) -> None:
+    wanted = wanted_of(
+        objects_of(POOLS.replace(", requestsPerShard: 6", "").replace("requestsPerShard: 6", ""), tmp_path), "wanted"
+    )
+    numbers = range(9)
+    more = [max(0, number - sum(LEAST.values())) for number in numbers]
+    play(
+        {
+            f"({found.query}) / {found.threshold}": [min(max(LEAST[pool], number), MOST[pool]) for number in shares]
+            for pool, found in wanted.items()
+            for shares in [
+                {
+                    "first": more,
+                    "a": [1 + max(0, number - 2) for number in more],
+                    "b": [1 + max(0, number - 4) for number in more],
+                }[pool]
+            ]
+        },
+        {f"caravan_wanted_shards{SERIES}": "0+1x9"},
+        tmp_path,
+    )
 
 
 def test_a_pool_alone_asks_for_all_and_gets_no_answer_without_series(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """Behind nginx with deploy/nginx/caravan.conf, tokens arrive as they are sampled, and leaving clients are noticed."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,58 +10,18 @@ from aiohttp import ClientSession
 
 from caravan_proto.messages.results import FinishReason
 from caravan_testing.http_server import Service, serving
-from caravan_testing.programs import configuration, kept_ports
+from caravan_testing.nginx import nginx
 from caravan_testing.scripted_engine import MODEL, Pause, ScriptedEngine, word
-from caravan_testing.serve_process import ROOT
 from caravan_testing.waiting import eventually, in_time
 
 pytestmark = pytest.mark.clients
 
-SITE = ROOT / "deploy/nginx/caravan.conf"
 STREAMS = [
     ("/generate_stream", {"inputs": "a"}),
     ("/v1/completions", {"prompt": "a", "stream": True}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "stream": True}),
     ("/api/generate", {"model": "any", "prompt": "a", "raw": True}),
 ]
-
-
-def _write_configuration(folder: Path, upstream: str, port: int) -> None:
-    site = SITE.read_text()
-    assert site.count("127.0.0.1:3000;") == site.count("listen 80;") == 1
-    site = site.replace("127.0.0.1:3000", upstream).replace("listen 80;", f"listen 127.0.0.1:{port};")
-    (folder / "site.conf").write_text(site)
-    (folder / "main.conf").write_text(configuration(folder, f"include {folder}/site.conf;"))
-
-
-@asynccontextmanager
-async def nginx(folder: Path, upstream: str) -> AsyncIterator[str]:
-    """Run nginx in front of ``upstream``, a host and port, and yield its URL."""
-    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-    assert program, "no nginx: apt-get install nginx-light"
-    with kept_ports(1) as (port,):
-        async with _nginx_on(program, folder, upstream, port) as url:
-            yield url
-
-
-@asynccontextmanager
-async def _nginx_on(program: str, folder: Path, upstream: str, port: int) -> AsyncIterator[str]:
-    await asyncio.to_thread(_write_configuration, folder, upstream, port)
-    process = await asyncio.create_subprocess_exec(
-        program, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "main.conf")
-    )
-    try:
-        _, writer = await eventually(
-            lambda: asyncio.open_connection("127.0.0.1", port),
-            "nginx listens",
-            ignoring=(ConnectionRefusedError,),
-            unless=lambda: process.returncode is not None and (folder / "error.log").read_text(),
-        )
-        writer.close()
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.wait()
 
 
 @pytest.fixture

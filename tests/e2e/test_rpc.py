@@ -1,5 +1,6 @@
 """Layers on rpc-servers of llama.cpp, as `caravan serve --rpc` starts them, and what --fit chooses for them."""
 
+import asyncio
 import contextlib
 import json
 import re
@@ -8,16 +9,19 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientError, ClientSession, ClientTimeout
 
+from caravan_testing.programs import Program, address_of, program, url_of
 from caravan_testing.rpc_process import RpcServer
-from caravan_testing.serve_process import generate, serve
+from caravan_testing.serve_process import MODEL, generate, serve
 from caravan_testing.shard_models import DEMO_MODEL, fetched
 from caravan_testing.shard_tiny_moe import LAYER_EXPERT_BYTES, LAYERS, write_tiny_moe
-from caravan_testing.waiting import DEADLINE_S, wait_until
+from caravan_testing.waiting import DEADLINE_S, eventually, wait_until
 
 pytestmark = pytest.mark.rpc
 
@@ -86,6 +90,63 @@ def test_a_request_outlives_an_rpc_server(servers: list[RpcServer], monkeypatch:
         assert details["generated_tokens"] == LONG_TOKENS or details["finish_reason"] == "eos_token"
         served.wait("healthy")
     assert any("exit=SIGABRT" in line for line in served.log)
+
+
+async def keep_asking(url: str, number: int, answers: list[int], failures: list[str], ended: asyncio.Event) -> None:
+    """Ask one request after another, and note the number of tokens of each answer, or why there is none."""
+    body = {"prompt": PROMPTS[number], "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+    async with ClientSession(timeout=ClientTimeout(total=300)) as session:
+        while not ended.is_set():
+            try:
+                async with session.post(f"{url}/v1/completions", json=body) as reply:
+                    answer = await reply.json()
+                    assert reply.status == 200, answer
+                    answers.append(answer["usage"]["completion_tokens"])
+            except (ClientError, TimeoutError, AssertionError) as error:
+                failures.append(repr(error))
+
+
+async def test_two_shards_with_a_worker_each_lose_one_under_load_and_no_request(
+    servers: list[RpcServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the chart runs a pool with `hosts: 2`: who restarts a worker that is gone starts its shard again, too."""
+    monkeypatch.setenv("GGML_NO_BACKTRACE", "1")
+    sockets = [f"unix:{tmp_path}/{number}.sock" for number in range(2)]
+
+    def shard(number: int) -> AbstractAsyncContextManager[Program]:
+        flags = (f"--address={sockets[number]}", "--model", str(MODEL), *FLAGS, *rpc_flags([servers[number]]))
+        return program("caravan_shard", *flags)
+
+    async with AsyncExitStack() as stack:
+        shards = [await stack.enter_async_context(shard(number)) for number in range(2)]
+        for started in shards:
+            await address_of(started)
+        listed = [f"--shard={address}" for address in sockets]
+        router = await stack.enter_async_context(program("caravan_serve", "router", "--port=0", *listed, *GRACE))
+        url = await url_of(router)
+        answers: list[int] = []
+        failures: list[str] = []
+        ended = asyncio.Event()
+        clients = [
+            asyncio.create_task(keep_asking(url, number, answers, failures, ended)) for number in range(len(PROMPTS))
+        ]
+
+        async def until_more_answers(what: str) -> None:
+            least = len(answers) + 2 * len(clients)
+            await eventually(lambda: len(answers), f"{what} answers", lambda count: count >= least or bool(failures))
+
+        await until_more_answers("two shards give")
+        await asyncio.to_thread(servers[0].kill)
+        await shards[0].process.wait()
+        await until_more_answers("the other shard gives")
+        await asyncio.to_thread(servers[0].start)
+        again = await stack.enter_async_context(shard(0))
+        await address_of(again)
+        await until_more_answers("both shards give")
+        ended.set()
+        await asyncio.gather(*clients)
+    assert failures == []
+    assert set(answers) == {NEW_TOKENS}
 
 
 MIB = 1 << 20

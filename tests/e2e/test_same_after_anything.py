@@ -33,4 +33,4 @@ def test_many_answers(family: str, tmp_path: Path) -> None:
     counts = had(fetched(FAMILIES[family]), tmp_path, answers=80)
     check(counts)
     assert counts.answers["restart"] > 0
-    assert counts.metrics["caravan_preemptions"] > 0
+    assert counts.metrics["caravan_request_preemptions_total"] > 0

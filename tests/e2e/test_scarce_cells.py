@@ -109,7 +109,9 @@ def without_scarcity() -> Outcome:
     """The outcome without preemption: enough KV cells for all running sequences, and no priorities."""
     with serve("-np", "8", "-c", "4096", *COMMON) as served:
         outcome = asyncio.run(run_all(served, [replace(ask, priority=0) for ask in ASKS]))
-    assert all(outcome.metric(f'caravan_preemptions{{how="{how}"}}') == 0 for how in ("swap", "recompute"))
+    assert all(
+        outcome.metric(f'caravan_request_preemptions_total{{how="{how}"}}') == 0 for how in ("swap", "recompute")
+    )
     return outcome
 
 
@@ -128,8 +130,10 @@ def test_preempted_requests_keep_their_output(
     with serve(*flags, *COMMON) as served:
         outcome = asyncio.run(run_all(served, ASKS))
     asked_cells = sum(oracle.prompt_length(ask.prompt) + ask.new_tokens for ask in ASKS)
-    assert asked_cells > 10 * outcome.metric("caravan_kv_cells_total")
-    swapped, recomputed = (outcome.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute"))
+    assert asked_cells > 10 * outcome.metric("caravan_kv_cells")
+    swapped, recomputed = (
+        outcome.metric(f'caravan_request_preemptions_total{{how="{how}"}}') for how in ("swap", "recompute")
+    )
     # With memory to swap to, what was measured to take less time decides.
     assert swapped + recomputed > 0
     assert may_swap or not swapped

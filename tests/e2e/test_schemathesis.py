@@ -39,7 +39,8 @@ def test_the_api_is_as_described(server: tuple[str, ...], phases: str, tmp_path:
     with serve(*server, "--embeddings") as served:
         command = [*COMMAND, f"{served.url}/openapi.json", *FLAGS, "--phases", phases, "--max-examples", str(EXAMPLES)]
         # schemathesis writes its findings to the current folder.
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        environment = os.environ | {"PYTHONPATH": str(CONFIG.parent)}  # for the hooks
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
         # Check that schemathesis has tested operations at all.
         assert "Tested: " in done.stdout

@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
         max_draft_tokens=st.sampled_from([0, 0, 2, 8]),
         lasts_s=_LASTING,
+        keep_s=st.sampled_from([0.0, 0.0, 5.0, 1e5]),
     )
     def submit(
         self,
@@ -246,6 +248,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         kind: dict[str, Any],
         max_draft_tokens: int,
         lasts_s: float,
+        keep_s: float,
     ) -> None:
         for _ in range(copies):
             self.simulation.submit(
@@ -256,6 +259,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 session=session,
                 max_draft_tokens=max_draft_tokens,
                 end_by_s=self.simulation.now + lasts_s,
+                keep_s=keep_s,
                 **self._prompt(prompt, kind),
             )
 
@@ -427,17 +431,24 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "simulation"):
             return
+        # Whatever fails here, nothing is left behind that would be reported in its place.
+        with ExitStack() as left:
+            left.enter_context(self.folder)
+            left.callback(self.patches.undo)
+            try:
+                self._end_all()
+            finally:
+                self.recorder.close()
+            found = differences(self.recording)
+        assert not found, f"a recording decides otherwise when it is played again: {found}"
+
+    def _end_all(self) -> None:
         for name, state in list(self.simulation.scheduler.shards.items()):
             if state.drain.has_begun:
                 self.simulation.lose(name)
         for name in set(self.limits) - set(self.simulation.shards):
             self._join(name)
         self.simulation.settle()
-        self.recorder.close()
-        with self.folder:
-            found = differences(self.recording)
-        self.patches.undo()
-        assert not found, f"a recording decides otherwise when it is played again: {found}"
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -548,8 +548,8 @@ class ShardMachine(RuleBasedStateMachine):
         assert all(self.cells_on_disk + run.cells > DISK_CELLS for run in lost)
 
     def teardown(self) -> None:
-        self.driver.engine.close()
-        self.folder.cleanup()
+        with self.folder:
+            self.driver.engine.close()
 
     @invariant()
     def saved_runs_conserve(self) -> None:

@@ -51,11 +51,11 @@ def take(served: Served) -> Sample:
         threads=sum(len(os.listdir(f"/proc/{pid}/task")) for pid in [served.process.pid, *served.shard_pids()]),
         used_cells=total(metrics, "caravan_kv_cells_used"),
         cached_cells=total(metrics, "caravan_kv_cells_cached"),
-        total_cells=total(metrics, "caravan_kv_cells_total"),
+        total_cells=total(metrics, "caravan_kv_cells"),
         queued=total(metrics, "tgi_queue_size"),
         swapped=total(metrics, "caravan_sequences_swapped"),
-        swaps=total(metrics, "caravan_preemptions", 'how="swap"'),
-        recomputes=total(metrics, "caravan_preemptions", 'how="recompute"'),
+        swaps=total(metrics, "caravan_request_preemptions_total", 'how="swap"'),
+        recomputes=total(metrics, "caravan_request_preemptions_total", 'how="recompute"'),
         failures=total(metrics, "tgi_request_failure") - dropped,
     )
 

@@ -79,13 +79,17 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSet:
-    """The reply to a SetLayout: the limits now, and the ids of sequences that could not be moved, which are free."""
+    """The reply to a SetLayout: the limits now, and the ids of sequences that could not be moved, which are free.
+
+    ``shares_beginnings``: where the cells are unified now, sequences with equal beginnings share the cells of these.
+    """
 
     shard: str = ""
     command_id: int = 0
     layout: LayoutLimits
     lost: Sequence[int]
     seconds: float
+    shares_beginnings: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from caravan_dialects.api.errors import (
     RETRY_AFTER_S,
     BodyTimeoutError,
     BrokenBodyError,
+    BudgetError,
     ContextLengthError,
     ErrorFamily,
     ErrorKind,
@@ -107,11 +108,29 @@ def message_of(error: Exception) -> str:
             return "Internal server error"
 
 
+# llm-d's picker says so with its own refusals. Gateways read it whatever the dialect of the body.
+REASON_HEADER = "x-llm-d-request-dropped-reason"
+# The reasons of `tgi_request_failure` that say more than the type of the error does.
+_NAMED = frozenset({Failure.OVERLOADED, Failure.RATE_LIMITED, Failure.QUEUE_TIMEOUT, Failure.DEADLINE})
+
+
 def headers_of(error: Exception) -> dict[str, str]:
     """Return the response headers that belong to ``error``."""
+    kind = kind_of(error)
+    # Another try may succeed, here or elsewhere; of other errors the request itself is the reason.
+    if kind.retry_after_s is None and kind.failure is not Failure.DEADLINE:
+        return _own_headers_of(error)
+    reason = kind.failure.value if kind.failure in _NAMED else kind.error_type
+    return {REASON_HEADER: reason, **_own_headers_of(error)}
+
+
+def _own_headers_of(error: Exception) -> dict[str, str]:
     match error:
         case RateLimitedError():
             return {"Retry-After": str(error.retry_after_s)}
+        case BudgetError():
+            # The packages of OpenAI and Anthropic would try again at once.
+            return {"Retry-After": str(error.retry_after_s), "X-Should-Retry": "false"}
         case MissingKeyError():
             return {"WWW-Authenticate": "Bearer"}
         case InvalidKeyError():

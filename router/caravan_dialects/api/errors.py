@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import ClassVar
 
@@ -248,6 +249,27 @@ class RateLimitedError(RequestError):
         super().__init__(
             f"This API key may make {limit_per_minute} requests per minute. Try again in {self.retry_after_s} s"
         )
+
+
+class BudgetError(RequestError):
+    """The API key has used its tokens of this day or month."""
+
+    kind = ErrorKind(429, "insufficient_quota", _RATE, Failure.RATE_LIMITED)
+
+    def __init__(self, limit: int, used: int, period: str, ends: datetime, now_s: float) -> None:
+        self.retry_after_s = max(1, math.ceil(ends.timestamp() - now_s))
+        super().__init__(
+            # OpenAI's words, which clients look for.
+            f"You exceeded your current quota: this API key may use {limit} tokens per {period} and has used {used}. "
+            f"Requests are accepted again from {ends:%Y-%m-%dT%H:%M:%SZ} on"
+        )
+
+
+class UsageUnreadableError(RequestError):
+    """What API keys have used cannot be read, for example because the disk is full."""
+
+    kind = ErrorKind(503, "store_unavailable", _SERVER, None, RETRY_AFTER_S)
+    sentence = "The usage of API keys cannot be read now"
 
 
 class KeyConcurrencyError(RequestError):

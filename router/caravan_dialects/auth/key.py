@@ -14,7 +14,8 @@ class ApiKey:
 
     ``digest``: SHA-256 of the key. ``max_priority``: highest priority that its requests may have.
     ``concurrent_requests``: maximum number of generations at a time, queued ones included, and of requests that only
-    tokenize. ``operator``: whether it may use the routes under ``/admin``.
+    tokenize. ``tokens_per_day``, ``tokens_per_month``: tokens of prompts and outputs, in UTC. ``operator``: whether it
+    may use the routes under ``/admin``.
     """
 
     digest: bytes
@@ -22,6 +23,8 @@ class ApiKey:
     max_priority: int = 0
     requests_per_minute: int | None = None
     concurrent_requests: int | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
     operator: bool = False
 
 

@@ -1,46 +1,49 @@
-"""Keeps files and batches in a folder, for asyncio: SQLite and the disk are used in a thread."""
+"""Keeps files and batches, for asyncio: the database and the disk are used in a thread."""
 
 import asyncio
 import os
 import shutil
-import sqlite3
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
+from caravan_dialects.bulk.parts import Parts
 from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, StoredFile
-from caravan_dialects.bulk.tables import VERSIONS
+from caravan_dialects.bulk.tables import VERSIONS, WRITE_BATCH
 from caravan_dialects.conversations.nodes import new_id
 from caravan_dialects.conversations.store import StoreError
+from caravan_dialects.sql.connection import SQL_ERRORS, Place, VersionError, connected
 
 T = TypeVar("T")
-_BUSY_S = 10.0
+_SCHEMA = "caravan_files"
 _INCOMING = "incoming"
 # Expired files are looked for once in this many seconds.
 _SWEEP_S = 10.0
 # An upload to which nothing was added for so long was cut off by the end of its server.
 _STALE_S = 3600.0
 _BATCH = msgspec.json.Decoder(Batch)
-_LINES_AT_ONCE = 1_000
+_LINES_AT_ONCE, _ANSWERS_AT_ONCE = 1_000, 100
+_UNFINISHED = "status NOT IN ({})".format(", ".join(f"'{one}'" for one in BatchStatus if one.has_ended))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkSettings:
-    """``folder``: where files and batches outlive the server; None keeps them in a folder that goes with it.
+    """``place``: where files and batches outlive the server, a folder or the URL of a PostgreSQL database.
+
+    None keeps them in a folder that goes with the server. From a database, it copies the files that it reads into one.
 
     ``max_bytes``: of all files together, with answers that are not in a file yet. An owner may have as much as it
     leaves free. ``life_s``: of a file for which nobody names another.
     """
 
-    folder: Path | None = None
+    place: Place = None
     max_bytes: int = 1 << 30
     life_s: float = 30 * 24 * 3600.0
 
@@ -132,8 +135,8 @@ class BulkStore:
         return await self.call(lambda tables: tables.file(owner, file_id))
 
     async def path_of(self, file: StoredFile) -> Path:
-        """Return where the content of a file is."""
-        return await self.call(lambda tables: tables.folder / file.id)
+        """Return where the content of a file is. If it was deleted meanwhile, there is nothing."""
+        return await self.call(lambda tables: tables.path_of(file.id))
 
     async def files(self, owner: str, page: Page, purpose: str | None = None) -> list[StoredFile]:
         """Return the files of a page, and one more if others follow."""
@@ -143,9 +146,14 @@ class BulkStore:
         """Remove a file; return whether there was one."""
         return await self.call(lambda tables: tables.delete_file(owner, file_id))
 
-    async def add_batch(self, batch: Batch) -> None:
-        """Add a new batch."""
-        await self.call(lambda tables: tables.write_batch(batch))
+    @property
+    def is_shared(self) -> bool:
+        """Whether several servers use the store at a time."""
+        return isinstance(self.settings.place, str)
+
+    async def write_batch(self, batch: Batch) -> bool:
+        """Add a batch, or write it as it is now; return False if it may not be written, see `WRITE_BATCH`."""
+        return await self.call(lambda tables: tables.write_batch(batch))
 
     async def batch(self, owner: str, batch_id: str) -> tuple[Batch, Counts] | None:
         """Return a batch and what is answered of it; None if the owner has none of this id."""
@@ -163,16 +171,16 @@ class BulkStore:
         """Run ``work`` in the thread of the store."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._tables()))
-        except (sqlite3.Error, OSError) as error:
+        except (*SQL_ERRORS, VersionError, OSError) as error:
             raise StoreError(str(error)) from error
 
     def _tables(self) -> "Tables":
         if self._opened is None:
-            folder = self.settings.folder
-            if folder is None:
-                self._temporary = tempfile.mkdtemp(prefix="caravan-files-")
-                folder = Path(self._temporary)
-            self._opened = Tables(folder, self.settings)
+            place = self.settings.place
+            if not isinstance(place, Path):
+                self._temporary = self._temporary or tempfile.mkdtemp(prefix="caravan-files-")
+                place = Path(self._temporary)
+            self._opened = Tables(place, self.settings)
         return self._opened
 
 
@@ -184,17 +192,10 @@ class Tables:
         self.folder = folder
         self._life_s = settings.life_s
         self._swept = 0.0
-        self._connection = sqlite3.connect(folder / "bulk.sqlite", timeout=_BUSY_S, isolation_level=None)
-        run = self._connection.execute
-        run("PRAGMA journal_mode = WAL")
-        # A lost transaction would be a lost answer, which is computed again; the file stays whole.
-        run("PRAGMA synchronous = NORMAL")
-        with self._connection:
-            run("BEGIN IMMEDIATE")
-            ((version,),) = run("PRAGMA user_version")
-            for statement in chain.from_iterable(VERSIONS[version:]):
-                run(statement)
-            run(f"PRAGMA user_version = {max(version, len(VERSIONS))}")
+        place = settings.place
+        self._connection = connected(place if isinstance(place, str) else folder / "bulk.sqlite", _SCHEMA)
+        self._connection.migrate(VERSIONS)
+        self._parts = Parts(self._connection, folder) if self._connection.is_shared else None
 
     def close(self) -> None:
         """Close the tables."""
@@ -209,8 +210,8 @@ class Tables:
         """Return how many bytes more ``owner`` may have, if all may have ``limit``."""
         self._sweep()
         query = (
-            "SELECT owner, sum(bytes) FROM (SELECT owner, size AS bytes FROM files UNION ALL "
-            "SELECT owner, length(answer) FROM lines JOIN batches ON id = batch WHERE answer IS NOT NULL) "
+            "SELECT owner, CAST(sum(bytes) AS BIGINT) FROM (SELECT owner, size AS bytes FROM files UNION ALL "
+            "SELECT owner, length(answer) FROM lines JOIN batches ON id = batch WHERE answer IS NOT NULL) AS used "
             "GROUP BY owner"
         )
         used: dict[str, int] = dict(self._connection.execute(query))
@@ -229,16 +230,29 @@ class Tables:
         path = self.folder / file.id
         upload.keep_as(path)
         try:
-            self._write_file(file)
-        except sqlite3.Error:
+            with self._connection.transaction():
+                self._connection.execute(
+                    "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
+                    "SET size = excluded.size, created = excluded.created, expires = excluded.expires",
+                    (file.id, file.owner, file.purpose, file.name, file.size, file.created, file.expires),
+                )
+                if self._parts is not None:
+                    self._parts.write(file.id, path)
+        except SQL_ERRORS:
             path.unlink(missing_ok=True)
             raise
 
-    def _write_file(self, file: StoredFile) -> None:
-        self._connection.execute(
-            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (file.id, file.owner, file.purpose, file.name, file.size, file.created, file.expires),
-        )
+    def path_of(self, file_id: str) -> Path:
+        """Return where the content of a file is, which may have to be copied there first."""
+        path = self.folder / file_id
+        if self._parts is not None and not path.exists():
+            upload = self.begin_upload()
+            try:
+                if self._parts.copy_to(upload.write, file_id):
+                    upload.keep_as(path)
+            finally:
+                upload.close()
+        return path
 
     def file(self, owner: str, file_id: str) -> StoredFile | None:
         """Return a file; None if the owner has none of this id."""
@@ -256,6 +270,8 @@ class Tables:
         """Remove a file; return whether there was one."""
         deleted = self._connection.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount
         if deleted:
+            if self._parts is not None:
+                self._parts.delete(file_id)
             (self.folder / file_id).unlink(missing_ok=True)
         return deleted > 0
 
@@ -265,7 +281,7 @@ class Tables:
             return
         self._swept = now
         expired = self._connection.execute("SELECT id, owner FROM files WHERE expires < ?", (now,)).fetchall()
-        needed = {batch.input_file for batch in self.unfinished()} if expired else set()
+        needed = {batch.input_file for batch in self._unfinished()} if expired else set()
         for file_id, owner in expired:
             if file_id not in needed:
                 self.delete_file(owner, file_id)
@@ -273,13 +289,14 @@ class Tables:
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < now - _STALE_S:
                     path.unlink()
+        if self._parts is not None:
+            self._parts.forget_copies(but=_INCOMING)
 
-    def write_batch(self, batch: Batch) -> None:
-        """Write a batch as it is now."""
-        self._connection.execute(
-            "INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)",
-            (batch.id, batch.owner, batch.status, batch.created, msgspec.json.encode(batch)),
-        )
+    def write_batch(self, batch: Batch) -> bool:
+        """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`."""
+        record, server = msgspec.json.encode(batch), self._connection.server
+        row = (batch.id, batch.owner, batch.status, batch.created, record, server)
+        return self._connection.execute(WRITE_BATCH, row).rowcount > 0
 
     def batch(self, owner: str, batch_id: str) -> tuple[Batch, Counts] | None:
         """Return a batch and what is answered of it; None if the owner has none of this id."""
@@ -292,7 +309,7 @@ class Tables:
         """Return the batches of a page, and one more if others follow. ``anthropic``: Anthropic's, or OpenAI's."""
         is_message = "id LIKE 'msgbatch%'"
         rows = self._paged("batches", owner, page, is_message if anthropic else f"NOT {is_message}", ())
-        return [self._counted(_BATCH.decode(row[-1])) for row in rows]
+        return [self._counted(_BATCH.decode(row[4])) for row in rows]
 
     def _counted(self, batch: Batch) -> tuple[Batch, Counts]:
         if batch.counts is not None:
@@ -313,20 +330,27 @@ class Tables:
         return True
 
     def unfinished(self) -> list[Batch]:
-        """Return the batches of all owners that have not ended, the oldest first."""
-        ended = [status for status in BatchStatus if status.has_ended]
-        query = f"SELECT record FROM batches WHERE status NOT IN ({','.join('?' * len(ended))}) ORDER BY created"  # noqa: S608
-        return [_BATCH.decode(record) for (record,) in self._connection.execute(query, ended)]
+        """Return the batches of all owners that have not ended and no other server works on, the oldest first."""
+        self._connection.claim("batches", _UNFINISHED)
+        return self._unfinished("server = ?", self._connection.server)
 
-    def begin(self, batch: Batch, lines: Sequence[Line]) -> None:
-        """Write the checked lines of a batch together with its new status."""
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
+    def _unfinished(self, condition: str = "TRUE", *values: int) -> list[Batch]:
+        query = f"SELECT record FROM batches WHERE {_UNFINISHED} AND {condition} ORDER BY created"  # noqa: S608
+        return [_BATCH.decode(record) for (record,) in self._connection.execute(query, values)]
+
+    def leave(self) -> None:
+        """Let other servers work on the batches of this one."""
+        query = f"UPDATE batches SET server = 0 WHERE {_UNFINISHED} AND server = ?"  # noqa: S608
+        self._connection.execute(query, (self._connection.server,))
+
+    def begin(self, batch: Batch, lines: Sequence[Line]) -> bool:
+        """Write the checked lines of a batch together with its new status. Return False if that may not be written."""
+        with self._connection.transaction():
             self._connection.executemany(
-                "INSERT OR REPLACE INTO lines VALUES (?, ?, ?, ?, ?, ?, NULL, NULL)",
+                "INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, NULL, NULL) ON CONFLICT DO NOTHING",
                 ((batch.id, one.number, one.custom_id, one.start, one.size, one.rank) for one in lines),
             )
-            self.write_batch(batch)
+            return self.write_batch(batch)
 
     def unanswered(self, batch_id: str, after: int) -> list[Line]:
         """Return the next lines without an answer, in their order. ``after``: the rank before the first one."""
@@ -347,8 +371,10 @@ class Tables:
             (answer.answer, answer.kind, batch_id, answer.number),
         )
 
-    def finish(self, batch: Batch) -> None:
+    def finish(self, batch: Batch) -> bool:
         """Write the output files of a batch, and then the batch itself, of whose lines only the counts stay.
+
+        Return False if the batch may not be written, because another server works on it by now.
 
         A server that is killed in between writes the same files again.
         """
@@ -372,17 +398,20 @@ class Tables:
             )
             self._keep(upload, stored)
         _, counts = self._counted(batch)
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.execute("DELETE FROM lines WHERE batch = ?", (batch.id,))
-            self.write_batch(replace(batch, counts=counts))
+        with self._connection.transaction():
+            written = self.write_batch(replace(batch, counts=counts))
+            if written:
+                self._connection.execute("DELETE FROM lines WHERE batch = ?", (batch.id,))
+        return written
 
     def _answers(self, batch_id: str, *, failed: bool) -> Iterator[bytes]:
-        rows = self._connection.execute(
-            "SELECT answer FROM lines WHERE batch = ? AND (kind > 0) = ? ORDER BY number", (batch_id, failed)
+        query = (
+            "SELECT number, answer FROM lines WHERE batch = ? AND (kind > 0) = ? AND number > ? ORDER BY number LIMIT ?"
         )
-        for (answer,) in rows:
-            yield bytes(answer) + b"\n"
+        last = -1
+        while rows := self._connection.execute(query, (batch_id, failed, last, _ANSWERS_AT_ONCE)).fetchall():
+            for last, answer in rows:  # noqa: B007  the next query begins after it
+                yield bytes(answer) + b"\n"
 
     def _paged(self, table: str, owner: str, page: Page, condition: str, given: Sequence[Any]) -> list[Any]:
         order, before = ("DESC", "<") if page.newest_first else ("ASC", ">")

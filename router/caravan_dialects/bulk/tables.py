@@ -41,5 +41,31 @@ _FIRST = (
     "CREATE INDEX unanswered ON lines (batch, rank) WHERE answer IS NULL",
 )
 
+_SHARED = (
+    # The number of the connection whose server works on the batch.
+    "ALTER TABLE batches ADD COLUMN server INTEGER NOT NULL DEFAULT 0",
+    # The contents of files, if there is no folder for them that all servers see.
+    """
+    CREATE TABLE parts (
+        file TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        content BLOB NOT NULL,
+        PRIMARY KEY (file, number)
+    ) WITHOUT ROWID
+    """,
+)
+
 # What each version of the tables adds to the one before.
-VERSIONS = (_FIRST,)
+VERSIONS = (_FIRST, _SHARED)
+
+# A batch that is to be cancelled is only cancelled, one whose lines all have an answer is not cancelled any more, and
+# nothing else is written of it by any but the server that works on it.
+WRITE_BATCH = """
+INSERT INTO batches (id, owner, status, created, record, server) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET status = excluded.status, record = excluded.record
+WHERE CASE excluded.status
+    WHEN 'cancelling' THEN batches.status IN ('validating', 'in_progress', 'cancelling')
+    WHEN 'cancelled' THEN batches.server = excluded.server
+    ELSE batches.server = excluded.server AND batches.status <> 'cancelling'
+END
+"""

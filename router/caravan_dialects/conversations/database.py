@@ -1,12 +1,11 @@
-"""Keeps nodes and heads in SQLite. Calls block, and all of them come from one thread."""
+"""Keeps nodes and heads in a database. Calls block, and all of them come from one thread."""
 
 import logging
 import math
 import os
-import sqlite3
 import sys
 from collections.abc import Container, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -27,6 +26,7 @@ from caravan_dialects.conversations.nodes import (
 )
 from caravan_dialects.conversations.packing import packed, referenced, unpacked, with_files, without_files
 from caravan_dialects.conversations.tables import ADD_FILE, ADD_NODE, CHAIN, NAME_FILE, READ_FILE, VERSIONS
+from caravan_dialects.sql.connection import SQL_ERRORS, Connection, Place, VersionError, connected
 from caravan_scheduler.core.tokens import common_length
 
 # Deleting writes as much as it erases, until SQLite has moved that into its file.
@@ -38,8 +38,7 @@ _ROW_BYTES = 400
 # Expired entries are looked for, and an entry that is used again is written, once in this many seconds.
 _SWEEP_S = 1.0
 _TOUCH_S = 30.0
-# Another router may write to the file for a moment, when it takes over from this one.
-_BUSY_S = 10.0
+_SCHEMA = "caravan_conversations"
 _ITEMS = msgspec.json.Decoder(tuple[Json, ...])
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _encode = msgspec.json.encode
@@ -98,7 +97,7 @@ _LOG_PAGES, _PAGE_BYTES = 128, 4096
 
 
 class StateFileError(Exception):
-    """The file cannot be used as a store."""
+    """The file, or the database, cannot be used as a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,57 +113,49 @@ class Bounds:
 
 
 class Database:
-    """The tables, in ``file`` or without one in memory. ``pinned``: ids of nodes and heads that must stay.
+    """The tables, at ``place``. ``pinned``: ids of nodes and heads that must stay.
 
     ``now`` is Unix time in seconds in all methods. An entry goes when it expires, or when room is needed: then the
     owner of most bytes loses its least recently used entries first. A node stays while it has children or heads.
     """
 
-    def __init__(self, file: Path | None, bounds: Bounds, pinned: Container[str] = ()) -> None:
+    def __init__(self, place: Place, bounds: Bounds, pinned: Container[str] = ()) -> None:
         """Raises StateFileError."""
         self._bounds = bounds
         self._pinned = pinned
         self._swept = 0.0
         try:
+            file = place if isinstance(place, Path) else None
             if file is not None:
                 # SQLite gives its other files the same mode.
                 file.touch(mode=0o600)
-            name = ":memory:" if file is None else file
-            self._connection = sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None)
-            self._prepare()
+            self._connection: Connection = connected(place, _SCHEMA)
+            if not self._connection.is_shared:
+                self._prepare_file()
+            self._connection.migrate(VERSIONS)
             self._reserve = Reserve(file)
             self.jobs = JobTable(self._connection)
-        except (sqlite3.Error, OSError) as error:
+        except (*SQL_ERRORS, VersionError, OSError) as error:
             raise StateFileError(str(error)) from error
 
-    def _prepare(self) -> None:
+    def _prepare_file(self) -> None:
         run = self._connection.execute
-        run("PRAGMA journal_mode = WAL")
         # The log is short, so that little room is needed to move what it has into the file of a full disk.
         run(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
         run(f"PRAGMA journal_size_limit = {_LOG_PAGES * _PAGE_BYTES}")
         # Nothing stays in the file of what was deleted.
         run("PRAGMA secure_delete = ON")
-        # A lost transaction is a lost turn; the file stays whole.
-        run("PRAGMA synchronous = NORMAL")
-        with self._connection:
-            run("BEGIN IMMEDIATE")
-            ((version,),) = run("PRAGMA user_version")
-            if version < len(VERSIONS):
-                for statement in chain.from_iterable(VERSIONS[version:]):
-                    run(statement)
-                run(f"PRAGMA user_version = {len(VERSIONS)}")
-        if version > len(VERSIONS):
-            raise StateFileError(f"its version is {version}, not {len(VERSIONS)}")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the connection."""
         self._connection.close()
 
     def node(self, owner: str, node_id: str, now: float) -> Chain | None:
         """Return the chain that ends with a response; None if the owner has no response of this id."""
         row = self._used("nodes", "count", node_id, owner, now)
-        return None if row is None else self._chain(owner, Position(node=node_id, items=row[0]))
+        if row is None:
+            return None
+        return self._chain(owner, Position(node=node_id, items=row[0]))
 
     def response(self, owner: str, node_id: str, now: float) -> bytes | None:
         """Return the JSON of a response, and read nothing else of its chain; None if the owner has none of this id."""
@@ -174,7 +165,8 @@ class Database:
     def conversation(self, owner: str, head_id: str, now: float) -> tuple[Head, Chain] | None:
         """Return a head and its chain; None if the owner has no head of this id."""
         head = self.head(owner, head_id, now)
-        return None if head is None else (head, self._chain(owner, head.position))
+        chain = None if head is None else self._chain(owner, head.position)
+        return None if head is None or chain is None else (head, chain)
 
     def head(self, owner: str, head_id: str, now: float) -> Head | None:
         """Return a head, and read nothing of its chain; None if the owner has no head of this id."""
@@ -200,15 +192,16 @@ class Database:
         return found
 
     def commit(self, owner: str, transaction: Transaction, now: float) -> bool:
-        """Write all of ``transaction``, or nothing: then return False, because the head or the parent is not there."""
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
+        """Write all of ``transaction``, or nothing: then return False.
+
+        It does not fit if the head or the parent is not there, or if the job is another server's or was deleted.
+        """
+        with self._connection.transaction():
             # The node comes first: the head may point at it.
-            if not (self._add_node(owner, transaction.node, now) and self._write_head(owner, transaction, now)):
+            written = self._add_node(owner, transaction.node, now) and self._write_head(owner, transaction, now)
+            if not (written and (transaction.ended is None or self.jobs.end(transaction.ended, now))):
                 self._connection.rollback()
                 return False
-            if transaction.ended is not None:
-                self.jobs.end(transaction.ended, now)
             self._remove_abandoned()
         with _tolerating():
             self._make_room()
@@ -217,7 +210,7 @@ class Database:
     def delete_response(self, owner: str, response_id: str) -> bool:
         """Forget a response and its job; return False if there is none. Its items stay while others continue it."""
         forgotten = self._forget("DELETE FROM jobs WHERE id = ? AND owner = ?", (response_id, owner))
-        named = "UPDATE nodes SET named = 0 WHERE id = ? AND owner = ? AND named"
+        named = "UPDATE nodes SET named = FALSE WHERE id = ? AND owner = ? AND named"
         return self._forget(named, (response_id, owner)) or forgotten
 
     def delete_head(self, owner: str, head_id: str) -> bool:
@@ -227,11 +220,12 @@ class Database:
     def _forget(self, statement: str, entry: tuple[str, str]) -> bool:
         """Make an entry unknown to clients, and remove what nobody can name then; return False if there is none."""
         try:
-            with self._connection:
-                self._connection.execute("BEGIN IMMEDIATE")
+            with self._connection.transaction():
                 found = self._connection.execute(statement, entry)
                 self._remove_abandoned()
-        except sqlite3.Error as error:
+        except SQL_ERRORS as error:
+            if self._connection.is_shared:
+                raise
             log.info("an entry is deleted with the room that is reserved for this: %s", error)
             with self._reserve.released():
                 # A few pages. What clients cannot name any more is removed in small steps, as far as there is room.
@@ -252,29 +246,33 @@ class Database:
         """Return the bytes that each owner holds."""
         return dict(self._connection.execute("SELECT owner, bytes FROM usage WHERE bytes > 0"))
 
-    def _chain(self, owner: str, position: Position) -> Chain:
+    def _chain(self, owner: str, position: Position) -> Chain | None:
+        """Return a chain; None if it was removed since its position was read."""
         if position == START:
             return Chain()
-        rows = self._rows(owner, position)
-        size, nodes = 0, []
-        files: dict[bytes, str] = {}
-        for node_id, parent, parent_items, upto, data, inputs, response, *_ in rows:
-            items = _ITEMS.decode(data)
-            size += len(data) if upto == len(items) else len(_encode(items[:upto]))
-            items = items[:upto]
-            for digest in referenced(items):
-                if digest not in files:
-                    ((files[digest],),) = self._connection.execute(READ_FILE, (owner, digest))
-                size += len(files[digest])
-            before = Position(node=parent or "", items=parent_items)
-            nodes.append(
-                Node(id=node_id, parent=before, items=with_files(items, files), inputs=inputs, response=response)
-            )
-        return Chain(position=position, nodes=nodes, size=size, tokens=_tokens_of(rows))
+        with self._connection.snapshot():
+            rows = self._rows(owner, position)
+            if not rows:
+                return None
+            size, nodes = 0, []
+            files: dict[bytes, str] = {}
+            for node_id, parent, parent_items, upto, data, inputs, response, *_ in rows:
+                items = _ITEMS.decode(data)
+                size += len(data) if upto == len(items) else len(_encode(items[:upto]))
+                items = items[:upto]
+                for digest in referenced(items):
+                    if digest not in files:
+                        ((files[digest],),) = self._connection.execute(READ_FILE, (owner, digest))
+                    size += len(files[digest])
+                before = Position(node=parent or "", items=parent_items)
+                nodes.append(
+                    Node(id=node_id, parent=before, items=with_files(items, files), inputs=inputs, response=response)
+                )
+            return Chain(position=position, nodes=nodes, size=size, tokens=_tokens_of(rows))
 
     def _rows(self, owner: str, position: Position) -> list[tuple[Any, ...]]:
         """Return the rows of `CHAIN`, the first node first."""
-        place = {"node": position.node, "items": position.items, "owner": owner}
+        place = {"node": position.node, "items": position.items, "owner": owner, "none": b""}
         return self._connection.execute(CHAIN, place).fetchall()
 
     def _add_node(self, owner: str, node: Node | None, now: float) -> bool:
@@ -330,8 +328,8 @@ class Database:
             return True
         moved = self._connection.execute(
             "UPDATE heads SET node = ?, items = ?, metadata = ?, size = ?, used = ? "
-            "WHERE id = ? AND owner = ? AND node IS ? AND items = ?",
-            (node, items, metadata, size, now, head.id, owner, expected.node or None, expected.items),
+            "WHERE id = ? AND owner = ? AND coalesce(node, '') = ? AND items = ?",
+            (node, items, metadata, size, now, head.id, owner, expected.node, expected.items),
         )
         return moved.rowcount > 0
 
@@ -362,7 +360,7 @@ class Database:
         """Remove entries until all together fit, from the owner of most bytes first."""
         run = self._connection.execute
         while True:
-            ((total,),) = run("SELECT total(bytes) FROM usage")
+            ((total,),) = run("SELECT CAST(coalesce(sum(bytes), 0) AS BIGINT) FROM usage")
             if total <= self._bounds.max_bytes:
                 return
             ((owner,),) = run("SELECT owner FROM usage ORDER BY bytes DESC LIMIT 1")
@@ -384,8 +382,7 @@ class Database:
         return [(used, table, entry) for used, entry in rows if entry not in self._pinned]
 
     def _remove(self, entries: Sequence[tuple[float, str, str]]) -> None:
-        with self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
+        with self._connection.transaction():
             for _, table, entry in entries:
                 condition = "id = ? AND refs = 0" if table == "nodes" else "id = ?"
                 self._connection.execute(f"DELETE FROM {table} WHERE {condition}", (entry,))  # noqa: S608
@@ -397,8 +394,8 @@ class Database:
             self._connection.executemany("DELETE FROM nodes WHERE id = ?", [(node,) for node in ids])
 
     def _abandoned(self) -> list[str]:
-        with closing(self._connection.execute("SELECT id FROM nodes WHERE refs = 0 AND named = 0 LIMIT 256")) as found:
-            return [node for (node,) in found if node not in self._pinned]
+        found = self._connection.execute("SELECT id FROM nodes WHERE refs = 0 AND NOT named LIMIT 256").fetchall()
+        return [node for (node,) in found if node not in self._pinned]
 
 
 @contextmanager
@@ -406,7 +403,7 @@ def _tolerating() -> Iterator[None]:
     """Log an error of a block that only tidies up: a file that cannot be written can still be read."""
     try:
         yield
-    except sqlite3.Error as error:
+    except SQL_ERRORS as error:
         log.warning("entries cannot be removed, or marked as used: %s", error)
 
 

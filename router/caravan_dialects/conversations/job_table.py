@@ -1,13 +1,13 @@
-"""Jobs in SQLite: responses that are generated in the background, with their events and tokens so far."""
+"""Jobs in a database: responses that are generated in the background, with their events and tokens so far."""
 
-import sqlite3
 import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from caravan_dialects.conversations.nodes import Job, JobEnd, Step
+from caravan_dialects.conversations.nodes import Job, JobEnd, Step, UnderWay
+from caravan_dialects.sql.connection import Connection
 from caravan_scheduler.core.tokens import GeneratedToken
 
 # Bytes that a row takes beside its contents, roughly.
@@ -27,7 +27,7 @@ TABLES = (
         request BLOB NOT NULL,
         response BLOB NOT NULL,
         next INTEGER NOT NULL,
-        ended INTEGER NOT NULL DEFAULT 0,
+        ended BOOLEAN NOT NULL DEFAULT FALSE,
         size INTEGER NOT NULL,
         used REAL NOT NULL
     )
@@ -47,7 +47,7 @@ TABLES = (
     "CREATE INDEX steps_of_job ON job_steps (job, first, number)",
     """
     CREATE TRIGGER job_added AFTER INSERT ON jobs BEGIN
-        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT DO UPDATE SET bytes = bytes + NEW.size;
+        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT (owner) DO UPDATE SET bytes = usage.bytes + NEW.size;
     END
     """,
     """
@@ -63,56 +63,106 @@ TABLES = (
     """,
 )
 
+# ``server``: the number of the connection whose server works on the job.
+SHARED = (
+    "ALTER TABLE jobs ADD COLUMN server INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE jobs ADD COLUMN cancelled BOOLEAN NOT NULL DEFAULT FALSE",
+)
+
 
 class JobTable:
     """The jobs of one database. ``now`` is Unix time in seconds in all methods."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._run = connection.execute
 
     def add(self, job: Job, step: Step, now: float) -> None:
         """Add a job with its first ``step``."""
         size = len(job.request) + len(job.response) + _JOB_BYTES
-        with self._connection:
-            self._run("BEGIN IMMEDIATE")
-            row = (job.id, job.owner, job.request, job.response, size, now)
-            self._run("INSERT INTO jobs VALUES (?, ?, ?, ?, 0, 0, ?, ?)", row)
+        with self._connection.transaction():
+            row = (job.id, job.owner, job.request, job.response, size, now, self._connection.server)
+            self._run(
+                "INSERT INTO jobs (id, owner, request, response, next, size, used, server) "
+                "VALUES (?, ?, ?, ?, 0, ?, ?, ?)",
+                row,
+            )
             self._append(job.id, step)
 
-    def append(self, job_id: str, step: Step) -> None:
-        """Add a step. One that does not follow the last one, or whose job was deleted, changes nothing."""
-        with self._connection:
-            self._run("BEGIN IMMEDIATE")
-            self._append(job_id, step)
+    def append(self, job_id: str, step: Step) -> bool:
+        """Add a step. Return False and change nothing if it does not follow the last one.
 
-    def _append(self, job_id: str, step: Step) -> None:
+        So it is if the job was deleted, or is another server's by now.
+        """
+        with self._connection.transaction():
+            return self._append(job_id, step)
+
+    def replace_tokens(self, job_id: str, step: Step, request: bytes) -> bool:
+        """Add a step, and replace all tokens before it by the ``request``, which has what they stand for.
+
+        Like `append`, return False and change nothing if the step does not follow the last one.
+        """
+        with self._connection.transaction():
+            if not self._append(job_id, step):
+                return False
+            none = _encode(())
+            freed = "(SELECT coalesce(sum(length(tokens) - ?), 0) FROM job_steps WHERE job = ?)"
+            self._run(
+                f"UPDATE jobs SET size = size + ? - length(request) - CAST({freed} AS INTEGER), request = ? "  # noqa: S608
+                "WHERE id = ?",
+                (len(request), len(none), job_id, request, job_id),
+            )
+            self._run("UPDATE job_steps SET tokens = ?, feedback = NULL WHERE job = ?", (none, job_id))
+            return True
+
+    def _append(self, job_id: str, step: Step) -> bool:
         events = zlib.compress(_encode(step.events), 1)
         tokens = _encode(step.tokens)
         size = len(events) + len(tokens) + _STEP_BYTES
         end = step.first + len(step.events)
         moved = self._run(
-            "UPDATE jobs SET next = ?, size = size + ? WHERE id = ? AND next = ?", (end, size, job_id, step.first)
+            "UPDATE jobs SET next = ?, size = size + ? WHERE id = ? AND next = ? AND server = ? AND NOT ended",
+            (end, size, job_id, step.first, self._connection.server),
         )
-        if moved.rowcount:
-            self._run(
-                "INSERT INTO job_steps (job, first, events, tokens, feedback) VALUES (?, ?, ?, ?, ?)",
-                (job_id, step.first, events, tokens, step.feedback),
-            )
-
-    def end(self, end: JobEnd, now: float) -> None:
-        """Note the end of a job, whose events are kept for clients. Call it in a transaction."""
-        self._append(end.id, end.step)
+        if not moved.rowcount:
+            return False
         self._run(
-            "UPDATE jobs SET ended = 1, request = x'', response = ?, used = ?, "
-            "size = size - length(request) - length(response) + ? WHERE id = ?",
-            (end.response, now, len(end.response), end.id),
+            "INSERT INTO job_steps (job, first, events, tokens, feedback) VALUES (?, ?, ?, ?, ?)",
+            (job_id, step.first, events, tokens, step.feedback),
         )
+        return True
 
-    def under_way(self) -> list[Job]:
-        """Return the jobs that have not ended."""
-        rows = self._run("SELECT id, owner, request, response, ended, next FROM jobs WHERE NOT ended ORDER BY used")
-        return [_job(row) for row in rows]
+    def end(self, end: JobEnd, now: float) -> bool:
+        """Note the end of a job, whose events are kept for clients; see `append`. Call it in a transaction."""
+        if not self._append(end.id, end.step):
+            return False
+        self._run(
+            "UPDATE jobs SET ended = TRUE, request = ?, response = ?, used = ?, "
+            "size = size - length(request) - length(response) + ? WHERE id = ?",
+            (b"", end.response, now, len(end.response), end.id),
+        )
+        return True
+
+    def under_way(self) -> list[UnderWay]:
+        """Return the jobs that have not ended and no other server works on."""
+        self._connection.claim("jobs", "NOT ended")
+        query = "SELECT owner, id, cancelled FROM jobs WHERE NOT ended AND server = ? ORDER BY used"
+        rows = self._run(query, (self._connection.server,))
+        return [UnderWay(owner=owner, id=job, cancelled=bool(cancelled)) for owner, job, cancelled in rows]
+
+    def leave(self) -> None:
+        """Let other servers continue the jobs of this one."""
+        self._run("UPDATE jobs SET server = 0 WHERE NOT ended AND server = ?", (self._connection.server,))
+
+    def cancel(self, owner: str, job_id: str) -> bool:
+        """Ask the server of a job to cancel it; return False if the owner has none of this id under way."""
+        query = "UPDATE jobs SET cancelled = TRUE WHERE id = ? AND owner = ? AND NOT ended"
+        return self._run(query, (job_id, owner)).rowcount > 0
+
+    def has_ended(self, job_id: str) -> bool:
+        """Return whether nothing is added to a job any more, also because it was deleted."""
+        row = self._run("SELECT ended FROM jobs WHERE id = ?", (job_id,)).fetchone()
+        return row is None or bool(row[0])
 
     def find(self, owner: str, job_id: str) -> Job | None:
         """Return a job; None if the owner has none of this id."""
@@ -123,14 +173,16 @@ class JobTable:
     def events(self, job_id: str, first: int) -> list[bytes]:
         """Return events from the number ``first`` on, at least one if there are any, without those of later steps."""
         found: list[bytes] = []
+        last = 0
         query = (
-            "SELECT first, events FROM job_steps WHERE job = ? AND first >= "
-            "(SELECT max(first) FROM job_steps WHERE job = ? AND first <= ?) ORDER BY number"
+            "SELECT number, first, events FROM job_steps WHERE job = ? AND first >= "
+            "(SELECT max(first) FROM job_steps WHERE job = ? AND first <= ?) AND number > ? ORDER BY number LIMIT ?"
         )
-        for start, events in self._run(query, (job_id, job_id, first)):
-            found += _EVENTS.decode(zlib.decompress(events))[max(0, first - start) :]
-            if len(found) >= MOST_EVENTS:
-                break
+        while rows := self._run(query, (job_id, job_id, first, last, MOST_EVENTS)).fetchall():
+            for last, start, events in rows:  # noqa: B007  the next query begins after it
+                found += _EVENTS.decode(zlib.decompress(events))[max(0, first - start) :]
+                if len(found) >= MOST_EVENTS:
+                    return found
         return found
 
     def tokens(self, job_id: str) -> tuple[list[GeneratedToken], float | None]:

@@ -146,6 +146,15 @@ class Job:
     next: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """A job that this server works on, or is to continue. ``cancelled``: whether a client asked for its end."""
+
+    owner: str
+    id: str
+    cancelled: bool = False
+
+
 def new_id(prefix: str) -> str:
     """Return an id such as ``resp_9f86d081884c7d659a2feaa0c55ad015``."""
     return f"{prefix}_{secrets.token_hex(16)}"

@@ -1,24 +1,28 @@
-"""The store of conversations, for asyncio: SQLite runs in a thread of its own."""
+"""The store of conversations, for asyncio: the database is used in a thread."""
 
 import asyncio
 import logging
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from caravan_dialects.conversations.database import Bounds, Database
-from caravan_dialects.conversations.nodes import Chain, Head, Job, Step, Transaction
+from caravan_dialects.conversations.job_table import JobTable
+from caravan_dialects.conversations.nodes import Chain, Head, Job, Step, Transaction, UnderWay
+from caravan_dialects.sql.connection import SQL_ERRORS, Place, PostgresError
 from caravan_scheduler.core.tokens import GeneratedToken
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+# While a database is away, which comes back after a restart, what runs waits for so long, and tries so often.
+_PATIENCE_S, _RETRY_S = 30.0, 0.5
 
 
 class StoreError(Exception):
@@ -27,12 +31,12 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """``file``: where conversations outlive the router; None keeps them in memory.
+    """``place``: where conversations outlive the router; None keeps them in memory.
 
     ``job_life_s``: how long the events of a response are kept that was generated in the background.
     """
 
-    file: Path | None = None
+    place: Place = None
     max_bytes: int = 256 << 20
     life_s: float = 3600.0
     job_life_s: float = 28_800.0
@@ -51,16 +55,21 @@ class Store:
         self._database: Database | None = None
 
     @property
-    def file(self) -> Path | None:
+    def place(self) -> Place:
         """Where conversations outlive the router."""
-        return self._settings.file
+        return self._settings.place
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several servers use the store at a time."""
+        return isinstance(self.place, str)
 
     async def open(self) -> None:
-        """Open the file. Otherwise the first call does it. Raises StateFileError."""
+        """Connect to the database. Otherwise the first call does it. Raises StateFileError."""
         await self._call(lambda _: None)
 
     async def close(self) -> None:
-        """Finish the calls that run, and close the file."""
+        """Finish the calls that run, and close the database."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -96,8 +105,12 @@ class Store:
         return await self._call(lambda database: database.head(owner, conversation_id, time.time()))
 
     async def commit(self, owner: str, transaction: Transaction) -> bool:
-        """Write all of ``transaction``; return False and write nothing if its head has moved or its parent is gone."""
-        return await self._call(lambda database: database.commit(owner, transaction, time.time()))
+        """Write all of ``transaction``; return False and write nothing if its head has moved or its parent is gone.
+
+        So it is with a job that was deleted, or that another server has taken over.
+        """
+        call = self._call if transaction.ended is None else self._patiently
+        return await call(lambda database: database.commit(owner, transaction, time.time()))
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
         """Forget a response; return whether there was one. Responses that continue it stay."""
@@ -107,17 +120,28 @@ class Store:
         """Add a job with its first step."""
         await self._call(lambda database: database.jobs.add(job, step, time.time()))
 
-    async def append(self, job_id: str, step: Step) -> None:
-        """Add the next step of a job. Nothing is lost from then on if the process is killed."""
-        await self._call(lambda database: database.jobs.append(job_id, step))
+    async def append(self, job_id: str, step: Step) -> bool:
+        """Add the next step of a job. Nothing is lost from then on if the process is killed.
+
+        Return False and add nothing if the job was deleted, or another server has taken it over.
+        """
+        return await self._patiently(lambda database: database.jobs.append(job_id, step))
+
+    async def replace_tokens(self, job_id: str, step: Step, request: bytes) -> bool:
+        """Add a step as `append` does, and store ``request`` in place of that of the job and of all its tokens."""
+        return await self._patiently(lambda database: database.jobs.replace_tokens(job_id, step, request))
 
     async def job(self, owner: str, job_id: str) -> Job | None:
         """Return a job; None if the owner has none of this id."""
         return await self._call(lambda database: database.jobs.find(owner, job_id))
 
-    async def jobs_under_way(self) -> list[Job]:
-        """Return the jobs of all owners that have not ended."""
+    async def jobs_under_way(self) -> list[UnderWay]:
+        """Return the jobs of all owners that have not ended, without those that other servers work on."""
         return await self._call(lambda database: database.jobs.under_way())
+
+    async def on_jobs(self, work: Callable[[JobTable], T]) -> T:
+        """Return what ``work`` returns, which is called in the thread of the store."""
+        return await self._call(lambda database: work(database.jobs))
 
     async def events(self, job_id: str, first: int) -> list[bytes]:
         """Return some events of a job, from the number ``first`` on; none if there are none yet."""
@@ -131,10 +155,22 @@ class Store:
         """Forget a conversation; return whether there was one. Its responses stay."""
         return await self._call(lambda database: database.delete_head(owner, conversation_id))
 
+    async def _patiently(self, work: Callable[[Database], T]) -> T:
+        """Like `_call`, but wait while a database is away, so that what runs is not disturbed. Raises StoreError."""
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return await self._call(work)
+            except StoreError as error:
+                cause = error.__cause__
+                if not (isinstance(cause, PostgresError) and cause.is_away and time.monotonic() < until):
+                    raise
+            await asyncio.sleep(_RETRY_S)
+
     async def _call(self, work: Callable[[Database], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._opened()))
-        except sqlite3.Error as error:
+        except SQL_ERRORS as error:
             log.error("responses and conversations cannot be read or written: %s", error)
             raise StoreError from error
 
@@ -142,5 +178,5 @@ class Store:
         if self._database is None:
             settings = self._settings
             bounds = Bounds(max_bytes=settings.max_bytes, life_s=settings.life_s, job_life_s=settings.job_life_s)
-            self._database = Database(self._settings.file, bounds, self._pins)
+            self._database = Database(settings.place, bounds, self._pins)
         return self._database

@@ -4,6 +4,7 @@ Triggers count, in the transaction that changes them, the references to each nod
 point at it) and to each file of a picture or a sound, and the bytes that each owner holds.
 """
 
+from caravan_dialects.conversations.job_table import SHARED
 from caravan_dialects.conversations.job_table import TABLES as JOBS
 
 _NODES = (
@@ -22,14 +23,14 @@ _NODES = (
         shared INTEGER NOT NULL,
         tokens BLOB NOT NULL,
         -- Whether a client can name it: a response that was not deleted.
-        named INTEGER NOT NULL,
+        named BOOLEAN NOT NULL,
         refs INTEGER NOT NULL DEFAULT 0,
         size INTEGER NOT NULL,
         used REAL NOT NULL
     )
     """,
     "CREATE INDEX unreferenced ON nodes (owner, used) WHERE refs = 0",
-    "CREATE INDEX abandoned ON nodes (id) WHERE refs = 0 AND named = 0",
+    "CREATE INDEX abandoned ON nodes (id) WHERE refs = 0 AND NOT named",
     """
     CREATE TABLE heads (
         id TEXT PRIMARY KEY,
@@ -47,7 +48,7 @@ _NODES = (
     """
     CREATE TRIGGER node_added AFTER INSERT ON nodes BEGIN
         UPDATE nodes SET refs = refs + 1 WHERE id = NEW.parent;
-        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT DO UPDATE SET bytes = bytes + NEW.size;
+        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT (owner) DO UPDATE SET bytes = usage.bytes + NEW.size;
     END
     """,
     """
@@ -59,7 +60,7 @@ _NODES = (
     """
     CREATE TRIGGER head_added AFTER INSERT ON heads BEGIN
         UPDATE nodes SET refs = refs + 1 WHERE id = NEW.node;
-        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT DO UPDATE SET bytes = bytes + NEW.size;
+        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT (owner) DO UPDATE SET bytes = usage.bytes + NEW.size;
     END
     """,
     """
@@ -98,7 +99,7 @@ _FILES = (
     """,
     """
     CREATE TRIGGER file_added AFTER INSERT ON files BEGIN
-        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT DO UPDATE SET bytes = bytes + NEW.size;
+        INSERT INTO usage VALUES (NEW.owner, NEW.size) ON CONFLICT (owner) DO UPDATE SET bytes = usage.bytes + NEW.size;
     END
     """,
     """
@@ -124,19 +125,26 @@ _FILES = (
     """,
 )
 
+# The conditions of indexes as PostgreSQL wants them. Files of versions before have others.
+_CONDITIONS = (
+    "DROP INDEX abandoned",
+    "CREATE INDEX abandoned ON nodes (id) WHERE refs = 0 AND NOT named",
+)
+
 # What each version of the tables adds to the one before.
-VERSIONS = (_NODES, _FILES, JOBS)
+VERSIONS = (_NODES, _FILES, JOBS, (*SHARED, *_CONDITIONS))
 
 # The nodes of a chain, the first one first, with the number of items that count of each. Responses are large, and only
 # that of the last node is wanted.
 CHAIN = """
 WITH RECURSIVE chain (id, upto, depth) AS (
-    SELECT :node, :items, 0
+    SELECT CAST(:node AS TEXT), CAST(:items AS BIGINT), 0
     UNION ALL
     SELECT nodes.parent, nodes.parent_items, depth + 1
     FROM chain JOIN nodes ON nodes.id = chain.id WHERE nodes.parent IS NOT NULL
 )
-SELECT nodes.id, parent, parent_items, upto, items, inputs, iif(depth = 0, response, x''), fingerprint, shared, tokens
+SELECT nodes.id, parent, parent_items, upto, items, inputs,
+    CASE depth WHEN 0 THEN response ELSE :none END, fingerprint, shared, tokens
 FROM chain JOIN nodes ON nodes.id = chain.id WHERE owner = :owner ORDER BY depth DESC
 """
 

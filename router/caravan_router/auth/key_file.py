@@ -7,6 +7,8 @@ weight = 2.0
 max_priority = 10
 requests_per_minute = 60
 concurrent_requests = 8
+tokens_per_day = 1000000
+tokens_per_month = 20000000
 operator = false
 """
 
@@ -28,6 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 MAX_WEIGHT = 1000.0
 MAX_LIMIT = 1_000_000
+MAX_TOKENS = 10**15
 
 
 class KeyFileError(Exception):
@@ -41,6 +44,8 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_priority: int = 0
     requests_per_minute: int | None = None
     concurrent_requests: int | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
     operator: bool = False
 
 
@@ -93,12 +98,14 @@ def _key(where: str, entry: _Entry) -> ApiKey:
         raise KeyFileError(
             f"{where}.max_priority must be >= {MIN_PRIORITY} and <= {MAX_PRIORITY}. Given: {entry.max_priority}"
         )
-    for field, limit in (
-        ("requests_per_minute", entry.requests_per_minute),
-        ("concurrent_requests", entry.concurrent_requests),
+    for field, limit, most in (
+        ("requests_per_minute", entry.requests_per_minute, MAX_LIMIT),
+        ("concurrent_requests", entry.concurrent_requests, MAX_LIMIT),
+        ("tokens_per_day", entry.tokens_per_day, MAX_TOKENS),
+        ("tokens_per_month", entry.tokens_per_month, MAX_TOKENS),
     ):
-        if limit is not None and not 1 <= limit <= MAX_LIMIT:
-            rule = f"must be >= 1 and <= {MAX_LIMIT}, or left out for no limit"
+        if limit is not None and not 1 <= limit <= most:
+            rule = f"must be >= 1 and <= {most}, or left out for no limit"
             raise KeyFileError(f"{where}.{field} {rule}. Given: {limit}")
     return ApiKey(
         digest=bytes.fromhex(entry.sha256),
@@ -106,6 +113,8 @@ def _key(where: str, entry: _Entry) -> ApiKey:
         max_priority=entry.max_priority,
         requests_per_minute=entry.requests_per_minute,
         concurrent_requests=entry.concurrent_requests,
+        tokens_per_day=entry.tokens_per_day,
+        tokens_per_month=entry.tokens_per_month,
         operator=entry.operator,
     )
 

@@ -176,12 +176,13 @@ class Batcher:
                     disk_bytes=shard.runs.used_bytes[Tier.DISK],
                     pinned_bytes=sum(shard.runs.pinned.values()),
                     sequences=len(shard.stays.residents),
+                    adapters=frozenset(shard.stays.adapters),
                 )
             )
 
     @property
     def queue(self) -> QueueUse:
-        """What waits."""
+        """What waits, and how many shards it takes to serve that and what comes."""
         waiting, now = self.scheduler.waiting, time.monotonic()
         return QueueUse(
             requests=len(waiting),
@@ -189,6 +190,9 @@ class Batcher:
             oldest_s=max(
                 (now - sequence.request.arrived_s for sequence in waiting if not sequence.started), default=0.0
             ),
+            adapters=frozenset(sequence.spec.adapter for sequence in waiting) if self.model.adapters else frozenset(),
+            max_adapters=len(self.model.adapters),
+            wanted_shards=self.scheduler.wanted.number(self.scheduler.state, now),
         )
 
     def post(self, event: Event) -> None:

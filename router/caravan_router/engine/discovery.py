@@ -12,7 +12,7 @@ from typing import Protocol
 
 _log = logging.getLogger(__name__)
 
-_HOST_AND_PORT = re.compile(r"[^\s,]+:[0-9]{1,5}")
+_HOST_AND_PORT = re.compile(r"[^\s,/]+:[0-9]{1,5}")
 _SERVICE = re.compile(r"([a-z0-9-]+)/([a-z0-9-]+):([0-9]{1,5})")
 _SOCKET = re.compile(r"unix(-abstract)?:\S+")
 

@@ -327,7 +327,7 @@ class Fleet:
                     extra={"model": facts.name, "sha256": facts.sha256, "known": known.model.sha256},
                 )
         batcher = self._make_batcher(facts)
-        self.timeline.on_engine(batcher)
+        self.timeline.note_engine(batcher)
         self._batchers.append(batcher)
         self._last[batcher] = _Last(time.monotonic(), time.monotonic())
         what = f"the engine of {facts.name}"

@@ -36,6 +36,8 @@ _FIRST_ASKED_S = 3.0
 _log = logging.getLogger(__name__)
 _FIRST_BACKOFF_S = 0.2
 _MAX_BACKOFF_S = 5.0
+# A shard that does not answer for so long is told of: it may be about to start, or its address may be wrong.
+_UNREACHED_S = 5.0
 # Part of a lease's time after which it is renewed.
 _RENEWED_AFTER = 1 / 15
 # A router that ends waits so long for a shard to take its lease back.
@@ -174,6 +176,8 @@ class ShardLink:
         # The shard's last description of itself; None before it has answered.
         self.info: ShardInfo | None = None
         self.standing = ShardStanding(state=ShardState.JOINING, since_s=time.monotonic())
+        # Why the shard could not be reached, as the log says since it was last leased.
+        self._told: set[str] = set()
 
     @property
     def epoch(self) -> int:
@@ -263,15 +267,24 @@ class ShardLink:
             _log.log(level_of_refusal, "shard refused", extra={"shard": self.address, "reason": reason})
             self._become(ShardState.REFUSED, reason)
             return
-        level = logging.DEBUG if self.client is None else logging.WARNING
+        told, level = "shard is not available", logging.WARNING
         if any(isinstance(error, DrainedError) for error in errors):
             level = logging.INFO
         elif any(isinstance(error, InsecureError) for error in errors):
             level = level_of_refusal
         elif self.client is not None:
             self._sink.observer.shard_lost()
-        _log.log(level, "shard is not available", extra={"shard": self.address, "reason": reason})
+        else:
+            told, level = "shard cannot be reached", self._level_of_silence(reason)
+        _log.log(level, told, extra={"shard": self.address, "reason": reason})
         self._become(ShardState.JOINING if self.lease is None else ShardState.LOST, reason)
+
+    def _level_of_silence(self, reason: str) -> int:
+        """Return at which level the log says that the shard does not answer: once for each reason as a warning."""
+        if reason in self._told or time.monotonic() - self.standing.since_s < _UNREACHED_S:
+            return logging.DEBUG
+        self._told.add(reason)
+        return logging.WARNING
 
     def _become(self, state: ShardState, reason: str = "") -> None:
         since_s = self.standing.since_s if state is self.standing.state else time.monotonic()
@@ -305,6 +318,7 @@ class ShardLink:
             survived = self.lease is not None and self.lease[0] == info.incarnation
             epoch = await self._take(client, info)
             self.client = client
+            self._told.clear()
             runs = await client.saved_runs()
             # The engine may have been replaced meanwhile, when no shard of it was left.
             self._sink = self._owner.engine_of(self, info)

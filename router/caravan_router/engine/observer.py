@@ -1,5 +1,6 @@
 """The interface through which the engine reports what it does; the metrics implement it."""
 
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -21,6 +22,7 @@ class ShardUse:
     """The use of a shard: running sequences take ``used_cells``, ended ones ``cached_cells``.
 
     Saved runs take ``memory_bytes`` and ``disk_bytes``, those that hold pinned prefixes ``pinned_bytes`` of these.
+    ``adapters``: those of running sequences, "" for the model itself.
     """
 
     shard: str
@@ -31,6 +33,7 @@ class ShardUse:
     disk_bytes: int
     pinned_bytes: int
     sequences: int
+    adapters: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +41,25 @@ class QueueUse:
     """This many requests wait; the cells of ``swapped`` of them are saved.
 
     ``oldest_s``: seconds since the arrival of the oldest request that has not started yet, 0 without any.
+    ``adapters``: those that waiting requests name, "" for the model itself; ``max_adapters``: how many there are.
+    ``wanted_shards``: how many shards the load needs, see `caravan_scheduler.planning.wanted_shards`.
     """
 
     requests: int
     swapped: int
     oldest_s: float
+    adapters: Set[str] = frozenset()
+    max_adapters: int = 0
+    wanted_shards: float = 0.0
 
     def __add__(self, other: "QueueUse") -> "QueueUse":
         return QueueUse(
             requests=self.requests + other.requests,
             swapped=self.swapped + other.swapped,
             oldest_s=max(self.oldest_s, other.oldest_s),
+            adapters=self.adapters | other.adapters,
+            max_adapters=max(self.max_adapters, other.max_adapters),
+            wanted_shards=self.wanted_shards + other.wanted_shards,
         )
 
 

@@ -62,6 +62,8 @@ class ShardQueries:
         self.absence = absence
         self._texts = TextGate(TextQueue(aging_s), self._text_room)
         self._lanes = TextLanes(aging_s, lambda: len(self._clients()))
+        # Is told of the texts, as token ids, that were embedded for the API key of a name.
+        self.on_embedded: Callable[[str, Sequence[tuple[int, ...]]], None] = lambda _key, _texts: None
         # Calls that wait for a shard.
         self.waiting = 0
         # Whose shards are asked instead, and why none will ever answer.
@@ -171,9 +173,12 @@ class ShardQueries:
         calls = list(grouped(texts, Most(items=_TEXTS_PER_CALL, size=_TEXT_TOKENS_PER_CALL), len))
         if len(calls) == 1:
             # Most requests have few texts, which need no task.
-            return await embed(calls[0])
-        at_once = max(1, self._text_room() // _TEXT_TOKENS_PER_CALL)
-        return [vector async for made in ahead(calls, embed, at_once) for vector in made]
+            vectors = await embed(calls[0])
+        else:
+            at_once = max(1, self._text_room() // _TEXT_TOKENS_PER_CALL)
+            vectors = [vector async for made in ahead(calls, embed, at_once) for vector in made]
+        self.on_embedded(sender.tenant.name, texts)
+        return vectors
 
     def _text_room(self) -> int:
         """Return how many tokens of texts the shards that are up may have."""

@@ -51,17 +51,28 @@ class _Viewer:
 class Viewers:
     """Follows the schedulers of ``batchers``, which come and go, as long as somebody watches; costs nothing else.
 
-    ``on_engine`` is told of each new engine, before a shard of it joins.
+    `tell_of_engines` adds those who follow each of them from its beginning.
     """
 
     def __init__(self, batchers: Collection[Batcher]) -> None:
-        self.on_engine: Callable[[Batcher], None] = lambda _: None
+        self._told_of_engines: list[Callable[[Batcher], None]] = []
         self._batchers = batchers
         self._viewers: set[_Viewer] = set()
         self._timelines: dict[Batcher, ModelTimeline] = {}
         # Those whose timeline has raised an exception, until nobody watches.
         self._failed: set[Batcher] = set()
         self._telling: asyncio.Task[None] | None = None
+
+    def tell_of_engines(self, told: Callable[[Batcher], None]) -> None:
+        """Call ``told`` with each engine: now, and of a new one before a shard of it joins."""
+        self._told_of_engines.append(told)
+        for batcher in self._batchers:
+            told(batcher)
+
+    def note_engine(self, batcher: Batcher) -> None:
+        """Tell of a new engine, which is not among the others yet."""
+        for told in self._told_of_engines:
+            told(batcher)
 
     def messages(self) -> AsyncGenerator[bytes, None] | None:
         """Return messages as JSON, from now until the caller closes the generator. None if too many watch already."""

@@ -41,7 +41,7 @@ ROUTES = Routes(ANTHROPIC, tolerance=Tolerance.ALWAYS, tag=Tag.ANTHROPIC)
     parameters=_VERSION,
     reply=AnthropicMessage,
     events=Event,
-    errors=GENERATION_ERRORS,
+    errors=(*GENERATION_ERRORS, 402),
 )
 async def messages(request: web.Request, body: MessagesRequest) -> web.StreamResponse:
     asked = AskedMessage(body, request[REQUEST_ID], request.app[REMEMBERED])

@@ -15,6 +15,8 @@ from caravan_dialects.bulk.store import BulkSettings, BulkStore
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.media.decoder import MediaDecoder
+from caravan_dialects.tool_servers import NO_TOOL_SERVERS, ToolServers
+from caravan_router.accounting.accounts import Accounts, AccountsSettings
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.bulk.running import BULK, RUNNING_BATCHES, RunningBatches
 from caravan_router.http.docs.routes import docs_page
@@ -75,11 +77,13 @@ def build_app(
     access: Access = OPEN_TO_ALL,
     store: Store | None = None,
     bulk: BulkStore | None = None,
+    accounts: Accounts | None = None,
     catalogue: Catalogue | None = None,
+    tool_servers: ToolServers = NO_TOOL_SERVERS,
 ) -> web.Application:
     """Return the application, to be served by `listener.listening`. It closes ``store``, by default one in memory.
 
-    It closes ``bulk``, too, by default one that goes with it.
+    It closes ``bulk`` and ``accounts``, too, by default such that go with it, and ``tool_servers``.
     """
     cors = Cors(access.cors_allow_origin)
     routes = (*ROUTES, *UNSUPPORTED, *root_routes(access.root_path))
@@ -107,9 +111,11 @@ def build_app(
         templates=TemplateRenderer(),
         decoder=MediaDecoder(),
         store=Store(StoreSettings()) if store is None else store,
+        accounts=Accounts(AccountsSettings()) if accounts is None else accounts,
         keyring=access.keyring,
         catalogue=catalogue,
         trusted_proxies=access.trusted_proxies,
+        tool_servers=tool_servers,
     )
     app.on_cleanup.append(_close_parts)
     app.on_cleanup.append(lambda _app: neighbours.close())
@@ -146,5 +152,7 @@ def build_app(
 async def _close_parts(app: web.Application) -> None:
     await app[STATE].templates.close()
     await app[STATE].decoder.close()
+    await app[STATE].tool_servers.close()
     await app[STATE].store.close()
+    await app[STATE].accounts.close()
     await app[BULK].close()

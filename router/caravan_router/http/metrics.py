@@ -14,7 +14,8 @@ from caravan_router.http.server.dialect import error_response
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 from caravan_router.http.server.tags import Tag
-from caravan_router.metrics.recorder import CONTENT_TYPE, Metrics
+from caravan_router.metrics.exposition import TextFormat
+from caravan_router.metrics.recorder import Metrics
 
 
 class MetricsPortError(Exception):
@@ -49,17 +50,24 @@ METRICS_ACCESS = web.AppKey("metrics_access", MetricsAccess)
 ROUTES = Routes(TGI, tag=Tag.STATE)
 
 
-@ROUTES.route("GET", "/metrics", "Return metrics in Prometheus text format", replies=(("text/plain", str),), open=True)
+@ROUTES.route(
+    "GET",
+    "/metrics",
+    "Return metrics in Prometheus text format or, if `Accept` names it, in OpenMetrics",
+    replies=(("text/plain", str), ("application/openmetrics-text", str)),
+    open=True,
+)
 async def metrics(request: web.Request) -> web.Response:
     access = request.app[METRICS_ACCESS]
     if access.port is not None:
         raise NotFoundError(request.path)
     access.check(request)
-    return await _rendered(request.app[STATE].metrics)
+    return await _rendered(request.app[STATE].metrics, request)
 
 
-async def _rendered(found: Metrics) -> web.Response:
-    return web.Response(body=await found.render(), headers={"Content-Type": CONTENT_TYPE})
+async def _rendered(found: Metrics, request: web.Request) -> web.Response:
+    form = TextFormat.accepted(request.headers.get("Accept", ""))
+    return web.Response(body=await found.render(form), headers={"Content-Type": form.content_type, "Vary": "Accept"})
 
 
 @asynccontextmanager
@@ -77,7 +85,7 @@ async def serving_metrics(found: Metrics, access: MetricsAccess, host: str) -> A
             access.check(request)
         except (MissingKeyError, InvalidKeyError) as error:
             return error_response(TGI, error)
-        return await _rendered(found)
+        return await _rendered(found, request)
 
     app = web.Application()
     app.router.add_get("/metrics", answer)

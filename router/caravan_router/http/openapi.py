@@ -25,6 +25,7 @@ _ABOUT = (
 _STATUSES = {
     400: "The body is neither JSON nor a form; under /v1 also: the request is not valid",
     401: "The API key is missing or unknown",
+    402: "The API key has used its tokens of this day or month",
     403: "The API key is not an operator's; without API keys: another host asks",
     404: "There is no such model, request, response, conversation or shard",
     405: "The route does not take this method",

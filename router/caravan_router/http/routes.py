@@ -11,7 +11,7 @@ from caravan_router.http.docs import routes as docs
 from caravan_router.http.ollama import models as ollama_models
 from caravan_router.http.ollama import routes as ollama
 from caravan_router.http.ollama import stock as ollama_stock
-from caravan_router.http.openai import generation, models, requests, responses, vectors
+from caravan_router.http.openai import generation, models, organization, requests, responses, vectors
 from caravan_router.http.openai.conversations import branches
 from caravan_router.http.openai.conversations import routes as conversations
 from caravan_router.http.server.dialect import Dialects
@@ -29,6 +29,7 @@ ROUTES: tuple[Route, ...] = (
     *model_lists.ROUTES,
     *models.ROUTES,
     *requests.ROUTES,
+    *organization.ROUTES,
     *llama_server.ROUTES,
     *llama_server.CATALOGUE_ROUTES,
     *anthropic.ROUTES,

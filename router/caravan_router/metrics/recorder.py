@@ -2,9 +2,8 @@
 
 import asyncio
 import time
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,128 +13,24 @@ from prometheus_client import (
     GCCollector,
     PlatformCollector,
     ProcessCollector,
-    generate_latest,
 )
 
 from caravan_proto import __version__
-from caravan_proto.messages.results import DraftCount
+from caravan_proto.messages.results import DraftCount, FinishReason
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
-from caravan_router.metrics.table import BUILD_INFO, METRICS, MODEL_LABEL, VLLM_ALIASES, Kind, MetricSpec
+from caravan_router.metrics.exposition import PROMETHEUS, Family, Histogram, TextFormat, Value
+from caravan_router.metrics.table import BUILD_INFO, FORMER_ALIASES, METRICS, Kind
+from caravan_router.metrics.vllm import VLLM_ALIASES
 from caravan_scheduler.actions import Preemption, Start
 from caravan_scheduler.config import JoinReason
 from caravan_scheduler.core.request_metrics import Failure, RequestTimings
 from caravan_scheduler.events import Stepped
+from caravan_scheduler.prefix_keys import BLOCK_TOKENS
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STEPS_TOGETHER = 64
-
-
-class Value:
-    """A counter or a gauge."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def add(self, amount: float = 1.0) -> None:
-        self.value += amount
-
-    def set(self, value: float) -> None:
-        self.value = value
-
-    def samples(self, name: str, labels: str) -> Iterator[str]:
-        yield f"{name}{_braces(labels)} {_number(self.value)}\n"
-
-
-class Histogram:
-    """The count of each bucket, not cumulative while stored, and the sum. Without bounds it has no buckets."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    @property
-    def count(self) -> int:
-        return sum(self._counts)
-
-    def samples(self, name: str, labels: str) -> Iterator[str]:
-        cumulative = 0
-        separator = "," if labels else ""
-        if self._bounds:
-            for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-                cumulative += count
-                yield f'{name}_bucket{{{labels}{separator}le="{_number(bound)}"}} {cumulative}\n'
-        yield f"{name}_sum{_braces(labels)} {_number(self._sum)}\n"
-        yield f"{name}_count{_braces(labels)} {self.count}\n"
-
-
-def label_text(names: Iterable[str], values: Iterable[str]) -> str:
-    """Return ``a="x",b="y"`` with escaped values."""
-    return ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _braces(labels: str) -> str:
-    return f"{{{labels}}}" if labels else ""
-
-
-def _number(value: float) -> str:
-    if value == float("inf"):
-        return "+Inf"
-    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(value)
-
-
-class _Family:
-    """A metric with an instrument for each set of label values, of which the last is the model."""
-
-    __slots__ = ("_children", "spec")
-
-    def __init__(self, spec: MetricSpec) -> None:
-        self.spec = spec
-        self._children: dict[tuple[str, ...], Value | Histogram] = {}
-
-    def value(self, *labels: str) -> Value:
-        child = self._children.get(labels)
-        if child is None:
-            child = self._children[labels] = Value()
-        assert isinstance(child, Value), self.spec.name
-        return child
-
-    def histogram(self, *labels: str) -> Histogram:
-        child = self._children.get(labels)
-        if child is None:
-            child = self._children[labels] = Histogram(self.spec.bounds)
-        assert isinstance(child, Histogram), self.spec.name
-        return child
-
-    def forget(self, label: str, position: int) -> None:
-        """Remove the series that have this label value at this position; -1 is that of the model."""
-        for labels in [labels for labels in self._children if labels[position] == label]:
-            del self._children[labels]
-
-    def text(self) -> str:
-        return self._text(self.spec.name, MODEL_LABEL, self._children)
-
-    def alias(self, name: str, model_label: str) -> str:
-        """Return the series of known models under another name."""
-        return self._text(name, model_label, {labels: child for labels, child in self._children.items() if labels[-1]})
-
-    def _text(self, name: str, model_label: str, children: Mapping[tuple[str, ...], Value | Histogram]) -> str:
-        lines = [f"# HELP {name} {self.spec.help}\n# TYPE {name} {self.spec.kind.value}\n"]
-        for labels, child in children.items():
-            lines.extend(child.samples(name, label_text((*self.spec.labels, model_label), labels)))
-        return "".join(lines)
+# How metrics name the end of a generation, in vLLM's words.
+_FINISHED = {FinishReason.LENGTH: "length"}
+_STOPPED = "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +48,7 @@ class _StepInstruments:
     batch_size: Histogram
     skipped: Histogram
     overhead: Histogram
+    generated: Value
     noted: list[tuple[Stepped, float]] = field(default_factory=list)
 
     def note(self, step: Stepped, overhead_s: float) -> None:
@@ -163,6 +59,7 @@ class _StepInstruments:
     def observe(self) -> None:
         for count in self.counts:
             count.add(len(self.noted))
+        self.generated.add(sum(len(step.tokens) for step, _ in self.noted))
         for step, overhead_s in self.noted:
             for histograms, seconds in (
                 (self.total, step.seconds),
@@ -191,14 +88,14 @@ class Metrics:
     """
 
     def __init__(self, *, vllm_names: bool = False) -> None:
-        self._aliases = VLLM_ALIASES if vllm_names else {}
+        self._aliases = (*FORMER_ALIASES, *(VLLM_ALIASES if vllm_names else ()))
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         build = Gauge(BUILD_INFO.name, BUILD_INFO.help, BUILD_INFO.labels, registry=self.registry)
         build.labels(__version__).set(1)
-        self._families = {spec.name: _Family(spec) for spec in METRICS}
+        self._families = {spec.name: Family(spec) for spec in METRICS}
         self._models: dict[str, ModelMetrics] = {}
 
     def of(self, model: str) -> "ModelMetrics":
@@ -213,20 +110,20 @@ class Metrics:
         for family in self._families.values():
             family.forget(model, -1)
 
-    async def render(self) -> bytes:
-        """Return all metrics in the text exposition format, version 0.0.4."""
+    async def render(self, form: TextFormat = PROMETHEUS) -> bytes:
+        """Return all metrics in this format."""
         for model in self._models.values():
             model.refresh()
-        ours = "".join(family.text() for family in self._families.values())
-        ours += "".join(self._families[name].alias(alias, "model_name") for alias, name in self._aliases.items())
+        ours = "".join(family.text(form) for family in self._families.values())
+        ours += "".join(self._families[alias.of].alias(alias, form) for alias in self._aliases)
         # In a thread, since the process collector reads files.
-        return ours.encode() + await asyncio.to_thread(generate_latest, self.registry)
+        return ours.encode() + await asyncio.to_thread(form.encode, self.registry)
 
 
 class ModelMetrics:
     """The metrics of one model."""
 
-    def __init__(self, families: Mapping[str, _Family], model: str, on_gone: Callable[[], None]) -> None:
+    def __init__(self, families: Mapping[str, Family], model: str, on_gone: Callable[[], None]) -> None:
         self._families = families
         self._model = model
         self._on_gone = on_gone
@@ -237,15 +134,16 @@ class ModelMetrics:
                 else:
                     family.value(model)
         self._shards: dict[str, ShardUse] = {}
-        # The length of the scheduler's queue, and the age of its oldest request in seconds.
-        self._queue = (0, 0.0)
+        self._queue = QueueUse(requests=0, swapped=0, oldest_s=0.0)
         # When requests that are not in the queue yet arrived, and the number of their generations.
         self._in_validation: dict[object, tuple[float, int]] = {}
         self._steps: dict[tuple[str, Method], _StepInstruments] = {}
         # Observed for every token, so looked up once.
         self._inter_token = self._histogram("caravan_inter_token_latency_seconds")
         for how in Preemption:
-            self._value("caravan_preemptions", how.value)
+            self._value("caravan_request_preemptions_total", how.value)
+        for reason in (_STOPPED, *_FINISHED.values()):
+            self._value("caravan_requests_finished_total", reason)
         for failure in Failure:
             self._value("tgi_request_failure", failure.value)
 
@@ -259,16 +157,34 @@ class ModelMetrics:
         self._histogram(name, *labels).observe(amount)
 
     def refresh(self) -> None:
-        """Observe the steps that are only noted so far, and set the gauges of the queue."""
+        """Observe the steps that are only noted so far, and set the gauges of the queue and of cells and adapters."""
         for instruments in self._steps.values():
             instruments.observe()
-        requests, oldest_s = self._queue
+        requests, oldest_s, wanted = self._queue.requests, self._queue.oldest_s, self._queue.wanted_shards
         if not self._shards and self._in_validation:
             arrived_s, numbers = zip(*self._in_validation.values(), strict=True)
             requests += sum(numbers)
             oldest_s = max(oldest_s, time.monotonic() - min(arrived_s))
+            wanted = max(wanted, 1.0)
         self._value("tgi_queue_size").set(requests)
         self._value("caravan_queue_oldest_seconds").set(oldest_s)
+        self._value("caravan_wanted_shards").set(wanted)
+        blocks = sum(use.total_cells for use in self._shards.values()) // BLOCK_TOKENS
+        self._set_info("caravan_kv_cache_info", 1.0 if blocks else None, str(BLOCK_TOKENS), str(blocks))
+        running = {name for use in self._shards.values() for name in use.adapters if name}
+        self._set_info(
+            "caravan_lora_requests_info",
+            time.time() if self._queue.max_adapters else None,
+            ",".join(sorted(running)),
+            ",".join(sorted(self._queue.adapters - running - {""})),
+            str(self._queue.max_adapters),
+        )
+
+    def _set_info(self, name: str, value: float | None, *labels: str) -> None:
+        """Let this be the only series of the model; None: it has none."""
+        self._families[name].forget(self._model, -1)
+        if value is not None:
+            self._value(name, *labels).set(value)
 
     # Requests, called by the HTTP layer.
 
@@ -295,11 +211,14 @@ class ModelMetrics:
     def request_failed(self, failure: Failure, generations: int = 1) -> None:
         self._value("tgi_request_failure", failure.value).add(generations)
 
-    def request_succeeded(self, timings: RequestTimings, generated_tokens: int) -> None:
+    def request_succeeded(self, timings: RequestTimings, generated_tokens: int, finish: FinishReason) -> None:
         self._value("tgi_request_success").add()
+        self._value("caravan_requests_finished_total", _FINISHED.get(finish, _STOPPED)).add()
         self._observe("tgi_request_duration", timings.total_s)
         self._observe("tgi_request_validation_duration", timings.validation_s)
         self._observe("tgi_request_queue_duration", timings.queue_s)
+        self._observe("caravan_request_prefill_seconds", timings.prefill_s)
+        self._observe("caravan_request_decode_seconds", timings.decode_s)
         self._observe("tgi_request_inference_duration", timings.inference_s)
         self._observe("tgi_request_mean_time_per_token_duration", timings.inference_s / max(1, generated_tokens))
         self._observe("tgi_request_generated_tokens", generated_tokens)
@@ -351,6 +270,7 @@ class ModelMetrics:
             batch_size=self._histogram("caravan_batch_size", shard, method),
             skipped=self._histogram("tgi_request_skipped_tokens"),
             overhead=self._histogram("caravan_step_overhead_seconds", shard, method),
+            generated=self._value("caravan_generated_tokens_total"),
         )
 
     def step_failed(self, method: Method) -> None:
@@ -361,24 +281,24 @@ class ModelMetrics:
         self._observe("tgi_batch_next_size", requests)
 
     def queue(self, use: QueueUse) -> None:
-        self._queue = (use.requests, use.oldest_s)
+        self._queue = use
         self._value("caravan_sequences_swapped").set(use.swapped)
 
     def started(self, start: Start) -> None:
-        self._value("caravan_prefix_cache_query_tokens").add(start.prompt_tokens)
-        self._value("caravan_prefix_cache_hit_tokens").add(start.cached_tokens)
+        self._value("caravan_prompt_tokens_total").add(start.prompt_tokens)
+        self._value("caravan_prompt_cached_tokens_total").add(start.cached_tokens)
         self._observe("caravan_request_cached_tokens", start.cached_tokens)
         for part in start.recomputed.parts:
             self._value("caravan_prompt_computed_tokens_total", part.reason.value).add(part.tokens)
 
     def resumed(self, computed_again: int) -> None:
-        self._value("caravan_recomputed_tokens").add(computed_again)
+        self._value("caravan_tokens_recomputed_total").add(computed_again)
 
     def fetched(self, size_bytes: int, *, complete: bool) -> None:
         if complete:
-            self._value("caravan_fetched_bytes").add(size_bytes)
+            self._value("caravan_prefix_fetched_bytes_total").add(size_bytes)
         else:
-            self._value("caravan_failed_fetches").add()
+            self._value("caravan_failed_prefix_fetches_total").add()
 
     def encoded(self, seconds: float, *, done: bool) -> None:
         if not done:
@@ -400,7 +320,7 @@ class ModelMetrics:
         self._value("caravan_requests_handed_over_total").add()
 
     def preempted(self, how: Preemption) -> None:
-        self._value("caravan_preemptions", how.value).add()
+        self._value("caravan_request_preemptions_total", how.value).add()
 
     def faulted(self, *, rebuilt: bool) -> None:
         self._value("caravan_scheduler_faults_total", "model" if rebuilt else "request").add()
@@ -408,7 +328,7 @@ class ModelMetrics:
     def shard_use(self, use: ShardUse) -> None:
         self._value("caravan_kv_cells_used", use.shard).set(use.used_cells)
         self._value("caravan_kv_cells_cached", use.shard).set(use.cached_cells)
-        self._value("caravan_kv_cells_total", use.shard).set(use.total_cells)
+        self._value("caravan_kv_cells", use.shard).set(use.total_cells)
         self._value("caravan_sequences_running", use.shard).set(use.sequences)
         self._value("caravan_saved_bytes", use.shard, "memory").set(use.memory_bytes)
         self._value("caravan_saved_bytes", use.shard, "disk").set(use.disk_bytes)
@@ -433,7 +353,7 @@ class ModelMetrics:
     def model_gone(self) -> None:
         """Remove the series of the model. Its requests may end later: they count in new series that no page shows."""
         self._on_gone()
-        self._families = {name: _Family(family.spec) for name, family in self._families.items()}
+        self._families = {name: Family(family.spec) for name, family in self._families.items()}
 
     def _sum_shards(self) -> None:
         uses = self._shards.values()

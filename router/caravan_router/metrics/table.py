@@ -21,6 +21,25 @@ class MetricSpec:
     bounds: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """Another name for the metric ``of``.
+
+    ``labels``: the names of its labels there, without that of the model; fewer than the metric has: its series are
+    summed; None: its own. ``model_label``: the label with the model. ``known_models_only``: without the series of
+    requests whose model is not known. ``help``: "" for that of the metric. ``note``: what readers should know, for the
+    documentation.
+    """
+
+    name: str
+    of: str
+    labels: tuple[str, ...] | None = None
+    model_label: str = "model_name"
+    known_models_only: bool = True
+    help: str = ""
+    note: str = ""
+
+
 # The last label of every metric.
 MODEL_LABEL = "model"
 
@@ -66,6 +85,19 @@ METRICS = (
     MetricSpec(
         "tgi_request_mean_time_per_token_duration", H, "Seconds of inference per generated token", (), REQUEST_SECONDS
     ),
+    MetricSpec(
+        "caravan_request_prefill_seconds", H, "Seconds from the first step to the first token", (), REQUEST_SECONDS
+    ),
+    MetricSpec(
+        "caravan_request_decode_seconds", H, "Seconds from the first token to the last token", (), REQUEST_SECONDS
+    ),
+    MetricSpec(
+        "caravan_requests_finished_total",
+        C,
+        "Generations that ended with a finish reason: stop (end of the text or a stop string), length",
+        ("finish_reason",),
+    ),
+    MetricSpec("caravan_generated_tokens_total", C, "Tokens that steps sampled"),
     MetricSpec("tgi_request_input_length", H, "Prompt tokens of a request", (), TOKENS),
     MetricSpec("tgi_request_max_new_tokens", H, "Tokens that a request may generate", (), TOKENS),
     MetricSpec(
@@ -103,8 +135,20 @@ METRICS = (
     MetricSpec("caravan_batch_size", H, "Sequences that got a token in a step", ("shard", "method"), SIZES),
     MetricSpec("caravan_kv_cells_used", G, "KV cells of running sequences", ("shard",)),
     MetricSpec("caravan_kv_cells_cached", G, "KV cells of ended sequences, kept for shared prefixes", ("shard",)),
-    MetricSpec("caravan_kv_cells_total", G, "KV cells that may be used", ("shard",)),
+    MetricSpec("caravan_kv_cells", G, "KV cells that may be used", ("shard",)),
     MetricSpec("caravan_kv_usage_ratio", G, "Part of the KV cells of all shards that running sequences use, 0 to 1"),
+    MetricSpec(
+        "caravan_kv_cache_info",
+        G,
+        "Always 1; the labels: tokens of a block, blocks of all shards",
+        ("block_size", "num_gpu_blocks"),
+    ),
+    MetricSpec(
+        "caravan_lora_requests_info",
+        G,
+        "Seconds since 1970; the labels: adapters that run, that wait, and how many there are",
+        ("running_lora_adapters", "waiting_lora_adapters", "max_lora"),
+    ),
     MetricSpec("caravan_sequences_running", G, "Running sequences", ("shard",)),
     MetricSpec("caravan_step_duration_seconds", H, "Duration of a step on its shard", ("shard", "method"), SECONDS),
     MetricSpec("caravan_step_forward_seconds", H, "Time of a step's forward pass", ("shard", "method"), SECONDS),
@@ -116,14 +160,12 @@ METRICS = (
         ("shard", "method"),
         SHORT_SECONDS,
     ),
-    MetricSpec("caravan_prefix_cache_query_tokens", C, "Prompt tokens of requests that started"),
-    MetricSpec("caravan_prefix_cache_hit_tokens", C, "Prompt tokens of requests that started, found in the cache"),
+    MetricSpec("caravan_prompt_tokens_total", C, "Prompt tokens of requests that started"),
+    MetricSpec("caravan_prompt_cached_tokens_total", C, "Prompt tokens of requests that started, found in the cache"),
     MetricSpec(
         "caravan_prompt_computed_tokens_total",
         C,
-        "Prompt tokens of requests that started, not found in the cache: new, differs, evicted, shard_lost, "
-        "never_saved, under_way, other_shard, not_worth_copying, part_of_block, logprobs, other_salt, other_adapter, "
-        "new_weights, end_of_prompt",
+        "Prompt tokens of requests that started, not found in the cache, by the reason",
         ("reason",),
     ),
     MetricSpec("caravan_request_cached_tokens", H, "Prompt tokens of a request found in the cache", (), TOKENS),
@@ -155,23 +197,31 @@ METRICS = (
         "decoder (it died of the file)",
         ("reason",),
     ),
-    MetricSpec("caravan_preemptions", C, "Running requests that gave their cells to others: swap, recompute", ("how",)),
+    MetricSpec(
+        "caravan_request_preemptions_total",
+        C,
+        "Running requests that gave their cells to others: swap, recompute",
+        ("how",),
+    ),
     MetricSpec(
         "caravan_scheduler_faults_total",
         C,
         "Bugs that the scheduler has met: request (one request has failed), model (its scheduler has begun anew)",
         ("scope",),
     ),
-    MetricSpec("caravan_recomputed_tokens", C, "Tokens computed again for requests that had lost their cells"),
-    MetricSpec("caravan_fetched_bytes", C, "Saved prefixes that shards fetched from each other, in bytes"),
+    MetricSpec("caravan_tokens_recomputed_total", C, "Tokens computed again for requests that had lost their cells"),
+    MetricSpec("caravan_prefix_fetched_bytes_total", C, "Saved prefixes that shards fetched from each other, in bytes"),
     MetricSpec("caravan_media_encodings_total", C, "Images and audio that shards encoded for prompts"),
     MetricSpec("caravan_media_encoding_seconds_total", C, "Time that this took, in seconds"),
     MetricSpec("caravan_failed_media_encodings_total", C, "Images and audio that a shard did not encode"),
-    MetricSpec("caravan_failed_fetches", C, "Fetches of saved prefixes that failed, or brought only a part"),
+    MetricSpec(
+        "caravan_failed_prefix_fetches_total", C, "Fetches of saved prefixes that failed, or brought only a part"
+    ),
     MetricSpec("caravan_sequences_swapped", G, "Waiting sequences whose cells are saved outside the cache"),
     MetricSpec("caravan_saved_bytes", G, "Size of prefixes that are saved outside the cache", ("shard", "tier")),
     MetricSpec("caravan_pinned_bytes", G, "Size of what is saved of pinned prefixes", ("shard",)),
     MetricSpec("caravan_shards_up", G, "Shards that the router holds"),
+    MetricSpec("caravan_wanted_shards", G, "Shards that the load of this router needs to meet its targets"),
     MetricSpec(
         "caravan_shard_losses_total", C, "Shards given up because they died, could not be reached or made no progress"
     ),
@@ -180,15 +230,18 @@ METRICS = (
 # The only metric that belongs to no model.
 BUILD_INFO = MetricSpec("caravan_build_info", G, "Always 1; the label has the router's version", ("version",))
 
-# vLLM's names for metrics of the table, with the label ``model_name``; gpu_cache_usage_perc is an older one of KV use.
-# Tools that balance or scale vLLM servers read them.
-VLLM_ALIASES = {
-    "vllm:num_requests_waiting": "tgi_queue_size",
-    "vllm:num_requests_running": "tgi_batch_current_size",
-    "vllm:kv_cache_usage_perc": "caravan_kv_usage_ratio",
-    "vllm:gpu_cache_usage_perc": "caravan_kv_usage_ratio",
-    "vllm:spec_decode_num_drafts_total": "caravan_spec_decode_num_drafts_total",
-    "vllm:spec_decode_num_draft_tokens_total": "caravan_spec_decode_num_draft_tokens_total",
-    "vllm:spec_decode_num_accepted_tokens_total": "caravan_spec_decode_num_accepted_tokens_total",
-    "vllm:spec_decode_num_accepted_tokens_per_pos_total": "caravan_spec_decode_num_accepted_tokens_per_pos_total",
+# Names that the next version leaves out, of metrics whose names did not follow OpenMetrics: a counter ends in `_total`,
+# nothing else does. No new name is an old one and `_total`: in OpenMetrics both would have the same name.
+FORMER_NAMES = {
+    "caravan_prefix_cache_query_tokens": "caravan_prompt_tokens_total",
+    "caravan_prefix_cache_hit_tokens": "caravan_prompt_cached_tokens_total",
+    "caravan_preemptions": "caravan_request_preemptions_total",
+    "caravan_recomputed_tokens": "caravan_tokens_recomputed_total",
+    "caravan_fetched_bytes": "caravan_prefix_fetched_bytes_total",
+    "caravan_failed_fetches": "caravan_failed_prefix_fetches_total",
+    "caravan_kv_cells_total": "caravan_kv_cells",
 }
+FORMER_ALIASES = tuple(
+    Alias(former, name, model_label=MODEL_LABEL, known_models_only=False, help=f"Until 0.6: {name}")
+    for former, name in FORMER_NAMES.items()
+)

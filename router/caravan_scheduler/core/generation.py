@@ -103,7 +103,8 @@ class GenerationSpec:
     step. ``prediction``: tokens that the output may have, for drafts. ``beams``: see `BeamSearch`; nothing is sampled
     then, and all tokens come at the end. ``thought``: what the output begins with; the constraint applies behind it.
     ``request_id``: that of its HTTP request, for operators. ``continued``: what there is of the output, which is not
-    generated again.
+    generated again. ``keep_s``: for how many seconds after its last use what is computed of it does not make way for
+    others, as far as the share of its tenant pays for that.
     """
 
     prompt: tuple[int, ...]
@@ -125,6 +126,7 @@ class GenerationSpec:
     thought: Thought | None = None
     request_id: str = ""
     continued: Continued | None = None
+    keep_s: float = 0.0
 
     @property
     def max_length(self) -> int:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from caravan_proto.messages.results import FinishReason
+
 
 class Failure(Enum):
     """Why a request failed. The values are those of the label ``err``."""
@@ -22,12 +24,21 @@ class Failure(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimings:
-    """Durations of a request that succeeded, in seconds."""
+    """Durations of a request that succeeded, in seconds.
+
+    ``prefill_s``: from its first step to its first token; ``decode_s``: from there to its last.
+    """
 
     total_s: float
     validation_s: float
     queue_s: float
-    inference_s: float
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def inference_s(self) -> float:
+        """Seconds from its first step to its last token."""
+        return self.prefill_s + self.decode_s
 
 
 class RequestMetrics(Protocol):
@@ -37,7 +48,7 @@ class RequestMetrics(Protocol):
 
     def request_failed(self, failure: Failure, generations: int = 1) -> None: ...
 
-    def request_succeeded(self, timings: RequestTimings, generated_tokens: int) -> None: ...
+    def request_succeeded(self, timings: RequestTimings, generated_tokens: int, finish: FinishReason) -> None: ...
 
     def observe_first_token(self, since_arrival_s: float) -> None: ...
 

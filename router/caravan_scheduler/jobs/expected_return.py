@@ -12,13 +12,20 @@ the next turns of their jobs and of those that run, unless
    come back costs others at most what LRU costs them when it does: the ski rental problem, for which that is the best
    bound (Karlin et al., "Competitive snoopy caching", Algorithmica 3, 1988).
 
+Where cells cannot be saved, those that a client asked to keep for some time (`lifetimes`) are held like that until
+then, whatever they are worth: in at most half of the cells and ids of a shard, against requests that could start beside
+them once others have ended. A running request takes them after all others.
+
 The time for which cells are held is charged to their session and key, as if they had got a token in each step.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from caravan_scheduler.gaps import EDGES_S
 from caravan_scheduler.jobs.policy import PolicyInput
+from caravan_scheduler.lifetimes import Kept, within_shares
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.policy import NOTHING_HELD, Held
@@ -37,6 +44,8 @@ _RETURN_PRICE = 10.0
 _MOST_DELAYED = 8
 # A job starts if those that are there have room for so many more turns.
 _TURNS_AHEAD = 10
+# Lifetimes hold so much of the cells and ids of a shard.
+_ALIVE_SHARE = 0.5
 # A rate of return is looked up again after this share of the time for which the job has been away.
 _STALE_SHARE = 0.1
 # What is held is looked at several times a second. If not, nobody waited for it.
@@ -46,12 +55,18 @@ _LONGEST_RENT_S = 1.0
 class _Value(NamedTuple):
     """A parked sequence: what keeping a cell of it is worth, in seconds per second, and how many are its ``own``.
 
-    ``is_kept``: whether it is worth being held against others.
+    ``is_kept``: whether it is worth being held against others. ``is_alive``: whether a lifetime holds it.
     """
 
     cell_worth: float
     own: int
     is_kept: bool
+    is_alive: bool = False
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Those with less make way first."""
+        return self.is_alive, self.cell_worth if self.is_kept else 0.0
 
 
 class ExpectedReturn:
@@ -67,21 +82,29 @@ class ExpectedReturn:
         )
 
     def in_order_of_eviction(self, shard: ShardAccount, parked: list[Resident]) -> list[Resident]:
-        """Return ``parked`` by last use, but those worth being held come last, by what each of their cells is worth."""
+        """Return ``parked`` by last use, then those worth being held, by what a cell is worth; lifetimes come last."""
         if len(parked) < 2:
             return parked
         values = self._values(shard)
-        return sorted(parked, key=lambda one: values[one].cell_worth if values[one].is_kept else 0.0)
+        return sorted(parked, key=lambda one: values[one].rank)
 
     def held(self, shard: ShardAccount, sequence: Sequence) -> Held:
         """Return what ``sequence`` may not take of ``shard``."""
         values = self._values(shard)
-        protected = [one for one, value in values.items() if value.is_kept and not self._may_take(sequence, one)]
+        alive = self._alive_beside(shard, sequence)
+        protected = [
+            one
+            for one, value in values.items()
+            if (value.is_kept or one in alive) and not self._may_take(sequence, one)
+        ]
         if not protected:
             return NOTHING_HELD
         left, taken, held = (_START_PRICE if sequence.kept is None else _RETURN_PRICE), 0, []
         for one in sorted(protected, key=lambda one: values[one].cell_worth):
             value = values[one]
+            if one in alive:
+                held.append(one)
+                continue
             if value.cell_worth * value.own <= left:
                 left -= value.cell_worth * value.own
                 continue
@@ -97,7 +120,8 @@ class ExpectedReturn:
         others = [one.sequence_id for one in shard.stays.parked.values() if one.sequence_id not in ids]
         cells = shard.cells.held - shard.cells.live - shard.cells.tree.own_cells(others) - taken
         if sequence.kept is None:
-            growing = (one.sequence.job for one in (*held, *shard.stays.residents.values()))
+            coming = (one for one in held if values[one].is_kept)
+            growing = (one.sequence.job for one in (*coming, *shard.stays.residents.values()))
             cells += round(_TURNS_AHEAD * sum(job.expected_growth for job in growing if job is not None))
         return Held(max(0, cells), ids)
 
@@ -120,20 +144,41 @@ class ExpectedReturn:
         version = self._clock.now_s, shard.stays.version, shard.cells.tree.version
         known = self._known.get(shard)
         if known is None or known[0] != version:
-            values = {one: self._value(shard, one) for one in shard.stays.parked.values()}
+            alive = self._alive(shard)
+            values = {one: self._value(shard, one, is_alive=one in alive) for one in shard.stays.parked.values()}
             known = self._known[shard] = version, values
         return known[1]
 
-    def _value(self, shard: ShardAccount, resident: Resident) -> _Value:
+    def _alive(self, shard: ShardAccount) -> Collection[Resident]:
+        """Return the parked sequences that are held since their lifetimes last. Where they can be saved, none is."""
+        if shard.saves.are_possible:
+            return ()
+        an_id = shard.capacity.cells // shard.capacity.limits.max_sequences
+        asked = [
+            (one, Kept(one.sequence.spec.tenant, max(an_id, one.computed - one.shared)))
+            for one in reversed(list(shard.stays.parked.values()))
+            if self._clock.now_s < one.last_used_s + one.sequence.spec.keep_s
+        ]
+        return set(within_shares(asked, int(_ALIVE_SHARE * shard.capacity.cells))) if asked else ()
+
+    def _alive_beside(self, shard: ShardAccount, sequence: Sequence) -> Collection[Resident]:
+        """Return those of them beside which ``sequence`` can start, sooner or later: none if nothing else runs."""
+        alive = {one for one, value in self._values(shard).items() if value.is_alive}
+        if not alive or not shard.stays.residents:
+            return ()
+        cells = shard.cells.tree.own_cells([one.sequence_id for one in alive]) if shard.layout.shares_cells else 0
+        return alive if sequence.known_tokens + cells <= shard.capacity.cells else ()
+
+    def _value(self, shard: ShardAccount, resident: Resident, *, is_alive: bool) -> _Value:
         own = resident.computed
         if shard.layout.shares_cells:
             own = shard.cells.tree.own_cells((resident.sequence_id,))
         rate = self._rate(resident)
         if not rate:
-            return _Value(0.0, own, is_kept=False)
+            return _Value(0.0, own, is_kept=False, is_alive=is_alive)
         saved_s = self._saved_s(shard, resident, own)
         is_kept = resident.is_awaited or (rate * saved_s >= _START_PRICE and resident.hold.held_s <= saved_s)
-        return _Value(rate * saved_s / max(1, own), own, is_kept=is_kept)
+        return _Value(rate * saved_s / max(1, own), own, is_kept, is_alive)
 
     def _may_take(self, sequence: Sequence, resident: Resident) -> bool:
         return sequence.started or sequence.continues is resident or self._is_ahead(sequence, resident)
@@ -166,9 +211,12 @@ class ExpectedReturn:
         return hold.return_rate
 
     def _saved_s(self, shard: ShardAccount, resident: Resident, own: int) -> float:
-        """Return what it costs all requests of ``shard`` to compute or load ``own`` cells again, in seconds."""
+        """Return what it costs all requests of ``shard`` to compute or load ``own`` cells again, in seconds.
+
+        Where saving them costs others their saved cells, as much as that has to be computed again.
+        """
         seconds = shard.costs.recompute_s(resident.computed - own, resident.computed)
-        if shard.saves.are_possible:
+        if shard.saves.are_possible and (resident.is_expendable or shard.runs.has_room(own, EDGES_S[-1])):
             copies = 1 if resident.is_expendable else 2
             seconds = min(seconds, LOAD_S + copies * copy_s(shard, own))
         return seconds * min(_MOST_DELAYED, 1 + len(shard.stays.residents))

@@ -26,6 +26,12 @@ def peak_cells(entries: Iterable[tuple[int, int]]) -> int:
     return peak
 
 
+def to_come(sequence: Sequence, lengths: OutputLengths) -> int:
+    """Return how many output tokens will need cells from now on, as far as one can tell; the last needs none."""
+    generated = len(sequence.output)
+    return max(0, lengths.expected(generated, sequence.spec.stopping.max_new_tokens) - generated - 1)
+
+
 class CellForecast:
     """What the residents of a shard hold and will need until they end; made anew after each change of the residents.
 
@@ -70,10 +76,5 @@ class CellForecast:
         if self._most + sequence.request.peak_cells + others - known_live <= limit:
             return True
         if self._entries is None:
-            self._entries = [(one.own_cells, self._to_come(one.sequence)) for one in self._residents]
-        return self._base + peak_cells([*self._entries, (new_cells, beams * self._to_come(sequence))]) <= limit
-
-    def _to_come(self, sequence: Sequence) -> int:
-        """Return how many output tokens will need cells from now on, as far as one can tell; the last needs none."""
-        generated = len(sequence.output)
-        return max(0, self._lengths.expected(generated, sequence.spec.stopping.max_new_tokens) - generated - 1)
+            self._entries = [(one.own_cells, to_come(one.sequence, self._lengths)) for one in self._residents]
+        return self._base + peak_cells([*self._entries, (new_cells, beams * to_come(sequence, self._lengths))]) <= limit

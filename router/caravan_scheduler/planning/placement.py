@@ -216,12 +216,13 @@ def _busy_holder(index: ShardIndex, sequence: Sequence, best: Place) -> BusyHold
         now_s += here.media.encode_s(sequence.spec.media.behind(best.cached))
     later_s = now_s
     holder = None
-    for waiting_s, shard in index.busy_holders(sequence):
+    for waiting_s, _, shard in index.busy_holders(sequence):
         if waiting_s >= later_s:
             break
         if not shard.capacity.could_hold_now(sequence):
             continue
-        missing = sequence.known_tokens - find_match(shard, sequence).length
+        match = find_match(shard, sequence)
+        missing = sequence.known_tokens - max(match.length, saved_prefix(shard, sequence, match).length)
         cost_s = waiting_s + weight * speeds.token_s(shard) * missing
         if cost_s < later_s:
             later_s, holder = cost_s, shard

@@ -41,16 +41,16 @@ def to_save(shard: ShardAccount, now: float, waiting: int) -> list[Resident]:
     which may start from them: what was saved meanwhile is released after that. In the split layout they are saved while
     the shard is idle, when every id that could be taken holds something that is not saved, and where their ids are
     between those of running sequences: each gap there takes a pass of its own, and is closed when a request starts. A
-    shard that drains saves everything once its last sequence has gone. What holds a pinned prefix that is not saved is
-    saved at once.
+    shard that drains saves everything once its last sequence has gone. What does not make way for others is saved at
+    once.
     """
     if not shard.saves.are_possible:
         return []
     unsaved = [resident for resident in shard.stays.parked.values() if not resident.is_expendable]
     if shard.drain.has_begun:
         return [] if shard.stays.residents else unsaved
-    if pinned := [resident for resident in unsaved if resident.is_pinned]:
-        return pinned[:1]
+    if kept := [resident for resident in unsaved if resident.is_to_be_saved]:
+        return kept[:1]
     if shard.layout.shares_cells and not waiting:
         return _within(list(shard.stays.parked.values()), _MOST_CELLS_AT_ONCE)
     if not unsaved:

@@ -23,8 +23,9 @@ _WAIT_WEIGHT = 4.0
 _MOST_SOON_FREE = 4
 # The seconds of a prompt token before any was measured.
 _FIRST_TOKEN_S = 1e-3
-# Most busy shards that are compared for a request.
+# Most busy shards that are compared for a request: those with most of it in cells, and those that have saved of it.
 _MOST_HOLDERS = 3
+_MOST_SAVED_HOLDERS = 8
 
 
 class ShardQueues:
@@ -210,6 +211,8 @@ class ShardIndex:
     def __init__(self, shards: Mapping[str, ShardLedger], clock: Clock, lengths: OutputLengths) -> None:
         self._shards = shards
         self._known: dict[str, ShardLedger] = {}
+        # Those of them that save cells.
+        self._saving: dict[str, ShardLedger] = {}
         # The least cost of sharing an open shard; None if that is to be looked up.
         self._least_sharing_s: float | None = None
         self.clock = clock
@@ -226,11 +229,14 @@ class ShardIndex:
         self._least_sharing_s = None
         if self._known.get(name) is not shard:  # it is gone, or it is another of the same name
             self._known.pop(name, None)
+            self._saving.pop(name, None)
             for part in (self.open, self.prefixes, self.prompts, self.speeds):
                 part.forget(name)
         if shard is None:
             return
         self._known[name] = shard
+        if shard.saves.are_possible:
+            self._saving[name] = shard
         prompts = [] if shard.drain.has_begun else shard.stays.prefilling
         self.open.update(shard, may_start=may_start)
         self.prompts.replace(shard, prompts)
@@ -258,15 +264,26 @@ class ShardIndex:
         if is_full:
             self.open.by_name.pop(shard.name, None)
 
-    def busy_holders(self, sequence: Sequence) -> list[tuple[float, ShardLedger]]:
-        """Return shards that have much of ``sequence`` and cannot take it now, with what waiting and sharing cost.
+    def busy_holders(self, sequence: Sequence) -> list[tuple[float, str, ShardLedger]]:
+        """Return shards that have some of ``sequence`` and cannot take it now, after what waiting and sharing cost.
 
         These are seconds, and the cheapest come first.
         """
         names = self.prefixes.holders(sequence.prompt_hashes)
+        saved = [
+            name
+            for name, shard in self._saving.items()
+            if name not in names
+            and name not in self.open.by_name
+            and shard.runs.has_beginning(sequence.keys, sequence.known_tokens)
+        ]
+        found = self._cheapest(names, _MOST_HOLDERS)
+        return sorted(found + self._cheapest(saved, _MOST_SAVED_HOLDERS)) if saved else found
+
+    def _cheapest(self, names: Iterable[str], most: int) -> list[tuple[float, str, ShardLedger]]:
         busy = [self._known[name] for name in names if name not in self.open.by_name]
         found = [(self.speeds.wait_s(shard) + self.speeds.sharing_s(shard), shard.name, shard) for shard in busy]
-        return [(cost_s, shard) for cost_s, _, shard in sorted(found)[:_MOST_HOLDERS]]
+        return sorted(found)[:most]
 
     def awaits_prefix(self, request_id: int) -> bool:
         """Whether a request waits for a prefix that is still being computed, and no cheaper shard is open."""

@@ -161,13 +161,13 @@ class ShardCells:
         self.tails -= self.tail(resident)
         self.tree.remove(resident.sequence_id)
 
-    def rebuild(self) -> None:
-        """Enter every sequence anew. The shard lets one that was moved share the beginnings of those with lower ids."""
+    def rebuild(self, *, shares_beginnings: bool) -> None:
+        """Enter every sequence anew. ``shares_beginnings``: the shard lets it share those of others with lower ids."""
         held = (*self._stays.residents.values(), *self._stays.parked.values())
         self.tree = PrefixTree()
         self.tails = 0
         for resident in sorted(held, key=lambda one: one.sequence_id):
-            found = self._equal_beginning(resident)
+            found = self._equal_beginning(resident) if shares_beginnings else NO_MATCH
             if found.length:
                 self.tree.fork(resident.sequence_id, found.sources[0], found.length)
             else:

@@ -38,6 +38,11 @@ class ShardCapacity:
         return min(self.limits.layout.cells, self._most_cells or self.limits.layout.cells)
 
     @property
+    def most_running(self) -> int:
+        """How many sequences may run at once."""
+        return min(self.limits.max_sequences, self.most_residents)
+
+    @property
     def is_bounded_by_sequence(self) -> bool:
         """Whether each sequence has cells of its own, so that there is nothing to share out."""
         return not self.limits.layout.shares_cells and self.cells == self.limits.layout.cells

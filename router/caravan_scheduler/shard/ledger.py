@@ -120,7 +120,7 @@ class ShardLedger(ShardAccount):
         sequence_id = self._open(sequence, match)
         # The tree learns of what is loaded once others can start from it, with the first chunk.
         self.cells.tails += prefix.length - match.length
-        self.runs.use(prefix, loads=1)
+        self.runs.use(prefix, loads=1, lifetime=sequence.lifetime)
         resident = Resident(sequence, sequence_id, sequence_id, priority, cached=prefix.length, shared=match.length)
         self.stays.enter(resident)
         self.checkpoints.begin(resident)
@@ -241,7 +241,7 @@ class ShardLedger(ShardAccount):
                     self._evict(resident)
                 continue
             entries += self.saves.entries_of(resident, release=release)
-            self.runs.use(known)
+            self.runs.use(known, lifetime=resident.sequence.lifetime)
             if release:
                 self.stays.move(resident, Status.LEAVING if resident.is_live else Status.DROPPED)
                 self.header.parked.pop(resident.sequence_id, None)
@@ -254,7 +254,7 @@ class ShardLedger(ShardAccount):
         """Note that a prefix was pinned: sequences that hold it in cells only are saved soon."""
         for resident in self.stays.parked.values():
             if self.saves.lacks_pinned(resident):
-                resident.is_pinned, resident.is_expendable = True, False
+                resident.is_to_be_saved, resident.is_expendable = True, False
 
     def apply_save(self, command: InFlight, reply: Saved) -> list[tuple[Resident, bool]]:
         """Note which runs are there, and end the stays of released sequences. Return the live ones, and if saved."""
@@ -307,7 +307,7 @@ class ShardLedger(ShardAccount):
             if resident.status is not Status.RELEASING:
                 self._evict(resident)
             self.stays.free(resident)
-        self.cells.rebuild()
+        self.cells.rebuild(shares_beginnings=reply.shares_beginnings)
         return lost
 
     # The end of a stay
@@ -354,4 +354,4 @@ class ShardLedger(ShardAccount):
         self.cells.tree.park(resident.sequence_id)
         self.stays.move(resident, Status.PARKED)
         self.stays.note_use(resident.sequence_id, self._clock.now_s)
-        resident.is_pinned = self.saves.lacks_pinned(resident)
+        resident.is_to_be_saved = self.saves.is_to_be_saved(resident)

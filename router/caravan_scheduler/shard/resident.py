@@ -72,8 +72,9 @@ class Resident:
     loaded for it under its own id. ``shared``: how many first tokens are in cells that another sequence held when the
     stay began. ``priority``: effective priority when the stay began.
     ``last_used_s``: when it was parked, or last copied from while parked. ``is_expendable``: giving up its cells
-    loses nothing, since they were saved or are not worth it. ``is_pinned``: it was parked with a pinned prefix that was
-    not saved. ``is_continued``: the next request of its job has started, ``is_awaited``: it waits.
+    loses nothing, since they were saved or are not worth it. ``is_to_be_saved``: it was parked with something that does
+    not make way for others and was not saved. ``is_continued``: the next request of its job has started,
+    ``is_awaited``: it waits.
     """
 
     sequence: Sequence
@@ -87,7 +88,7 @@ class Resident:
     status: Status = Status.STARTING
     last_used_s: float = 0.0
     is_expendable: bool = False
-    is_pinned: bool = False
+    is_to_be_saved: bool = False
     is_continued: bool = False
     is_awaited: bool = False
     hold: Hold = field(default_factory=Hold)

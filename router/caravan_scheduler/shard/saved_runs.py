@@ -1,17 +1,18 @@
 """Which cells a shard keeps outside its cache, in host memory and on disk, and which of them make way for others."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from caravan_proto.messages.commands import RunNote, RunSlice
 from caravan_scheduler.config import Clock
 from caravan_scheduler.events import SavedRun
+from caravan_scheduler.lifetimes import Kept, Lifetime, longer, within_shares
 from caravan_scheduler.pins import Pin, Pins
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS, PrefixKeys
 
-# Pinned prefixes take at most the memory divided by this.
+# Pinned prefixes take at most the memory divided by this, and so do all that stay while their lifetimes last.
 _PINNED_SHARE = 2
 
 
@@ -30,6 +31,7 @@ class KeptRun:
 
     ``used_s``: when it was saved or last loaded, in seconds on the scheduler's clock. Prefixes are found in it up to
     ``usable_end``: its end, unless it was dropped. ``loads``: how many sequences were loaded with it as their last run.
+    ``lifetime``: the longest that was asked for.
     """
 
     start: int
@@ -40,6 +42,7 @@ class KeptRun:
     used_s: float
     usable_end: int
     loads: int = 0
+    lifetime: Lifetime | None = None
 
     @property
     def key(self) -> bytes:
@@ -125,7 +128,8 @@ class SavedRuns:
     """The saved runs of one shard. The router decides what leaves memory and disk: what was used least recently.
 
     A run is used with the runs before it, and these count as used after it: they are given up last. Runs that hold a
-    pinned prefix are not given up for others. Where there is recurrent state, a prefix ends only where one is saved.
+    pinned prefix are not given up for others, nor are those whose lifetime has not ended while the share of their
+    tenant pays for them. Where there is recurrent state, a prefix ends only where one is saved.
     """
 
     def __init__(
@@ -182,6 +186,7 @@ class SavedRuns:
             note=run.note,
             used_s=self._clock.now_s,
             usable_end=run.cuts[-1][0],
+            lifetime=run.lifetime,
         )
         self.used_bytes[added.tier] += run.size_bytes
         if not added.is_state:
@@ -291,6 +296,7 @@ class SavedRuns:
                 size_bytes=run.size_bytes,
                 note=run.note,
                 is_dropped=run.key in self._dropped,
+                lifetime=run.lifetime,
             )
             for run in found
         ]
@@ -312,6 +318,12 @@ class SavedRuns:
         """Bytes of memory that are free."""
         return self.capacity_bytes[Tier.MEMORY] - self.used_bytes[Tier.MEMORY]
 
+    def has_room(self, cells: int, unused_s: float) -> bool:
+        """Whether so many cells could be saved in memory without giving up runs used within ``unused_s`` seconds."""
+        oldest = next(iter(self._runs.values()), None)
+        is_old = oldest is not None and self._clock.now_s - oldest.used_s > unused_s
+        return is_old or self.bytes_of(cells) <= self.memory_room
+
     # Pins
 
     @property
@@ -332,20 +344,13 @@ class SavedRuns:
                 kept |= more
         return kept
 
-    def bytes_with(self, pin: Pin) -> int:
-        """Return what all pinned prefixes take together with ``pin``, by estimate as far as they are not saved here."""
-        sizes: dict[bytes, int] = {}
-        for one in (*self.pins, pin):
-            runs = self.holding(one.key)
-            sizes |= {run.key: run.size_bytes for run in runs} or {one.key: self.bytes_of(one.length)}
-        return sum(sizes.values())
-
     # Changes
 
-    def use(self, prefix: SavedPrefix, *, loads: int = 0) -> None:
-        """Note that ``prefix`` is wanted now, and that so many sequences are loaded from it."""
+    def use(self, prefix: SavedPrefix, *, loads: int = 0, lifetime: Lifetime | None = None) -> None:
+        """Note that ``prefix`` is wanted now, how many sequences are loaded from it, and how long it should stay."""
         for piece in reversed(prefix.slices):
-            self._runs[piece.key].used_s = self._clock.now_s
+            run = self._runs[piece.key]
+            run.used_s, run.lifetime = self._clock.now_s, longer(run.lifetime, lifetime)
             self._runs.move_to_end(piece.key)
         if loads:
             self._runs[prefix.slices[-1].key].loads += loads
@@ -418,6 +423,11 @@ class SavedRuns:
         """Return the runs that must leave ``tier`` so that ``wanted`` bytes are free there."""
         excess = self.used_bytes[tier] + wanted - self.capacity_bytes[tier]
         found: list[KeptRun] = []
+        if excess <= 0:
+            return found
+        if tier is Tier.DISK or not self.capacity_bytes[Tier.DISK]:  # from the one before it, runs only move
+            most = self.capacity_bytes[tier] // _PINNED_SHARE
+            kept = kept | _alive(reversed(self._runs.values()), self._cuts, self._clock.now_s, most, self.pinned)
         for run in self._runs.values():
             if excess <= 0:
                 break
@@ -425,3 +435,32 @@ class SavedRuns:
                 excess -= run.size_bytes
                 found.append(run)
         return found
+
+
+def bytes_with(runs: SavedRuns, pin: Pin) -> int:
+    """Return what all pinned prefixes take together with ``pin``, by estimate as far as they are not saved here."""
+    sizes: dict[bytes, int] = {}
+    for one in (*runs.pins, pin):
+        holding = runs.holding(one.key)
+        sizes |= {run.key: run.size_bytes for run in holding} or {one.key: runs.bytes_of(one.length)}
+    return sum(sizes.values())
+
+
+def _alive(
+    runs: Iterable[KeptRun], cuts: Mapping[bytes, KeptRun], now_s: float, most: int, pinned: Mapping[bytes, int]
+) -> set[bytes]:
+    """Return the keys of the ``runs``, the last used first, whose lifetimes keep them: ``most`` bytes with the pinned.
+
+    A run is kept if those before it are.
+    """
+    asked = [
+        (run, Kept(run.lifetime.tenant, run.size_bytes))
+        for run in runs
+        if run.lifetime is not None and now_s < run.used_s + run.lifetime.seconds
+    ]
+    kept = set(pinned)
+    for run in within_shares(asked, most - sum(pinned.values())):
+        before = cuts.get(run.note.before)
+        if not run.start or (before is not None and before.key in kept):
+            kept.add(run.key)
+    return kept

@@ -40,6 +40,12 @@ class ShardSaves:
         pins = self._runs.pins.within(resident.sequence.keys, resident.computed)
         return any(pin.length >= BLOCK_TOKENS and not self._runs.holding(pin.key) for pin in pins)
 
+    def is_to_be_saved(self, resident: Resident) -> bool:
+        """Whether a parked ``resident`` is saved before others may take its cells: it is pinned, or is to stay."""
+        if self.lacks_pinned(resident):
+            return True
+        return resident.sequence.lifetime is not None and self.are_possible and resident.computed >= BLOCK_TOKENS
+
     def entries_of(self, resident: Resident, *, release: bool) -> list[SaveEntry]:
         """Make entries for what is computed of ``resident`` and not saved, or for all if that is all.
 
@@ -99,7 +105,7 @@ class ShardSaves:
         self._runs.add(run)
         # The runs before it count as used now, too, so that they are given up after it.
         found = self._runs.find(resident.sequence.keys, entry.end)
-        self._runs.use(found)
+        self._runs.use(found, lifetime=resident.sequence.lifetime)
         if entry.is_state:
             if found.length < entry.end:
                 self.drop(entry.own_note.before)  # its cells were not saved

@@ -132,9 +132,9 @@ class Shares:
         return 0.0 if one is None else one.sessions.charged(session)
 
     def charge(self, tenant: Tenant, session: str, tokens: float) -> None:
-        """Charge ``tokens`` to a session, and to its ``tenant``, if that has requests."""
+        """Charge ``tokens`` to a ``tenant``, and to a session of it if it has requests."""
+        self.tenants.charge(tenant, tokens)
         if (one := self._active.get(tenant.name)) is not None:
-            self.tenants.charge(tenant, tokens)
             one.sessions.account(session).counter += tokens
 
     def charge_each(self, sequences: Collection[Sequence], tokens: float) -> None:

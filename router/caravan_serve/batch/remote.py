@@ -65,14 +65,23 @@ class RemoteBatches:
         return str(self._asked(send)["id"])
 
     def begin(self, file_id: str, endpoint: str, key: str) -> str:
-        """Return the id of a new batch, which `find` finds by ``key``."""
+        """Return the id of a new batch, which `find` finds by ``key``, also if its reply was lost."""
         body = {
             "input_file_id": file_id,
             "endpoint": endpoint,
             "completion_window": _WINDOW,
             "metadata": {_KEY: key},
         }
-        return str(self._asked(lambda: self._http.post("/v1/batches", json=body))["id"])
+        may_have_begun = False
+
+        def send() -> httpx2.Response:
+            nonlocal may_have_begun
+            if may_have_begun and (known := self.find(key)) is not None:
+                return self._http.get(f"/v1/batches/{known}")
+            may_have_begun = True
+            return self._http.post("/v1/batches", json=body)
+
+        return str(self._asked(send)["id"])
 
     def find(self, key: str) -> str | None:
         """Return the id of the batch that was begun with ``key``; None if there is none."""
@@ -125,16 +134,17 @@ class RemoteBatches:
             return self._sent(send).json()
 
     def _sent(self, send: Callable[[], httpx2.Response]) -> httpx2.Response:
-        until_s = time.monotonic() + _AWAY_S
+        until_s = None  # An upload may take longer than that before it fails.
         while True:
             try:
                 reply = send()
             except httpx2.TransportError as error:
-                if time.monotonic() >= until_s:
+                if until_s is not None and time.monotonic() >= until_s:
                     raise ServerError(f"no server answers at {self._url}: {error}") from None
             else:
-                if reply.status_code not in _PASSING or time.monotonic() >= until_s:
+                if reply.status_code not in _PASSING or (until_s is not None and time.monotonic() >= until_s):
                     return self._checked(reply)
+            until_s = until_s or time.monotonic() + _AWAY_S
             time.sleep(_RETRY_S)
 
     def _checked(self, reply: httpx2.Response) -> httpx2.Response:

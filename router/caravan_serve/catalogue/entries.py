@@ -25,6 +25,7 @@ import msgspec
 from caravan_models.errors import FetchError
 from caravan_models.reference import LocalFile, parse_reference
 from caravan_proto.flags import parse_values
+from caravan_serve.model_folder import models_in, title_of
 from caravan_serve.shard_flags import ShardValues
 from caravan_shard.config import ShardConfig
 
@@ -36,9 +37,6 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:+-]+")
 # Of what tells files apart whose names differ only in what a name cannot have.
 _TAG_DIGITS = 8
 _MAX_TITLE = _MAX_NAME - _TAG_DIGITS - 1
-_SUFFIX = ".gguf"
-_PART = re.compile(r"-(\d{5})-of-\d{5}$")
-_PROJECTOR = re.compile(r"(^|[-_.])mmproj([-_.]|$)", re.IGNORECASE)
 # Flags that the server itself passes to each shard, by field.
 _OWN_FLAGS = ("model", "alias", "address", "shard_id", "backend", "exit_with_parent", "ready_fd")
 
@@ -174,20 +172,20 @@ def _checked(where: str, entry: _Entry, folder: Path) -> CatalogueEntry:
 def _read_folder(folder: Path) -> tuple[CatalogueEntry, ...]:
     """Return a model for each file that is one. One that cannot be a model is named in the log."""
     try:
-        files = sorted(file for file in folder.iterdir() if file.suffix.lower() == _SUFFIX and _is_model(file.stem))
+        files = models_in(folder)
     except OSError as error:
         raise CatalogueFileError(f"{folder}: {error.strerror}") from error
     named: dict[str, Path] = {}
     # First those whose names need no change, so that no other takes their names.
-    for file in sorted(files, key=lambda file: not _can_be_name(_title_of(file))):
+    for file in sorted(files, key=lambda file: not _can_be_name(title_of(file))):
         if not file.is_file():
             reason = "a link to nothing" if file.is_symlink() and not file.exists() else "no file"
             _log.warning("%r of --models-dir is left out: it is %s", file.name, reason)
             continue
-        name = name_of(_title_of(file))
+        name = name_of(title_of(file))
         if name in named:
             name = _distinct(name, file.name)
-        if name != _title_of(file):
+        if name != title_of(file):
             _log.warning("%r of --models-dir is called %s", file.name, name)
         named[name] = file
     return tuple(
@@ -198,10 +196,6 @@ def _read_folder(folder: Path) -> tuple[CatalogueEntry, ...]:
         )
         for name, file in sorted(named.items())
     )
-
-
-def _title_of(file: Path) -> str:
-    return _PART.sub("", file.stem)
 
 
 def name_of(title: str) -> str:
@@ -217,12 +211,6 @@ def name_of(title: str) -> str:
 def _distinct(name: str, file: str) -> str:
     """Return a name that files of other names have not, and this one has after each start."""
     return f"{name[:_MAX_TITLE]}-{hashlib.sha256(os.fsencode(file)).hexdigest()[:_TAG_DIGITS]}"
-
-
-def _is_model(stem: str) -> bool:
-    """Whether a file is a whole model or the first part of one, and no projector."""
-    part = _PART.search(stem)
-    return _PROJECTOR.search(stem) is None and (part is None or int(part[1]) == 1)
 
 
 def names_of(entries: Sequence[CatalogueEntry]) -> dict[str, str]:

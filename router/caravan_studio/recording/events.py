@@ -60,6 +60,7 @@ class Spec(msgspec.Struct, frozen=True, omit_defaults=True):
     beams: Beams | None = None
     media: Media | None = None
     continued: list[int] = []
+    keep_s: float = 0.0
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, tag=str.lower):
@@ -187,6 +188,7 @@ class Layout(_Event, frozen=True):
     layout: LayoutLimits
     lost: list[int]
     seconds: float
+    shares_beginnings: bool = False
 
 
 class Fetch(_Event, frozen=True):

@@ -92,6 +92,7 @@ class EventReader:
                     layout=event.layout,
                     lost=event.lost,
                     seconds=event.seconds,
+                    shares_beginnings=event.shares_beginnings,
                 )
             case form.Fetch():
                 return heard.Fetched(transfer_id=event.transfer, fetched=tuple(event.fetched), seconds=event.seconds)
@@ -229,6 +230,7 @@ def _spec(spec: form.Spec) -> GenerationSpec:
         ),
         thought=_thought(spec) if spec.thought else None,
         media=None if spec.media is None else _media(spec.media),
+        keep_s=spec.keep_s,
     )
 
 

@@ -65,7 +65,8 @@ class EventWriter:
                 bad = [loaded.index(key) for key in event.bad_runs if key in loaded]
                 return form.Load(event.shard, event.command_id, list(event.loaded), bad, event.seconds)
             case LayoutSet():
-                return form.Layout(event.shard, event.command_id, event.layout, list(event.lost), event.seconds)
+                lost, shares = list(event.lost), event.shares_beginnings
+                return form.Layout(event.shard, event.command_id, event.layout, lost, event.seconds, shares)
             case heard.Fetched():
                 return form.Fetch(event.transfer_id, list(event.fetched), event.seconds)
             case heard.Encoded():
@@ -152,6 +153,7 @@ class EventWriter:
                 eos=names.tokens(sorted(beams.eos_token_ids)),
             ),
             media=None if spec.media is None else self._media(spec.media),
+            keep_s=spec.keep_s,
         )
 
     def _media(self, media: PromptMedia) -> form.Media:

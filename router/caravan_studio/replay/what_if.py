@@ -72,6 +72,7 @@ class RecordedShard(PlayedShard):
             layout=self._limits.layout,
             lost=(),
             seconds=_LAYOUT_S,
+            shares_beginnings=True,
         )
         return [reply, CommandEnded(self.name, command.command_id)]
 

@@ -182,7 +182,7 @@ class Engine:
             return refusal
         assert command.layout is not None
         lost = self._pool.set_layout(command.layout) if command.layout is not self._limits.layout else []
-        return LayoutSet(layout=self._limits, lost=lost, seconds=_seconds_since(started_ns))
+        return LayoutSet(layout=self._limits, lost=lost, seconds=_seconds_since(started_ns), shares_beginnings=True)
 
     def embed(self, commands: Sequence[EmbedText], lane: int | None = None) -> list[Embedded | Refusal]:
         """Embed texts in one forward pass. ``lane``: see `Backend.embed`; the only method that others may call."""

@@ -245,7 +245,7 @@ class SequencePool:
         """Give the cells another layout, with all sequences in them. Return the ids of those that are lost.
 
         Where cells are shared, each begins with the cells of one with a lower id, as far as their tokens are equal. The
-        router counts on that.
+        router counts on that, since the reply says so.
         """
         held = sorted(self.held.values(), key=lambda sequence: sequence.sequence_id)
         states = [self._slices_to_move(sequence) for sequence in held]

@@ -1,7 +1,7 @@
 """Simulates fleets: ``make simulate`` runs what docs/simulator.md and docs/sizing.md show and records the results.
 
-With ``--trace`` or ``--file`` it simulates one trace and prints a line for each policy. With ``--agents``, or a file of
-sessions, it compares policies for jobs.
+With ``--trace`` or ``--file`` it simulates one trace and prints a line for each policy; with ``--bulk``, one for each
+batch beside it. With ``--agents``, or a file of sessions, it compares policies for jobs.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from typing import Any
 
 from bench.simulate.agent_traces import Session, agentic_code, mean_context, read_sessions, synthesize
 from bench.simulate.agents import AgentReport, AgentSetting, simulate_agents
+from bench.simulate.bulk import BulkReport, simulate_bulk
 from bench.simulate.policies import JobPolicy
 from bench.simulate.results import Report, Targets
 from bench.simulate.scenarios import FAST, SCENARIOS, SEED, SHARDS, SIZINGS, SLOW, Run, Sizing, best_alone, runs
@@ -93,9 +94,21 @@ def _simulate_one(args: argparse.Namespace) -> None:
         warm_up_s=min(10.0, args.seconds / 4),
     )
     for trace in _traces(args):
+        if args.bulk:
+            for lines in args.bulk:
+                print(_bulk_line(simulate_bulk(trace, setting, lines, args.seconds)), flush=True)
+            continue
         for policy in args.policy or ([Policy.CARAVAN] if setting.autoscaler else Policy):
             report = simulate(trace, setting, policy, min(args.seconds, trace.arrivals[-1].at_s + 1.0))
             print(_line(policy, report), flush=True)
+
+
+def _bulk_line(report: BulkReport) -> str:
+    return (
+        f"{report.lines:5} lines, {report.others} others, TTFT p50 {report.ttft_p50_s:6.3f} "
+        f"p90 {report.ttft_p90_s:6.3f} p99 {report.ttft_p99_s:6.3f} s, cached {report.cached:4.0%}, "
+        f"{report.lines_per_s:5.2f} lines/s, {report.paused} pauses"
+    )
 
 
 # Agents of each shard, of which a third have room at a time.
@@ -172,6 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--agents", type=int, nargs="+", help="so many sessions of agents, of FILE or synthetic, beside a chat"
     )
+    parser.add_argument("--bulk", type=int, nargs="+", help="beside a trace: the lines of a batch; several: in turn")
     parser.add_argument("--scale", type=float, default=0.25, help="of the lengths of synthetic agents: 1 is AIPerf's")
     parser.add_argument("--job-policy", type=_job_policy, nargs="+", help="for agents: lru, las, caravan")
     parser.add_argument("--speed", type=float, default=1.0, help="play it so many times as fast")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bench.simulate.results import Report
 from bench.simulate.simulation import LINEAR, Autoscaler, Policy, Setting, ShardKind, simulate
 from bench.simulate.traces import TRACES, Load
+from caravan_scheduler.config import SchedulerConfig
 
 SECONDS = 30.0
 SEED = 1
@@ -94,8 +95,6 @@ def best_alone(kind: ShardKind, trace: str) -> float:
 
 _HOST_SECONDS = 60.0
 _DAY_SECONDS = 1200.0
-_DAY_RATE = 80.0
-_DAY_SHARDS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,24 +127,36 @@ def _host() -> Iterator[Sizing]:
         )
 
 
-def _day() -> Iterator[Sizing]:
-    """Up to twenty hosts and a load that rises tenfold and falls again within twenty minutes."""
-    fixed = {f"fixed: {shards}": (shards, None) for shards in (_DAY_SHARDS, 16)}
-    scaled = {
-        f"2 to {_DAY_SHARDS}: one for {requests} requests, {starts_s:.0f} s to start": (
-            2,
-            Autoscaler(least=2, most=_DAY_SHARDS, requests_per_shard=requests, starts_s=starts_s),
-        )
-        for requests, starts_s in ((24, 90.0), (12, 90.0), (8, 90.0), (8, 20.0))
-    }
-    for name, (shards, autoscaler) in {**fixed, **scaled}.items():
-        yield Sizing(
-            table="day",
-            shown=(name,),
-            trace="day",
-            load=Load(per_second=_DAY_RATE, seconds=_DAY_SECONDS, seed=SEED),
-            setting=Setting(shards=(FAST,) * shards, autoscaler=autoscaler),
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Day:
+    """A load that rises tenfold to ``rate`` and falls again within twenty minutes, for up to ``most`` shards."""
+
+    trace: str
+    rate: float
+    most: int
+
+    def fixed(self, shards: int) -> Sizing:
+        return self._sizing(f"fixed: {shards}", Setting(shards=(FAST,) * shards))
+
+    def scaled(self, requests_per_shard: float | None, starts_s: float = 90.0) -> Sizing:
+        scaler = Autoscaler(least=2, most=self.most, requests_per_shard=requests_per_shard, starts_s=starts_s)
+        rule = "what the router wants" if requests_per_shard is None else f"one for {requests_per_shard} requests"
+        config = SchedulerConfig(shard_start_s=starts_s + scaler.every_s)
+        setting = Setting(shards=(FAST,) * scaler.least, autoscaler=scaler, config=config)
+        return self._sizing(f"2 to {self.most}: {rule}, {starts_s:.0f} s to start", setting)
+
+    def _sizing(self, name: str, setting: Setting) -> Sizing:
+        load = Load(per_second=self.rate, seconds=_DAY_SECONDS, seed=SEED)
+        return Sizing(table=self.trace, shown=(name,), trace=self.trace, load=load, setting=setting)
 
 
-SIZINGS = (*_host(), *_day())
+def _days() -> Iterator[Sizing]:
+    """Hosts that come and go with the load."""
+    day = _Day(trace="day", rate=80.0, most=20)
+    yield from (day.fixed(20), day.fixed(16))
+    yield from (day.scaled(24), day.scaled(12), day.scaled(8), day.scaled(8, 20.0), day.scaled(None))
+    mixed = _Day(trace="mixed-day", rate=30.0, most=16)
+    yield from (mixed.scaled(12), mixed.scaled(None))
+
+
+SIZINGS = (*_host(), *_days())

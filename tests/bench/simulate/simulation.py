@@ -68,21 +68,22 @@ def recorded(path: Path) -> StepTimes:
 class Autoscaler:
     """Wants a shard for every ``requests_per_shard`` that wait or run, between ``least`` and ``most`` shards.
 
-    It looks every ``every_s`` seconds. A new shard serves after ``starts_s``: a pod is scheduled and a model is read.
-    The fleet shrinks to what it needed at most in the last ``stabilization_s``. The defaults of the last are those of a
-    HorizontalPodAutoscaler.
+    Without that number, it wants as many as the router says that the load needs. It looks every ``every_s`` seconds. A
+    new shard serves after ``starts_s``: a pod is scheduled and a model is read. The fleet shrinks to what it needed at
+    most in the last ``stabilization_s``. The defaults of the last are those of a HorizontalPodAutoscaler.
     """
 
     least: int
     most: int
-    requests_per_shard: float
+    requests_per_shard: float | None
     every_s: float = 15.0
     starts_s: float = 90.0
     stabilization_s: float = 300.0
 
-    def wanted(self, requests: int) -> int:
-        """Return the number of shards for so many requests."""
-        return max(self.least, min(self.most, math.ceil(requests / self.requests_per_shard)))
+    def wanted(self, requests: int, by_router: float) -> int:
+        """Return the number of shards for so many requests, of which the router says that they need ``by_router``."""
+        shards = by_router if self.requests_per_shard is None else requests / self.requests_per_shard
+        return max(self.least, min(self.most, math.ceil(shards)))
 
 
 class Scaling:
@@ -127,7 +128,9 @@ class Scaling:
         return len(self._fleet.names) + len(self._starting_s)
 
     def _look(self, now_s: float) -> None:
-        wanted = self._autoscaler.wanted(len(self._scheduler.sequences))
+        wanted = self._autoscaler.wanted(
+            len(self._scheduler.sequences), self._scheduler.wanted.number(self._scheduler.state, now_s)
+        )
         self._wanted = [one for one in self._wanted if one[0] > now_s - self._autoscaler.stabilization_s]
         self._wanted.append((now_s, wanted))
         self._draining &= set(self._fleet.names)

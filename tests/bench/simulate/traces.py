@@ -77,12 +77,20 @@ def poisson(load: Load) -> Trace:
 def day(load: Load) -> Trace:
     """The same as `poisson`, at a rate that rises from a tenth of the load's to all of it and falls again."""
     source = _Source(load)
-    arrivals = (
-        _unrelated(source, at_s)
-        for at_s in source.times(load.per_second)
-        if source.random.random() < 0.1 + 0.9 * math.sin(math.pi * at_s / load.seconds) ** 2
-    )
-    return _trace(arrivals)
+    return _trace(_unrelated(source, at_s) for at_s in _day_times(source, load))
+
+
+def mixed_day(load: Load) -> Trace:
+    """The same as `mixed_lengths`, at the rate of `day`."""
+    source = _Source(load)
+    return _trace(_mixed(source, at_s) for at_s in _day_times(source, load))
+
+
+def _day_times(source: _Source, load: Load) -> Iterator[float]:
+    """Yield arrivals at a rate that rises from a tenth of the load's to all of it and falls again."""
+    for at_s in source.times(load.per_second):
+        if source.random.random() < 0.1 + 0.9 * math.sin(math.pi * at_s / load.seconds) ** 2:
+            yield at_s
 
 
 def bursts(load: Load) -> Trace:
@@ -127,12 +135,7 @@ def mixed_lengths(load: Load) -> Trace:
     Outputs have 20 to 400 tokens.
     """
     source = _Source(load)
-
-    def arrival(at_s: float) -> Arrival:
-        low, high = source.random.choices([(50, 300), (1_000, 2_000), (5_000, 8_000)], weights=[80, 15, 5])[0]
-        return Arrival(at_s, source.words(source.between(low, high)), source.between(20, 400))
-
-    return _trace(arrival(at_s) for at_s in source.times(load.per_second))
+    return _trace(_mixed(source, at_s) for at_s in source.times(load.per_second))
 
 
 TRACES: dict[str, Callable[[Load], Trace]] = {
@@ -142,11 +145,17 @@ TRACES: dict[str, Callable[[Load], Trace]] = {
     "shared-prefixes": shared_prefixes,
     "conversations": conversations,
     "mixed-lengths": mixed_lengths,
+    "mixed-day": mixed_day,
 }
 
 
 def _unrelated(source: _Source, at_s: float) -> Arrival:
     return Arrival(at_s, source.words(source.between(200, 800)), source.between(50, 150))
+
+
+def _mixed(source: _Source, at_s: float) -> Arrival:
+    low, high = source.random.choices([(50, 300), (1_000, 2_000), (5_000, 8_000)], weights=[80, 15, 5])[0]
+    return Arrival(at_s, source.words(source.between(low, high)), source.between(20, 400))
 
 
 def _trace(arrivals: Iterator[Arrival], hashed_tokens: int = 64) -> Trace:

@@ -119,7 +119,7 @@ def test_an_interrupted_output_is_the_same() -> None:
         small.generate([f"{number}" for number in range(20)], changed_params(_PARAMS, max_tokens=3))
         outputs = [output.outputs[0].token_ids for output in small.generate(prompts, params)]
         metrics = small._opened.local._metrics
-        recomputed = asyncio.run(sample_of(metrics, 'caravan_preemptions{how="recompute"}'))
+        recomputed = asyncio.run(sample_of(metrics, 'caravan_request_preemptions_total{how="recompute"}'))
     assert outputs == expected
     assert recomputed > 0
 

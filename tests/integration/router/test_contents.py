@@ -98,7 +98,7 @@ async def test_cells_move_to_a_shard_of_the_same_bytes_only(
         await running.drain_shard(leaving)
         running.list_shards([staying])
         assert [await read(stream) for stream in streams] == [undisturbed(one) for one in wanted]
-        assert (await running.metric("caravan_fetched_bytes") > 0) is is_same
+        assert (await running.metric("caravan_prefix_fetched_bytes_total") > 0) is is_same
 
 
 async def test_saved_cells_are_used_once_it_is_known_that_they_are_of_these_weights(
@@ -109,9 +109,9 @@ async def test_saved_cells_are_used_once_it_is_known_that_they_are_of_these_weig
     async with cluster(replace(CONFIG, shards=0)) as running, ClientSession() as session:
 
         async def cached(text: str) -> float:
-            before = await running.metric("caravan_prefix_cache_hit_tokens")
+            before = await running.metric("caravan_prompt_cached_tokens_total")
             assert (await generate(session, running.url, body(text, 5)))["generated_text"] == expected_text(text, 5)
-            return await running.metric("caravan_prefix_cache_hit_tokens") - before
+            return await running.metric("caravan_prompt_cached_tokens_total") - before
 
         async def known() -> None:
             await eventually(lambda: all(one.model_fingerprint for one in running.fleet.shards()), "it is known")

@@ -222,7 +222,9 @@ async def test_a_preempted_response_is_what_its_items_give() -> None:
 
         assert await read(stream) == undisturbed(rival)
         assert (await stated)["output"][0]["content"] == sent["output"][0]["content"]
-        preempted = [await running.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute")]
+        preempted = [
+            await running.metric(f'caravan_request_preemptions_total{{how="{how}"}}') for how in ("swap", "recompute")
+        ]
         assert sum(preempted) == 1
         await running.wait_until_at_rest()
 

@@ -35,9 +35,9 @@ async def test_sequences_move_while_they_are_generated(same_cells: bool) -> None
         await running.drain_shard(leaving)
         assert running.state(leaving) is not ShardState.SERVING
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
-        again = await running.metric("caravan_recomputed_tokens")
-        swapped = await running.metric('caravan_preemptions{how="swap"}')
-        fetched = await running.metric("caravan_fetched_bytes")
+        again = await running.metric("caravan_tokens_recomputed_total")
+        swapped = await running.metric('caravan_request_preemptions_total{how="swap"}')
+        fetched = await running.metric("caravan_prefix_fetched_bytes_total")
         if same_cells:
             # Only tokens of the steps that were under way then are computed again.
             assert (swapped, again < moving * len(PROMPT), fetched > 0) == (moving, True, True)
@@ -62,10 +62,10 @@ async def test_prefixes_of_ended_sequences_survive_a_rolling_restart_of_all_shar
             await running.drain_shard(address)
             await running.start_shard(address)
         await running.wait_until_up(2)
-        before = await running.metric("caravan_prefix_cache_hit_tokens")
+        before = await running.metric("caravan_prompt_cached_tokens_total")
         longer = text + "!"
         assert (await generate(session, running.url, body(longer, 5)))["generated_text"] == expected_text(longer, 5)
-        assert await running.metric("caravan_prefix_cache_hit_tokens") - before > len(text) - 20
+        assert await running.metric("caravan_prompt_cached_tokens_total") - before > len(text) - 20
         await running.wait_until_at_rest()
 
 
@@ -98,7 +98,7 @@ async def test_a_rolling_restart_under_load_fails_no_request_and_computes_little
             await served_more(served)
         ended.set()
         await asyncio.gather(*clients)
-        prompts = await running.metric("caravan_prefix_cache_query_tokens")
-        again = await running.metric("caravan_recomputed_tokens")
+        prompts = await running.metric("caravan_prompt_tokens_total")
+        again = await running.metric("caravan_tokens_recomputed_total")
         assert again < (prompts + served) / 10, f"{again} tokens of {prompts + served} were computed again"
         await running.wait_until_at_rest()

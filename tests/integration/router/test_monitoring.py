@@ -24,6 +24,7 @@ from caravan_testing.monitoring_files import (
     names_in,
     rule_expressions,
 )
+from caravan_testing.vllm_dashboards import aiperf_queries, says_why_not, vllm_queries
 from caravan_testing.waiting import eventually, in_time
 
 PROMPT = "You answer in rhymes, whatever the question is about."
@@ -122,7 +123,7 @@ async def test_bugs_of_the_timeline_and_of_a_recording_do_not_end_what_is_served
 
 async def labels_by_name() -> dict[str, set[str]]:
     """Return the labels of the samples of each name."""
-    async with cluster(ClusterConfig(shards=2)) as running, ClientSession() as session:
+    async with cluster(ClusterConfig(shards=2, vllm_metrics=True)) as running, ClientSession() as session:
         await asyncio.gather(*(generate(session, running.url, body(f"prompt {number}", 20)) for number in range(12)))
         await running.wait_until_at_rest()
 
@@ -132,14 +133,20 @@ async def labels_by_name() -> dict[str, set[str]]:
 
         page = await eventually(metrics, "the use of cells is measured", lambda text: "caravan_kv_cells_used{" in text)
     labels: dict[str, set[str]] = {}
-    for name, series in re.findall(r"^(\w+)(?:{(.*)})? \S+$", page, re.MULTILINE):
+    for name, series in re.findall(r"^([\w:]+)(?:{(.*)})? \S+$", page, re.MULTILINE):
         labels.setdefault(name, set()).update(re.findall(r'(\w+)="', series))
     return labels
 
 
-async def test_every_metric_and_label_of_rules_dashboard_and_autoscaler_exists() -> None:
+async def test_every_metric_and_label_of_rules_dashboards_autoscaler_and_aiperf_exists() -> None:
     shown = await labels_by_name()
-    expressions = {**rule_expressions(), **dashboard_expressions(), **keda_queries('model="toy"')}
+    of_vllm = vllm_queries("toy") | aiperf_queries("toy")
+    expressions = {
+        **rule_expressions(),
+        **dashboard_expressions(),
+        **keda_queries('model="toy"'),
+        **{where: query for where, query in of_vllm.items() if not says_why_not(query)},
+    }
     unknown = [
         f"{where}: {name}{{{', '.join(sorted(labels - shown.get(name, set()) - TARGET_LABELS))}}}"
         for where, expression in expressions.items()

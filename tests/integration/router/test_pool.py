@@ -203,11 +203,11 @@ async def test_choices_that_were_preempted_share_their_prompt_again() -> None:
         log.start(running)
         log.release()
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
-        assert await running.metric('caravan_preemptions{how="swap"}') == choices
+        assert await running.metric('caravan_request_preemptions_total{how="swap"}') == choices
         # As many as if nobody had been preempted. Each computes the last two tokens of the prompt itself. The rival's
         # cells go as they are needed.
         assert 0 < log.most_of_step <= len(SAVED_PREFIX) + choices * (new_tokens + 1)
-        assert await running.metric("caravan_recomputed_tokens") < len(SAVED_PREFIX)
+        assert await running.metric("caravan_tokens_recomputed_total") < len(SAVED_PREFIX)
         await until_saved(running)
 
 

@@ -89,7 +89,10 @@ async def test_a_flood_delays_a_higher_priority_by_the_step_that_runs(layout: Kv
         assert all(1 <= steps <= commands + 1 <= 3 for steps, commands in delays), delays
         assert (1, 1) in delays
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in flood]
-        counts = {how: await running.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute")}
+        counts = {
+            how: await running.metric(f'caravan_request_preemptions_total{{how="{how}"}}')
+            for how in ("swap", "recompute")
+        }
         assert counts["swap" if saved_bytes else "recompute"] > 0
         await running.wait_until_at_rest()
 

@@ -71,7 +71,9 @@ async def learn_short_outputs(running: Cluster) -> None:
 
 
 async def preemptions(running: Cluster) -> dict[str, float]:
-    return {how: await running.metric(f'caravan_preemptions{{how="{how}"}}') for how in ("swap", "recompute")}
+    return {
+        how: await running.metric(f'caravan_request_preemptions_total{{how="{how}"}}') for how in ("swap", "recompute")
+    }
 
 
 async def check_flood(running: Cluster) -> None:

@@ -64,7 +64,7 @@ async def test_sequences_of_embeddings_are_preempted() -> None:
         lengths = (60, 60, 20, 20)
         expected = [undisturbed(spec(prompt, length)) for prompt, length in zip(prompts, lengths, strict=True)]
         assert outputs == expected
-        assert await running.metric('caravan_preemptions{how="swap"}') > 0
+        assert await running.metric('caravan_request_preemptions_total{how="swap"}') > 0
 
 
 async def _run(running: Cluster, tokens: bytes, new_tokens: int, *, priority: int = 0) -> list[int]:

@@ -87,7 +87,7 @@ async def test_routers_share_out_their_shards_while_requests_run(asked: Asked) -
             theirs = spec([7, 8, 9], 20)
             assert await run(second.engines[0], theirs) == undisturbed(theirs)
             assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
-            assert await running.metric("caravan_recomputed_tokens") < 100
+            assert await running.metric("caravan_tokens_recomputed_total") < 100
             before = held(second)
             await asked.again("second", held(running.fleet))
             await asked.again("first", before)

@@ -32,6 +32,8 @@ class Server:
     has_ranges: bool = True
     has_length: bool = True
     ranges: list[str] = field(default_factory=list)
+    # The path and the authorization of each request.
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -42,7 +44,8 @@ def server() -> Iterator[Server]:
         def do_GET(self) -> None:
             asked = self.headers["Range"]
             state.ranges.append(asked)
-            if self.path == "/missing":
+            state.asked.append((self.path, self.headers["Authorization"]))
+            if self.path.partition("?")[0].endswith("/missing"):
                 return self.send_error(404)
             first, last = map(int, asked.removeprefix("bytes=").split("-"))
             body = CONTENT[first : last + 1] if state.has_ranges else CONTENT
@@ -148,6 +151,26 @@ def test_a_server_that_does_not_listen_is_named(path: Path) -> None:
         download_file(wanted_file("http://127.0.0.1:1/x", SHA256, str(path)), ignore_progress)
 
 
+def test_an_object_comes_by_a_signed_url_that_no_message_shows(
+    server: Server, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The token is for hubs: stores refuse two kinds of credentials.
+    given = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "DOWNLOAD_TOKEN": "token"}
+    for name, value in (given | {"AWS_ENDPOINT_URL": server.url.rpartition("/")[0]}).items():
+        monkeypatch.setenv(name, value)
+    download_file(wanted_file("s3://bucket/folder/m.gguf", SHA256, str(path)), ignore_progress)
+    assert path.read_bytes() == CONTENT
+    for asked, authorization in server.asked:
+        assert asked.startswith("/bucket/folder/m.gguf?X-Amz-Algorithm=")
+        assert authorization is None
+    wanted = wanted_file("s3://bucket/missing", SHA256, str(path.with_name("missing")))
+    with pytest.raises(
+        FetchError, match=r"^s3://bucket/missing, .* answers with status 404; .* AWS_ACCESS_KEY"
+    ) as raised:
+        download_file(wanted, ignore_progress)
+    assert "X-Amz" not in str(raised.value)
+
+
 def test_shards_that_share_a_folder_download_each_file_once(server: Server, path: Path) -> None:
     with ThreadPoolExecutor() as shards:
         list(shards.map(lambda _: fetch(server, path), range(4)))
@@ -164,7 +187,7 @@ def test_the_command_takes_several_files(server: Server, path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("url", "sha256", "problem"),
     [
-        ("ftp://x/y", SHA256, "a file comes from a URL of http or https. Given: 'ftp://x/y'"),
+        ("ftp://x/y", SHA256, "a file comes from a URL of http, https or s3. Given: 'ftp://x/y'"),
         ("http://x/y", "12", "a SHA-256 has 64 hexadecimal digits. Given: '12'"),
     ],
 )

@@ -1,5 +1,6 @@
 """Flags of the router that contradict each other or open it to strangers."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,15 +57,49 @@ def test_who_needs_a_warning(hostname: str, files: dict[str, str], expected: boo
     assert config.is_open_to_strangers is expected
 
 
+URL = "postgresql://user:secret@host/name"
+
+
 def test_a_file_keeps_what_it_has_for_longer_than_memory() -> None:
-    assert RouterConfig().store == StoreSettings(file=None, max_bytes=256 << 20, life_s=3600)
+    assert RouterConfig().store == StoreSettings(place=None, max_bytes=256 << 20, life_s=3600)
     with_file = RouterConfig(state_file="state", state_space=1).store
-    assert with_file == StoreSettings(file=Path("state"), max_bytes=1 << 20, life_s=30 * 24 * 3600)
+    assert with_file == StoreSettings(place=Path("state"), max_bytes=1 << 20, life_s=30 * 24 * 3600)
     assert RouterConfig(state_file="state", state_life_s=5).store.life_s == 5
+    with_database = RouterConfig(state_url=URL)
+    assert (with_database.store.place, with_database.bulk.place) == (URL, URL)
+    assert with_database.store.life_s == with_file.life_s
+    assert URL not in repr(with_database)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"state_url": URL, "state_file": "state"}, "--state-file and --state-url exclude each other"),
+        ({"state_url": "mysql://host/name"}, "--state-url must begin with postgresql://"),
+    ],
+)
+def test_a_wrong_url_of_a_database_is_refused(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RouterConfig(**flags)  # type: ignore[arg-type]
+
+
+async def test_a_database_that_cannot_be_reached_is_found_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RouterConfig(state_url=f"postgresql:///name?host={tmp_path}")
+    for message in ("No such file or directory", "needs packages that are not installed: pip install 'psycopg"):
+        store = Store(config.store)
+        with pytest.raises(StateFileError) as caught:
+            await store.open()
+        problem = startup_problem(config, caught.value)
+        assert problem.startswith("--state-url: ")
+        assert message in problem
+        await store.close()
+        monkeypatch.setitem(sys.modules, "psycopg", None)
 
 
 async def test_a_broken_file_is_found_at_the_start(tmp_path: Path) -> None:
-    store = Store(StoreSettings(file=tmp_path / "missing" / "state"))
+    store = Store(StoreSettings(place=tmp_path / "missing" / "state"))
     with pytest.raises(StateFileError) as caught:
         await store.open()
     assert startup_problem(RouterConfig(), caught.value).startswith("--state-file: ")

@@ -87,6 +87,7 @@ def test_a_source_is_read_from_a_flag(text: str, source: ShardSource) -> None:
         ("host:", "unix:/path or host:port"),
         ("host:port", "unix:/path or host:port"),
         ("two words:1", "unix:/path or host:port"),
+        ("http://host:1", "unix:/path or host:port"),
         ("unix:", "unix:/path or host:port"),
         ("dns:name", "dns:name:port"),
         ("dns:name:", "dns:name:port"),

@@ -3,7 +3,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from caravan_proto.messages.results import StepOutcome
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
-from caravan_router.metrics.recorder import Histogram, Metrics
+from caravan_router.metrics.exposition import Histogram
+from caravan_router.metrics.recorder import Metrics
 from caravan_router.metrics.table import METRICS
 from caravan_scheduler.actions import Start
 from caravan_scheduler.config import JoinReason
@@ -153,20 +154,6 @@ async def test_requests_that_cannot_be_tokenized_without_a_shard_count_as_waitin
         assert 'tgi_queue_size{model="m"} 1' in await lines(metrics)
     model.shard_gone("a")
     assert 'tgi_queue_size{model="m"} 1' in await lines(metrics)
-
-
-async def test_vllm_names_are_exposed_if_asked_for_and_for_known_models_only() -> None:
-    assert not [line for line in await lines(Metrics()) if "vllm:" in line]
-    metrics = Metrics(vllm_names=True)
-    metrics.of("").queue(QueueUse(requests=5, swapped=0, oldest_s=0.0))
-    metrics.of("m").queue(QueueUse(requests=3, swapped=0, oldest_s=0.0))
-    metrics.of("m").shard_use(use("a", 40, 2))
-    assert [line for line in await lines(metrics) if line.startswith("vllm:")] == [
-        'vllm:num_requests_waiting{model_name="m"} 3',
-        'vllm:num_requests_running{model_name="m"} 2',
-        'vllm:kv_cache_usage_perc{model_name="m"} 0.4',
-        'vllm:gpu_cache_usage_perc{model_name="m"} 0.4',
-    ]
 
 
 async def test_the_series_of_a_model_that_is_gone_are_removed_for_good() -> None:

@@ -74,6 +74,20 @@ def test_sequences_that_moved_share_their_equal_beginnings() -> None:
     sim.check_at_rest()
 
 
+def test_a_shard_of_an_earlier_version_shares_no_beginnings_and_is_not_counted_on_for_it() -> None:
+    sim = simulation()
+    sim.shards["a"].shares_beginnings = False
+    for number in range(3):
+        sim.submit((*prompt(50), *prompt(5, number + 7)), 40, ignore_eos=True)
+    sim.advance("a", 10)
+    shard, cells = sim.shards["a"], sim.scheduler.shards["a"].cells
+    sim.submit(prompt(150, 5), 20, ignore_eos=True)
+    while shard.layout.layout is KvLayout.SPLIT:
+        sim.advance("a")
+    assert cells.held == shard.used_cells > 3 * 55
+    sim.settle()
+
+
 def test_an_output_that_grows_too_long_moves_its_shard() -> None:
     sim = simulation()
     sim.submit(prompt(60), 200, ignore_eos=True)

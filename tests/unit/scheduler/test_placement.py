@@ -6,7 +6,7 @@ from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.events import ShardLimits
 from caravan_scheduler.output_lengths import OutputLengths
-from caravan_scheduler.planning.placement import EmptierShard, NoRoom, NotYet, Place, choose
+from caravan_scheduler.planning.placement import BusyHolder, EmptierShard, NoRoom, NotYet, Place, choose
 from caravan_scheduler.planning.prompts_under_way import AwaitedPrompt, PrefixIndex
 from caravan_scheduler.planning.shard_index import ShardQueues
 from caravan_scheduler.planning.step_plan import PlanInput, StepPlan
@@ -217,6 +217,17 @@ def test_a_loaded_prefix_is_waited_for_no_longer_than_until_it_is_there() -> Non
     assert (place.match.length, place.saved.length) == (100, 0)
 
 
+def test_a_busy_shard_that_has_saved_the_prefix_is_waited_for() -> None:
+    limits = limits_of(cells=1000, cells_per_sequence=1000, **SAVING)
+    holder, idle = ledger("a", limits), ledger("b", limits)
+    swap_out(holder, run(holder, sequence(1, PROMPT)))
+    start(holder, sequence(2, range(500, 520)))
+    answer = chosen([holder, idle], sequence(3, [*PROMPT, 7]))
+    assert isinstance(answer, BusyHolder)
+    assert answer.shard is holder
+    assert shard_of(chosen([holder, idle], sequence(4, range(200, 300)))) == "b"
+
+
 def test_what_is_saved_is_computed_again_where_loading_takes_longer() -> None:
     shard = ledger("a", limits_of(**SAVING))
     back = sequence(1, PROMPT)
@@ -315,7 +326,7 @@ def test_what_sequences_hold_is_found_until_it_is_given_up() -> None:
     ended = run(shard, sequence(1, PROMPT))
     index = index_of(shard)
     waiting = sequence(2, PROMPT)
-    assert [one for _, one in index.busy_holders(waiting)] == [shard], "full"
+    assert [one for _, _, one in index.busy_holders(waiting)] == [shard], "full"
     shard.finish(ended)
     index.update("a", may_start=True)
     assert index.busy_holders(waiting) == [], "it can take a request"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from caravan_proto.messages.commands import RunNote, RunSlice, Save
+from caravan_scheduler.config import Clock
 from caravan_scheduler.events import SavedRun
 from caravan_scheduler.prefix_keys import BLOCK_TOKENS, PrefixKeys, cuts_between, state_key
 from caravan_scheduler.shard.remembered import prefixes_of, tokens_of
@@ -319,3 +320,14 @@ def test_the_tokens_of_a_prefix_are_known_wherever_it_is() -> None:
     assert tokens_of(shard, key_of(other)) == other, "of a run that begins within another"
     assert tokens_of(shard, key_of(other[:16])) == other[:16]
     assert tokens_of(shard, key_of((9, 9, 9))) is None
+
+
+def test_there_is_room_for_what_costs_no_recent_run() -> None:
+    clock = Clock()
+    runs = SavedRuns(30, 0, with_state=False, clock=clock)
+    assert runs.has_room(1000, 60.0), "no size is known"
+    runs.add(run(0, 16, size=16))
+    assert runs.has_room(14, 60.0)
+    assert not runs.has_room(15, 60.0)
+    clock.now_s = 61.0
+    assert runs.has_room(15, 60.0)

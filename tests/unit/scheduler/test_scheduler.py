@@ -296,3 +296,21 @@ def test_nothing_happens_where_no_thought_can_be_ended(thought: Thought | None) 
     sim.end_thought(99)
     sim.settle()
     assert not sim.sent(Prefill, since=before)
+
+
+def test_what_is_left_of_an_ended_sequence_leaves_the_cells_once_nothing_waits() -> None:
+    sim = simulation(limits=limits_of(**SAVING), max_batch_size=2)
+    sim.submit(prompt_of(150), 5, ignore_eos=True)
+    sim.submit(prompt_of(100, 2), 60, ignore_eos=True)
+    for seed in (3, 4):  # the first one starts while the second one waits
+        sim.submit(prompt_of(150, seed), 20, ignore_eos=True)
+    sim.run()
+    commands: list[Prefill | Decode | Load] = [*sim.sent(Prefill), *sim.sent(Decode), *sim.sent(Load)]
+    parked = [length for command in commands for _, length in command.header.park]
+    assert any(length < 154 for length in parked), "none was cut back"
+    for _ in range(3):
+        sim.tick(0.5)
+        sim.run()
+    shard = sim.scheduler.shards["a"]
+    assert (shard.cells.held, sim.shards["a"].used_cells) == (0, 0)
+    sim.check_at_rest()

@@ -3,13 +3,14 @@
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from caravan_proto.config_file import NO_VALUES
 from caravan_proto.flags import as_flags, load
-from caravan_serve.cli import _parse
+from caravan_serve.cli import read_flags
 from caravan_serve.serve_flags import serve_parser
 from caravan_serve.shard_flags import (
     ModelFile,
@@ -43,7 +44,7 @@ def given(*flags: str, **environ: str) -> dict[str, Any]:
 def test_flags_of_the_shard_reach_the_shard() -> None:
     words = ["-m", "x.gguf", "--embeddings", "--pooling", "last", "--lora", "poet=a.gguf:0.5", "--port", "0"]
     words += ["-ngl", "-1", "--no-mmap", "--log-level", "debug"]
-    _serve, router, models, values = _parse([*words, "--lora", "b.gguf"])
+    _serve, router, models, values = read_flags([*words, "--lora", "b.gguf"])
     assert router.port == 0
     shard = load(ShardConfig, prog="caravan-shard", description="", argv=[*as_flags(values), "--model", *models])
     assert (shard.model, shard.embeddings, shard.pooling) == ("x.gguf", True, "last")
@@ -140,6 +141,18 @@ def test_the_toy_model_needs_no_file() -> None:
     assert is_toy(given("--backend", "fake"))
     assert is_toy(given(CARAVAN_BACKEND="fake"))
     assert not is_toy(given("--backend", "llama", "--alias", "fake", CARAVAN_BACKEND="fake"))
+
+
+def test_a_folder_stands_for_its_only_model(tmp_path: Path) -> None:
+    with pytest.raises(ServeError, match=f"^{tmp_path} has no GGUF file: name a file"):
+        local_file(str(tmp_path))
+    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf", "readme.md"):
+        (tmp_path / name).touch()
+    first = tmp_path / "m-00001-of-00002.gguf"
+    assert local_file(str(tmp_path)) == ModelFile(str(first), first.name)
+    (tmp_path / "n.gguf").touch()
+    with pytest.raises(ServeError, match=r"has the models m-00001-of-00002\.gguf, n\.gguf: .*--models-dir"):
+        local_file(str(tmp_path))
 
 
 def test_a_draft_model_switches_speculation_on() -> None:

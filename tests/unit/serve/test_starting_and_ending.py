@@ -33,6 +33,13 @@ def test_five_lines_say_what_is_served_and_where() -> None:
     assert shlex.split(curl)[:3] == ["curl", "-N", f"{URL}/generate_stream"]
 
 
+def test_each_model_has_a_line() -> None:
+    other = replace(MODEL, name="another")
+    engine = ScriptedEngine(model=MODEL, others=[ScriptedEngine(model=other)])
+    lines = announcement(engine, URL, RouterConfig()).splitlines()  # type: ignore[arg-type]
+    assert [line.split()[1] for line in lines if line.startswith("  model")] == [f"{MODEL.name},", "another,"]
+
+
 def test_the_request_is_one_that_the_model_answers() -> None:
     assert f"{URL}/v1/embeddings" in announced(replace(MODEL, generates=False), RouterConfig())[-1]
     assert f"{URL}/v1/rerank" in announced(replace(MODEL, generates=False, ranks=True), RouterConfig())[-1]

@@ -12,17 +12,18 @@
 {{- fail "router.readiness serving needs /readyz, which the kubelet cannot ask without a certificate of tls.clientCaSecretName: set auto" -}}
 {{- end -}}
 {{- $own := dict "root" . "component" "router" "path" "router" "container" "router" "settings" $values.router -}}
-{{- $volumes := list "tmp" "mtls" "tls" "client-ca" "keys" "state" "api-token" -}}
-{{- $mounts := list "/tmp" "/etc/caravan/mtls" "/etc/caravan/tls" "/etc/caravan/client-ca" "/etc/caravan/keys" "/var/lib/caravan" -}}
+{{- $volumes := list "tmp" "mtls" "tls" "client-ca" "keys" "state" "api-token" "models" "cache" -}}
+{{- $mounts := list "/tmp" "/etc/caravan/mtls" "/etc/caravan/tls" "/etc/caravan/client-ca" "/etc/caravan/keys" "/var/lib/caravan" "/models" "/var/cache/caravan" -}}
 {{- $mounts = append $mounts "/var/run/secrets/kubernetes.io/serviceaccount" -}}
 {{- include "caravan.checkPod" (merge $own (dict "volumes" $volumes "mounts" $mounts "env" (list "POD_IP"))) -}}
 {{- range $pools -}}
 {{- $path := printf "models.%s.pools.%s" .model .pool -}}
 {{- include "caravan.checkScaling" (dict "root" $ "path" $path "settings" .settings) -}}
+{{- include "caravan.checkHosts" (dict "root" $ "path" $path "pool" .) -}}
 {{- $own := dict "root" $ "component" "shard" "path" $path "container" "shard" "settings" .settings -}}
 {{- $volumes := list "tmp" "model" "download-ca" "cache" "mtls" -}}
 {{- $mounts := list "/tmp" "/models" "/var/cache/caravan" "/etc/caravan/mtls" -}}
-{{- include "caravan.checkPod" (merge $own (dict "volumes" $volumes "mounts" $mounts "env" (list "POD_NAME"))) -}}
+{{- include "caravan.checkPod" (merge $own (dict "volumes" $volumes "mounts" $mounts "env" (ternary (list "POD_NAME" "GGML_NO_BACKTRACE") (list "POD_NAME") (gt (int .settings.hosts) 1)))) -}}
 {{- $space := include "caravan.emptyDirBytes" (dict "settings" .settings "download" .source.download) | float64 -}}
 {{- with get ((.settings.resources | default dict).limits | default dict) "ephemeral-storage" -}}
 {{- if lt (include "caravan.number" . | float64) $space -}}
@@ -34,6 +35,12 @@
 
 {{- define "caravan.checkModels" -}}
 {{- $values := .Values -}}
+{{- if and $values.onDemand.enabled (not $values.onDemand.claimName) -}}
+{{- fail "onDemand needs claimName: a PersistentVolumeClaim with a folder of GGUF files" -}}
+{{- end -}}
+{{- if and $values.onDemand.enabled $values.router.autoscaling.enabled -}}
+{{- fail "onDemand: each router would load models for itself: set router.autoscaling.enabled: false" -}}
+{{- end -}}
 {{- if and $values.defaultModel (not (hasKey $values.models $values.defaultModel)) -}}
 {{- fail (printf "defaultModel: models has no %s" $values.defaultModel) -}}
 {{- end -}}
@@ -62,6 +69,7 @@
 {{- fail (printf "%s: the token would be sent in plaintext to %s" $path (include "caravan.hub" .)) -}}
 {{- end -}}
 {{- if .ca }}{{ $own = append $own "SSL_CERT_FILE" }}{{ end -}}
+{{- if .s3 }}{{ $own = concat $own (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" "AWS_REGION" "AWS_ENDPOINT_URL") }}{{ end -}}
 {{- $names := list -}}
 {{- range .env }}{{ $names = append $names .name }}{{ end -}}
 {{- include "caravan.refuseTwice" (dict "path" (printf "%s.env" $path) "names" $names "own" $own) -}}
@@ -101,8 +109,11 @@
 {{- if and $public (not (or $values.apiKeys.secretName $values.tls.clientCaSecretName $values.apiKeys.allowAnonymous)) -}}
 {{- fail (printf "%s: anyone who reaches the router may use it: set apiKeys.secretName, or apiKeys.allowAnonymous: true" (join ", " $public)) -}}
 {{- end -}}
-{{- if and $values.inferencePool.enabled (not $values.inferencePool.endpointPicker.name) -}}
-{{- fail "inferencePool needs endpointPicker.name" -}}
+{{- if and $values.inferencePool.enabled (not $values.inferencePool.endpointPicker.name) (not $values.inferencePool.existing) -}}
+{{- fail "inferencePool needs endpointPicker.name, or existing: the pool that the picker's own chart makes" -}}
+{{- end -}}
+{{- if and $values.inferencePool.enabled (gt (len $values.models) 1) -}}
+{{- fail (printf "inferencePool: the endpoint picker reads one sample of each metric, so it would see one model only. models has %d: install a release for each, with gateway.headers if they share a host" (len $values.models)) -}}
 {{- end -}}
 {{- if and $values.inferencePool.enabled $values.tls.secretName -}}
 {{- fail "inferencePool: Gateways speak plain HTTP to the members of an InferencePool: leave tls.secretName empty, and let the Gateway speak HTTPS" -}}
@@ -114,6 +125,9 @@
 {{- fail "gateway.backendTls needs tls.secretName: the router speaks plain HTTP" -}}
 {{- end -}}
 {{- $scraped := or $values.monitoring.serviceMonitor.enabled $values.monitoring.prometheusUrl -}}
+{{- if and $values.inferencePool.enabled $values.networkPolicy.clients (not $values.networkPolicy.prometheus) -}}
+{{- fail "networkPolicy.clients keeps the endpoint picker out, which reads the routers' metrics: name its pods in networkPolicy.prometheus" -}}
+{{- end -}}
 {{- if and $scraped $values.networkPolicy.clients (not $values.networkPolicy.prometheus) -}}
 {{- fail "networkPolicy.clients keeps Prometheus out, without which there are no alarms and no autoscaling: name its pods in networkPolicy.prometheus" -}}
 {{- end -}}
@@ -124,7 +138,19 @@
 
 {{/* A shard belongs to one router, and a router keeps what it stores to itself. */}}
 {{- define "caravan.checkSeveralRouters" -}}
-{{- $routers := int .Values.router.replicas -}}
+{{- $routers := int (include "caravan.routers" . | fromJson).most -}}
+{{- $scaling := .Values.router.autoscaling -}}
+{{- if $scaling.enabled -}}
+{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
+{{- fail "router.autoscaling.minReplicas is greater than maxReplicas" -}}
+{{- end -}}
+{{- if not (or $scaling.cpuUtilization $scaling.metrics) -}}
+{{- fail "router.autoscaling needs cpuUtilization or metrics" -}}
+{{- end -}}
+{{- if eq .Values.router.state.type "claim" -}}
+{{- fail "router.autoscaling: a router that is taken away would take what its clients have stored along: set router.state.type: none" -}}
+{{- end -}}
+{{- end -}}
 {{- if gt $routers 1 -}}
 {{- $pools := (include "caravan.pools" . | fromJson).items -}}
 {{- range $model, $_ := .Values.models -}}
@@ -133,7 +159,7 @@
 {{- if eq .model $model }}{{ $least = add $least .least }}{{ end -}}
 {{- end -}}
 {{- if lt (int $least) $routers -}}
-{{- fail (printf "models.%s: %d routers need as many shards, because a shard belongs to one router, and its pools have at least %d: raise replicas or autoscaling.minReplicas, or lower router.replicas" $model $routers (int $least)) -}}
+{{- fail (printf "models.%s: %d routers need as many shards, because a shard belongs to one router, and its pools have at least %d: raise replicas or autoscaling.minReplicas, or lower %s" $model $routers (int $least) (ternary "router.autoscaling.maxReplicas" "router.replicas" $scaling.enabled)) -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq .Values.router.state.type "claim") (not .Values.sessionAffinity.enabled) -}}
@@ -148,6 +174,12 @@
 {{/* Dict root, path, settings. */}}
 {{- define "caravan.checkScaling" -}}
 {{- $scaling := .settings.autoscaling -}}
+{{- if and (ne $scaling.type "keda") (or $scaling.triggers $scaling.scalingModifiers) -}}
+{{- fail (printf "%s: autoscaling.triggers and scalingModifiers are keda's: set autoscaling.type" .path) -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range $scaling.triggers }}{{ if .name }}{{ $names = append $names .name }}{{ end }}{{ end -}}
+{{- include "caravan.refuseTwice" (dict "path" (printf "%s.autoscaling.triggers" .path) "names" $names "own" (list "requests" "kv-use")) -}}
 {{- if ne $scaling.type "none" -}}
 {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
 {{- fail (printf "%s: autoscaling.minReplicas is greater than maxReplicas" .path) -}}
@@ -160,6 +192,25 @@
 {{- end -}}
 {{- if gt (int $scaling.fallbackReplicas) (int $scaling.maxReplicas) -}}
 {{- fail (printf "%s: autoscaling.fallbackReplicas is greater than maxReplicas" .path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Shards of several hosts: dict root, path, pool. */}}
+{{- define "caravan.checkHosts" -}}
+{{- $settings := .pool.settings -}}
+{{- if gt (int $settings.hosts) 1 -}}
+{{- if not .root.Values.networkPolicy.enabled -}}
+{{- fail (printf "%s.hosts: anyone who reaches a worker may read prompts and run code, also with mtls: set networkPolicy.enabled: true" .path) -}}
+{{- end -}}
+{{- if ne .root.Values.ipFamily "IPv4" -}}
+{{- fail (printf "%s.hosts: llama.cpp's rpc-servers have IPv4 addresses only. ipFamily is %s" .path .root.Values.ipFamily) -}}
+{{- end -}}
+{{- if or (eq $settings.cache.type "claim") (.pool.source.download | default dict).storageClassName -}}
+{{- fail (printf "%s.hosts: a group of hosts cannot have its own claims: use cache.type: emptyDir, and claimName for a download" .path) -}}
+{{- end -}}
+{{- if hasKey ($settings.flags | default dict) "rpc" -}}
+{{- fail (printf "%s.hosts: the chart sets the flag rpc itself" .path) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -182,7 +233,7 @@
 {{- include "caravan.refuseTwice" (dict "path" "commonLabels" "names" (keys .root.Values.commonLabels) "own" $own) -}}
 {{- include "caravan.refuseTwice" (dict "path" (printf "%s.labels" $path) "names" (keys .settings.labels) "own" (concat $own (keys .root.Values.commonLabels))) -}}
 {{- $containers := concat .settings.initContainers .settings.extraContainers -}}
-{{- range $key, $taken := dict "env" (list .settings.env .env) "extraVolumes" (list .settings.extraVolumes .volumes) "initContainers or extraContainers" (list $containers (list .container "fetch-model")) -}}
+{{- range $key, $taken := dict "env" (list .settings.env .env) "extraVolumes" (list .settings.extraVolumes .volumes) "initContainers or extraContainers" (list $containers (list .container "fetch-model" "await-workers")) -}}
 {{- $names := list -}}
 {{- range index $taken 0 }}{{ $names = append $names .name }}{{ end -}}
 {{- include "caravan.refuseTwice" (dict "path" (printf "%s.%s" $path $key) "names" $names "own" (index $taken 1)) -}}

@@ -31,6 +31,17 @@
   {{- $key := dict "name" .name "key" (default "token" .key) }}
   {{- $env = prepend $env (dict "name" $token "valueFrom" (dict "secretKeyRef" $key)) }}
   {{- end }}
+  {{- with .download.s3 }}
+  {{- if .secretName }}
+  {{- range $name := list "AWS_SECRET_ACCESS_KEY" "AWS_ACCESS_KEY_ID" }}
+  {{- $key := dict "name" $.download.s3.secretName "key" $name }}
+  {{- $env = prepend $env (dict "name" $name "valueFrom" (dict "secretKeyRef" $key)) }}
+  {{- end }}
+  {{- end }}
+  {{- range $name, $value := dict "AWS_REGION" .region "AWS_ENDPOINT_URL" .endpoint }}
+  {{- if $value }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
+  {{- end }}
+  {{- end }}
   {{- with .download.ca }}
   {{- $env = prepend $env (dict "name" "SSL_CERT_FILE" "value" "/etc/caravan/download-ca/ca.crt") }}
   {{- end }}
@@ -61,7 +72,8 @@
 {{/* The ports that a download needs, as a JSON list: those of its files, and of the proxies in its variables. */}}
 {{- define "caravan.downloadPorts" -}}
 {{- $urls := list -}}
-{{- range .files }}{{ $urls = append $urls .url }}{{ end -}}
+{{- $store := default "https://s3" (.s3 | default dict).endpoint -}}
+{{- range .files }}{{ $urls = append $urls (ternary $store .url (hasPrefix "s3://" .url)) }}{{ end -}}
 {{- if .name }}{{ $urls = append $urls (include "caravan.hub" .) }}{{ end -}}
 {{- range .env -}}
 {{- if and (regexMatch "(?i)^(https?|all)_proxy$" .name) .value }}{{ $urls = append $urls .value }}{{ end -}}

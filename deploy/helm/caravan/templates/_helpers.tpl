@@ -84,6 +84,9 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- fail (printf "the name %s has %d characters, and a StatefulSet may have 52: shorten models.%s.pools.%s or set fullnameOverride" $name (len $name) $model $pool) -}}
 {{- end -}}
 {{- $scaling := $settings.autoscaling -}}
+{{- if and (gt (int $settings.hosts) 1) (gt (len $name) 46) -}}
+{{- fail (printf "the name %s has %d characters, and with hosts it may have 46: shorten models.%s.pools.%s or set fullnameOverride" $name (len $name) $model $pool) -}}
+{{- end -}}
 {{- $least := ternary $settings.replicas $scaling.minReplicas (eq $scaling.type "none") -}}
 {{- $most := ternary $settings.replicas $scaling.maxReplicas (eq $scaling.type "none") -}}
 {{- $pools = append $pools (dict "model" $model "file" $spec.file "alias" $spec.alias "served" (include "caravan.servedName" $spec) "source" $spec.source "pool" $pool "name" $name "settings" $settings "least" $least "most" $most) -}}
@@ -121,6 +124,25 @@ ipFamilies: [IPv6]
 {{- end -}}
 {{- end -}}
 
+{{/* Not empty if routers follow the API's EndpointSlices. With auto, they do where DNS is slow or late: caches keep the
+     answer that a pool of no shards has no address, and groups of hosts have no minReadySeconds. */}}
+{{- define "caravan.watches" -}}
+{{- $watches := eq .Values.router.discovery "endpointSlices" -}}
+{{- if eq .Values.router.discovery "auto" -}}
+{{- range (include "caravan.pools" . | fromJson).items -}}
+{{- if or (eq (int .least) 0) (gt (int .settings.hosts) 1) }}{{ $watches = true }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- ternary "true" "" $watches -}}
+{{- end -}}
+
+{{/* The name of the InferencePool that the routers are in; empty without one. */}}
+{{- define "caravan.inferencePool" -}}
+{{- if .Values.inferencePool.enabled -}}
+{{- default (printf "%s-router" (include "caravan.fullname" .)) .Values.inferencePool.existing -}}
+{{- end -}}
+{{- end -}}
+
 {{/* When a router is ready: listening or serving. */}}
 {{- define "caravan.readiness" -}}
 {{- $readiness := .Values.router.readiness -}}
@@ -133,7 +155,8 @@ ipFamilies: [IPv6]
 {{- end -}}
 {{- $most = max $most $least -}}
 {{- end -}}
-{{- $spare := gt (int $most) (int .Values.router.replicas) -}}
+{{- $routers := include "caravan.routers" . | fromJson -}}
+{{- $spare := gt (int $most) (int $routers.most) -}}
 {{- $readiness = ternary "serving" "listening" (and $spare (not .Values.tls.clientCaSecretName)) -}}
 {{- end -}}
 {{- $readiness -}}

@@ -32,6 +32,11 @@ imagePullSecrets:
 {{- with include "caravan.securityContext" (dict "root" .root "settings" $settings "key" "podSecurityContext") | fromYaml }}
 securityContext: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- $selector := include "caravan.selector" . | fromYaml }}
+{{- if gt (int (get $settings "hosts")) 1 }}
+{{- /* The hosts of a shard are hosts of their own. */}}
+{{- $selector = omit $selector "app.kubernetes.io/component" }}
+{{- end }}
 {{- $topology := list }}
 {{- range $settings.topologySpreadConstraints }}
 {{- $topology = append $topology .topologyKey }}
@@ -45,9 +50,9 @@ topologySpreadConstraints:
     topologyKey: kubernetes.io/hostname
     whenUnsatisfiable: ScheduleAnyway
     labelSelector:
-      matchLabels: {{- include "caravan.selector" . | nindent 8 }}
+      matchLabels: {{- toYaml $selector | nindent 8 }}
   {{- end }}
-  {{- $selector := dict "labelSelector" (dict "matchLabels" (include "caravan.selector" . | fromYaml)) }}
+  {{- $selector = dict "labelSelector" (dict "matchLabels" $selector) }}
   {{- range $settings.topologySpreadConstraints }}
   - {{- ternary . (merge (deepCopy $selector) .) (hasKey . "labelSelector") | toYaml | nindent 4 }}
   {{- end }}

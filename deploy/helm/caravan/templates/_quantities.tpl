@@ -56,7 +56,7 @@
 {{- $bytes = include "caravan.cacheSize" .settings.cache | include "caravan.number" | float64 -}}
 {{- end -}}
 {{- with .download -}}
-{{- if not (or .storageClassName .claimName) -}}
+{{- if not (or .storageClassName .claimName .nodePath) -}}
 {{- $bytes = addf $bytes (include "caravan.number" .size | float64) -}}
 {{- end -}}
 {{- end -}}

@@ -5,11 +5,32 @@
 {{- if eq .settings.autoscaling.type "none" -}}
 {{- .settings.replicas -}}
 {{- else -}}
-{{- with lookup "apps/v1" "StatefulSet" .root.Release.Namespace .name -}}{{- .spec.replicas -}}{{- end -}}
+{{- $target := include "caravan.scaleTarget" . | fromYaml -}}
+{{- with lookup $target.apiVersion $target.kind .root.Release.Namespace $target.name -}}{{- .spec.replicas -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* A query of files/keda.yaml for one pool: dict root, pool, query, unit, the setting that has the threshold.
+{{/* What an autoscaler of a pool scales: dict name, settings. */}}
+{{- define "caravan.scaleTarget" -}}
+{{- if gt (int .settings.hosts) 1 -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+name: {{ include "caravan.hostsName" . }}
+{{- else -}}
+apiVersion: apps/v1
+kind: StatefulSet
+name: {{ .name }}
+{{- end -}}
+{{- end -}}
+
+{{/* The routers of which there are at least and at most so many, as JSON. */}}
+{{- define "caravan.routers" -}}
+{{- $router := .Values.router -}}
+{{- $scaling := $router.autoscaling -}}
+{{- dict "least" (ternary $scaling.minReplicas $router.replicas $scaling.enabled) "most" (ternary $scaling.maxReplicas $router.replicas $scaling.enabled) | toJson -}}
+{{- end -}}
+
+{{/* A query of files/keda.yaml for one pool: dict root, pool, query, unit, the setting that has the threshold: "" is 1.
 
      Pools of one model share its load, or each would start shards for all of it. What the least shards of all pools do not
      carry fills one pool after another, by priority and then by name: a pool gets what those before it leave, up to its own
@@ -17,13 +38,14 @@
 {{- define "caravan.demand" -}}
 {{- $own := .pool -}}
 {{- $unit := .unit -}}
+{{- $ownThreshold := get $own.settings.autoscaling $unit | default 1 -}}
 {{- $selector := printf "namespace=%q,model=%q" .root.Release.Namespace $own.served -}}
 {{- $query := get (.root.Files.Get "files/keda.yaml" | fromYaml) .query | replace "$selector" $selector -}}
 {{- $before := 0.0 -}}
 {{- $others := 0 -}}
 {{- range (include "caravan.pools" .root | fromJson).items -}}
 {{- if eq .model $own.model -}}
-{{- $threshold := get .settings.autoscaling $unit -}}
+{{- $threshold := get .settings.autoscaling $unit | default $ownThreshold -}}
 {{- $before = addf $before (mulf .least $threshold) -}}
 {{- if ne .pool $own.pool -}}
 {{- $others = add1 $others -}}
@@ -35,9 +57,8 @@
 {{- end -}}
 {{- end -}}
 {{- if $others -}}
-{{- $threshold := get $own.settings.autoscaling $unit -}}
-{{- $room := mulf (subf $own.most $own.least) $threshold -}}
-{{- printf "clamp((%s) - %v, 0, %v) + %v" $query $before $room (mulf $own.least $threshold) -}}
+{{- $room := mulf (subf $own.most $own.least) $ownThreshold -}}
+{{- printf "clamp((%s) - %v, 0, %v) + %v" $query $before $room (mulf $own.least $ownThreshold) -}}
 {{- else -}}
 {{- $query -}}
 {{- end -}}

@@ -1726,7 +1726,12 @@ class SetLayoutResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     LOST_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     TOTAL_NS_FIELD_NUMBER: _builtins.int
+    SHARES_BEGINNINGS_FIELD_NUMBER: _builtins.int
     total_ns: _builtins.int
+    shares_beginnings: _builtins.bool
+    """In unified cells, each sequence shares the cells that it begins with, as far as their tokens are equal, with one of a
+    lower id. Absent from shards of version 0.4, where each has its own until the next copy.
+    """
     @_builtins.property
     def limits(self) -> Global___LayoutLimits:
         """What fits now."""
@@ -1741,10 +1746,11 @@ class SetLayoutResponse(_message.Message):
         limits: Global___LayoutLimits | None = ...,
         lost_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         total_ns: _builtins.int = ...,
+        shares_beginnings: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "lost_sequence_ids", b"lost_sequence_ids", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "lost_sequence_ids", b"lost_sequence_ids", "shares_beginnings", b"shares_beginnings", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

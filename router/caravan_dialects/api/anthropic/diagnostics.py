@@ -43,7 +43,7 @@ def _fingerprint(context: Context, body: MessagesRequest, prompt: tuple[int, ...
     parts = {
         "model": [context.model.name, context.adapter, context.model.fingerprint],
         "system": system_text(body),
-        "tools": body.tools or [],
+        "tools": [msgspec.structs.replace(tool, cache_control=None) for tool in body.tools or ()],
         "salt": body.cache_salt,
         "others": [body.tool_choice, body.thinking, body.output_config, body.output_format],
     }
@@ -52,5 +52,14 @@ def _fingerprint(context: Context, body: MessagesRequest, prompt: tuple[int, ...
 
 
 def _blocks(content: str | list[Block]) -> list[Block]:
-    """Return ``content`` as blocks: clients change between both forms."""
-    return [Block(type="text", text=content)] if isinstance(content, str) else content
+    """Return ``content`` as blocks, since clients change between both forms, without what marks the ends of caches."""
+    if isinstance(content, str):
+        return [Block(type="text", text=content)]
+    return [
+        msgspec.structs.replace(
+            block,
+            cache_control=None,
+            content=_blocks(block.content) if isinstance(block.content, list) else block.content,
+        )
+        for block in content
+    ]

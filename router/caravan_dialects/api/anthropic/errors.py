@@ -1,13 +1,17 @@
-"""Anthropic's error envelope: ``{"type": "error", "error": {"type", "message"}, "request_id"}``, OpenAI's statuses."""
+"""Anthropic's error envelope: ``{"type": "error", "error": {"type", "message"}, "request_id"}``, OpenAI's statuses.
+
+But an exceeded budget is a ``billing_error`` with 402, as Anthropic's own: its clients try again after 429.
+"""
 
 import msgspec
 
 from caravan_dialects.api.anthropic.rules import ThreadError
-from caravan_dialects.api.error_table import Dialect, kind_of, message_of
-from caravan_dialects.api.errors import ErrorFamily, ErrorKind
+from caravan_dialects.api.error_table import TABLE, Dialect, kind_of, message_of
+from caravan_dialects.api.errors import BudgetError, ErrorFamily, ErrorKind
 from caravan_dialects.api.generation.rules import PromptTooLongError, PromptTooManyBytesError, TotalTooLongError
 from caravan_dialects.api.openai.errors import openai_status
 
+_BUDGET = TABLE[BudgetError]
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -41,8 +45,14 @@ class AnthropicErrorBody(msgspec.Struct, frozen=True):
 
 def anthropic_type(kind: ErrorKind) -> str:
     """Return Anthropic's ``type``."""
+    if kind is _BUDGET:
+        return "billing_error"
     default = "invalid_request_error" if kind.family is ErrorFamily.CLIENT else "api_error"
     return _TYPES.get(kind.status, default)
+
+
+def _status(kind: ErrorKind) -> int:
+    return 402 if kind is _BUDGET else openai_status(kind)
 
 
 def _message(error: Exception) -> str:
@@ -67,6 +77,4 @@ def _body(error: Exception, request_id: str) -> bytes:
     return msgspec.json.encode(AnthropicErrorBody("error", described, request_id))
 
 
-ANTHROPIC = Dialect(
-    name="Anthropic", envelope=AnthropicErrorBody, status=openai_status, body=_body, id_header="Request-Id"
-)
+ANTHROPIC = Dialect(name="Anthropic", envelope=AnthropicErrorBody, status=_status, body=_body, id_header="Request-Id")

@@ -8,7 +8,6 @@ from caravan_dialects.api.generation.schema import (
     NEUTRAL,
     CacheSalt,
     FirstDifference,
-    NoEffect,
     OnlyNull,
     Priority,
     RefusedByRule,
@@ -40,6 +39,17 @@ class ToolChange(msgspec.Struct, frozen=True, kw_only=True):
     definition: "ToolParam | None" = None
 
 
+class CacheControl(msgspec.Struct, frozen=True, kw_only=True):
+    """Keep what is computed of the prompt for ``ttl`` after its last use, by default 5 minutes.
+
+    It is kept in memory or files, or in the KV cache where there are none, while the share of the API key pays for
+    that. The longest of a request counts for all of its prompt.
+    """
+
+    type: Literal["ephemeral"] = "ephemeral"
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a message.
 
@@ -67,6 +77,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     tool_name: str | None = None
     tool: ToolChange | None = None
+    cache_control: CacheControl | None = None
 
 
 class MessageParam(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +99,7 @@ class ToolParam(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolChoiceParam(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +146,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True):
     thread: RefusedByRule = None
     # Edits are not made, and the reply says so.
     context_management: Any = None
-    cache_control: NoEffect = None
+    cache_control: CacheControl | None = None
 
 
 class CountTokensRequest(PromptFields, frozen=True, kw_only=True):
@@ -152,7 +164,6 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
 
     ``diagnostics``: report why the prompt was not in the cache, and remember hashes of this request for the next one.
     Of ``metadata``, only the session that ``user_id`` names has an effect, as Claude Code sends it.
-    ``cache_control`` has none.
     """
 
     max_tokens: int

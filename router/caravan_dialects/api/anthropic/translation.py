@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,7 +12,7 @@ from caravan_dialects.api.anthropic.turns import TOOL_CHANGES, blocks_of, chat_m
 from caravan_dialects.api.generation.checks import check_positive
 from caravan_dialects.api.generation.parts import MediaParts
 from caravan_dialects.api.generation.rules import unsupported_field_error
-from caravan_dialects.api.generation.schema import JsonSchemaFormat, NamedSchema
+from caravan_dialects.api.generation.schema import CacheOptions, JsonSchemaFormat, NamedSchema
 from caravan_dialects.api.generation.serving import serving_fields
 from caravan_dialects.api.openai.chat.enforced import SchemaPlaces
 from caravan_dialects.api.openai.chat.schema import (
@@ -45,13 +45,23 @@ def source_of(body: MessagesRequest, model: ModelFacts) -> ChatSource:
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
-        **serving_fields(body),
+        **serving_fields(body) | {"prompt_cache_options": CacheOptions(ttl=_ttl(body))},
         prompt_cache_key=_session_in(body.metadata),
     )
     configured = body.output_config is not None and body.output_config.format is not None
     answer = "output_config.format" if configured else "output_format"
     places = SchemaPlaces(answer=answer, parameters="input_schema")
     return ChatSource(body=chat, clamps=True, tells_stop=True, media=media, places=places)
+
+
+def _ttl(body: MessagesRequest) -> Literal["5m", "1h"] | None:
+    """Return the longest lifetime that ``body`` asks for."""
+    system = () if isinstance(body.system, str) else body.system or ()
+    turns = [block for _, block in blocks_of(body.messages)]
+    inner = [one for block in turns if isinstance(block.content, list) for one in block.content]
+    marked = (body, *(body.tools or ()), *system, *turns, *inner)
+    asked = {one.cache_control.ttl or "5m" for one in marked if one.cache_control is not None}
+    return "1h" if "1h" in asked else "5m" if asked else None
 
 
 class _UserId(msgspec.Struct, frozen=True):

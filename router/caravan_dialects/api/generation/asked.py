@@ -2,23 +2,34 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from contextlib import AbstractContextManager
+from typing import ClassVar, Protocol, TypeVar
 
 from caravan_dialects.api.error_table import Dialect
 from caravan_dialects.api.generation.context import Context
-from caravan_dialects.api.generation.run import Run, ValidRequest
+from caravan_dialects.api.generation.run import Run, ValidRequest, on_all
 from caravan_dialects.api.stream import SERVER_SENT, Events, Framing
 from caravan_scheduler.core.engine import Fleet
 
+R = TypeVar("R", bound=Run)
+
+
+class Submit(Protocol):
+    """Submits one more generation of a request that is being answered. It ends with the block."""
+
+    def __call__(self, kind: type[R], request: ValidRequest, /) -> AbstractContextManager[R]: ...
+
 
 class Answer(ABC):
-    """The answer to one request: either `whole`, or `send` of each run and then `last_event`.
+    """The answer to one request: either `whole`, or `stream` and then `last_event`.
 
     ``requests``: what is generated. The runs of each come in this order. ``reply_id``: names the reply for other
-    requests while it is written; "" if none can name it.
+    requests while it is written; "" if none can name it. ``submit``: for what is generated later; set once the request
+    is in progress.
     """
 
     reply_id: str = ""
+    submit: Submit
 
     def __init__(self, requests: Sequence[ValidRequest]) -> None:
         self.requests = requests
@@ -26,6 +37,14 @@ class Answer(ABC):
     @abstractmethod
     async def whole(self, runs: Sequence[Run]) -> bytes:
         """Read all runs and return the JSON body. Raises EngineError."""
+
+    async def stream(self, events: Events, runs: Sequence[Run]) -> None:
+        """Stream all runs. Raises EngineError, RequestError."""
+
+        async def send(index: int, run: Run) -> None:
+            await self.send(events, index, run)
+
+        await on_all(runs, send)
 
     async def send(self, events: Events, index: int, run: Run) -> None:
         """Stream one run. Raises EngineError. Answers that are never streamed do not implement it."""

@@ -12,6 +12,7 @@ from caravan_dialects.api.limits import Bounds, Limits
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.media.decoder import MediaDecoder
 from caravan_dialects.media.file import MediaFile, MediaFileError
+from caravan_dialects.tool_servers import NO_TOOL_SERVERS, ToolServers
 from caravan_scheduler.core.engine import Engine, Fleet, ModelFacts, TextEngine
 from caravan_scheduler.core.media import Embeddings, Media, Picture, Sound
 from caravan_scheduler.core.request_metrics import RequestMetrics
@@ -116,6 +117,7 @@ class Context:
     model: ModelFacts
     adapter: str
     bounds: Bounds
+    tool_servers: ToolServers = NO_TOOL_SERVERS
 
     @property
     def engine(self) -> Engine:

@@ -1,13 +1,15 @@
 """The generating requests in progress: each is listed from its arrival to its last token, and can be aborted."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from caravan_dialects.api.errors import AbortedError
+from caravan_dialects.api.generation.asked import Answer, R
 from caravan_dialects.api.generation.context import ServedModel
-from caravan_dialects.api.generation.run import Run, SavedRun, ValidRequest, started
+from caravan_dialects.api.generation.run import Run, ValidRequest, started
 from caravan_scheduler.core.trace import NO_TRACE, RequestTrace
 
 
@@ -27,15 +29,17 @@ class RequestInProgress:
     trace: RequestTrace = NO_TRACE
     valid: Sequence[ValidRequest] = ()
     model: ServedModel | None = None
-    runs: Sequence[Run] = ()
+    runs: list[Run] = field(default_factory=list)
     reply_id: str = ""
     aborted: bool = False
     # The running block of `abortable`, which an abort interrupts.
     _scope: asyncio.Timeout | None = None
 
-    def begin(self, model: ServedModel, valid: Sequence[ValidRequest], reply_id: str = "") -> None:
-        """Note what the request asks for, now that its body is valid."""
-        self.model, self.valid, self.reply_id = model, valid, reply_id
+    def begin(self, model: ServedModel, reply: Answer) -> None:
+        """Note what the request asks for, now that its body is valid, and let ``reply`` submit more."""
+        self.model, self.valid, self.reply_id = model, reply.requests, reply.reply_id
+        self.runs = []
+        reply.submit = self.submitting
 
     def end_thoughts(self) -> bool:
         """End the thoughts of all generations now. Return whether any of them can be ended."""
@@ -73,17 +77,16 @@ class RequestInProgress:
             async with self.abortable():
                 yield self.runs
 
-    @asynccontextmanager
-    async def saving(self) -> AsyncIterator[SavedRun]:
-        """Submit the one generation and let an abort interrupt the block, with which it ends."""
+    @contextmanager
+    def submitting(self, kind: type[R], request: ValidRequest) -> Iterator[R]:
+        """Submit one more generation, which ends with the block."""
         assert self.model is not None
-        [request] = self.valid
         [spec] = request.specs
+        arrived = time.monotonic() if self.runs else self.arrived
         trace = self.trace.generation(len(spec.prompt))
-        with SavedRun(self.model, spec, request.text, self.arrived, trace) as run:
-            self.runs = [run]
-            async with self.abortable():
-                yield run
+        with kind(self.model, spec, request.text, arrived, trace) as run:
+            self.runs.append(run)
+            yield run
 
 
 class RequestsInProgress:

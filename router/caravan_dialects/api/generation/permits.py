@@ -6,8 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from caravan_dialects.api.error_table import kind_of
-from caravan_dialects.api.errors import KeyConcurrencyError, OverloadedError, RateLimitedError, RequestError
+from caravan_dialects.api.errors import (
+    BudgetError,
+    KeyConcurrencyError,
+    OverloadedError,
+    RateLimitedError,
+    RequestError,
+)
 from caravan_dialects.auth.client import Client, PermitPool
+from caravan_dialects.auth.key import ApiKey
+from caravan_dialects.auth.usage import Period, Spent
 from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.core.request_metrics import Failure, RequestMetrics
 
@@ -17,6 +25,14 @@ def check_rate(client: Client) -> None:
     wait_s = client.take_request(time.monotonic())
     if wait_s:
         raise RateLimitedError(client.key.requests_per_minute or 0, wait_s)
+
+
+def check_budget(key: ApiKey, spent: Spent) -> None:
+    """Raise BudgetError if ``key`` has used its tokens of this day or month. What runs goes on beyond them."""
+    for period, limit in ((Period.MONTH, key.tokens_per_month), (Period.DAY, key.tokens_per_day)):
+        if limit is not None and spent.of(period) >= limit:
+            now_s = time.time()
+            raise BudgetError(limit, spent.of(period), period.value, period.next_begins(now_s), now_s)
 
 
 @contextmanager

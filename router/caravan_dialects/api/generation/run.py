@@ -146,7 +146,7 @@ class Run:
         if self.cut is not None:
             self._fail(Failure.DEADLINE)
         elif self.finish is not None:
-            self._model.metrics.request_succeeded(self.timings(), self.tokens)
+            self._model.metrics.request_succeeded(self.timings(), self.tokens, self.finish)
             self._trace.finished(self.finish.value, self.tokens)
         elif isinstance(error, EngineError | AbortedError):
             self._fail(kind_of(error).failure or Failure.GENERATION)
@@ -237,11 +237,13 @@ class Run:
         """Return the duration of each stage up to the last token; 0 for a stage that was not reached."""
         times = self.times
         started = self._last_token if times.started is None else times.started
+        first = self._last_token if times.first_token is None else times.first_token
         return RequestTimings(
             total_s=self._last_token - self._arrived,
             validation_s=times.submitted - self._arrived,
             queue_s=max(0.0, started - times.submitted),
-            inference_s=max(0.0, self._last_token - started),
+            prefill_s=max(0.0, first - started),
+            decode_s=max(0.0, self._last_token - first),
         )
 
 

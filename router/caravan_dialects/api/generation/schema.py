@@ -1,6 +1,6 @@
 """Body fields that several dialects share, and marks of fields: without effect, refused, or read exactly."""
 
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
@@ -81,6 +81,24 @@ SessionId = Annotated[
 PromptCacheKey = Annotated[
     str | None, msgspec.Meta(description="Names the session if nothing else does; it does not change what is cached.")
 ]
+
+_KEPT = (
+    "what is computed of the prompt is kept for this time after its last use, in memory or files, or in the KV cache "
+    "where there are none, while the share of the API key pays for that"
+)
+CacheTtl = Annotated[Literal["5m", "30m", "1h", "12h", "24h"] | None, msgspec.Meta(description=f"If set, {_KEPT}.")]
+CacheRetention = Annotated[
+    Literal["in_memory", "in-memory", "24h"] | None,
+    msgspec.Meta(description=f"If set, {_KEPT}; `in_memory` means 5 minutes."),
+]
+
+
+class CacheOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the prompt is cached. ``mode`` changes nothing: all prompts are cached."""
+
+    mode: NoEffect = None
+    ttl: CacheTtl = None
+
 
 Speculate = Annotated[
     int | None,

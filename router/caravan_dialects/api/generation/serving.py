@@ -30,7 +30,19 @@ SESSION_HEADERS = (
     "Thread-Id",
 )
 
-_FIELDS = ("priority", "service_tier", "timeout", "cache_salt", "session_id", "speculate")
+_FIELDS = (
+    "priority",
+    "service_tier",
+    "timeout",
+    "cache_salt",
+    "session_id",
+    "speculate",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+)
+# In seconds. OpenAI drops what it has in memory after 5 to 10 minutes.
+_LIFETIMES = {"5m": 300.0, "30m": 1_800.0, "1h": 3_600.0, "12h": 43_200.0, "24h": 86_400.0}
+_LIFETIMES |= {"in_memory": _LIFETIMES["5m"], "in-memory": _LIFETIMES["5m"]}
 # Priorities of OpenAI's tiers, of which those that are not here have the default priority.
 _TIERS = {"flex": -10, "priority": 10, "fast": 10, "scale": 10, "ultrafast": 20}
 # Python's own readers also accept "1_0", "nan" and digits of other scripts.
@@ -95,6 +107,7 @@ class Serving(TypedDict):
     traceparent: str
     max_draft_tokens: int
     request_id: str
+    keep_s: float
 
 
 def serving_of(fields: ServingFields, sender: Sender, limits: Limits) -> Serving:
@@ -113,6 +126,7 @@ def serving_of(fields: ServingFields, sender: Sender, limits: Limits) -> Serving
         traceparent=sender.traceparent,
         max_draft_tokens=_max_draft_tokens(fields.speculate, headers.get(SPECULATE_HEADER), limits),
         request_id=sender.request_id,
+        keep_s=_keep_s(fields),
     )
 
 
@@ -178,6 +192,13 @@ def _max_draft_tokens(field: int | None, header: str | None, limits: Limits) -> 
     name, value = _whole_number(("speculate", field), (SPECULATE_HEADER, header))
     check_range(name, value, 0, limits.max_draft_tokens)
     return limits.max_draft_tokens if value is None else value
+
+
+def _keep_s(fields: object) -> float:
+    """Return the longest lifetime that a body asks for, in seconds; bodies of some routes have no such field."""
+    options = getattr(fields, "prompt_cache_options", None)
+    asked = (getattr(options, "ttl", None), getattr(fields, "prompt_cache_retention", None))
+    return max((_LIFETIMES[one] for one in asked if one is not None), default=0.0)
 
 
 def tier_of(fields: object) -> str:

@@ -126,16 +126,15 @@ class OllamaAnswer(Answer):
 
     def _finish(self, reply: OllamaReply, output: ChatOutput) -> None:
         run = output.run
-        timings, times = run.timings(), run.times
-        prompt_s = 0.0 if times.started is None or times.first_token is None else times.first_token - times.started
+        timings = run.timings()
         reply.done = True
         reply.done_reason = "length" if output.finish == "length" else "stop"
         reply.total_duration = int(timings.total_s * NANOSECONDS)
         reply.load_duration = 0
         reply.prompt_eval_count = len(self._chat.request.prompt)
-        reply.prompt_eval_duration = int(prompt_s * NANOSECONDS)
+        reply.prompt_eval_duration = int(timings.prefill_s * NANOSECONDS)
         reply.eval_count = run.tokens
-        reply.eval_duration = int(max(0.0, timings.inference_s - prompt_s) * NANOSECONDS)
+        reply.eval_duration = int(timings.decode_s * NANOSECONDS)
         if self._pieces is not None and isinstance(reply, ollama.OllamaGenerateReply):
             reply.context = [*self._chat.request.prompt, *_shown_token_ids(self._pieces)]
 

@@ -4,6 +4,7 @@ import msgspec
 
 from caravan_dialects.api.error_table import TABLE, Dialect, kind_of, message_of
 from caravan_dialects.api.errors import (
+    BudgetError,
     ContextLengthError,
     ErrorFamily,
     ErrorKind,
@@ -56,8 +57,8 @@ def openai_status(kind: ErrorKind) -> int:
 
 
 def openai_type(kind: ErrorKind) -> str:
-    """Return OpenAI's coarse ``type``."""
-    return _TYPES[kind.family]
+    """Return OpenAI's coarse ``type``, which is the code of an exceeded budget."""
+    return kind.error_type if kind is TABLE[BudgetError] else _TYPES[kind.family]
 
 
 def openai_code(kind: ErrorKind) -> str:

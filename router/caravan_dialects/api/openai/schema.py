@@ -6,6 +6,8 @@ import msgspec
 
 from caravan_dialects.api.generation.schema import (
     EXACT,
+    CacheOptions,
+    CacheRetention,
     CacheSalt,
     Format,
     ModelName,
@@ -157,6 +159,8 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     cache_salt: CacheSalt = None
     session_id: SessionId = None
     prompt_cache_key: PromptCacheKey = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: CacheRetention = None
     speculate: Speculate = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None

@@ -53,9 +53,8 @@ def prompt_details(run: Run) -> PromptTokensDetails:
 
 def timings_of(run: Run, predicted: int) -> Timings:
     """Return the times so far of a run that has a token; ``predicted``: the tokens that count."""
-    times, timings = run.times, run.timings()
-    prompt_s = 0.0 if times.started is None or times.first_token is None else times.first_token - times.started
-    predicted_s = max(0.0, timings.inference_s - prompt_s)
+    timings = run.timings()
+    prompt_s, predicted_s = timings.prefill_s, timings.decode_s
     computed = len(run.spec.prompt) - run.cached_tokens
     # The first token comes with the end of the prompt.
     steps = max(0, predicted - 1)

@@ -16,6 +16,7 @@ from caravan_dialects.api.error_table import Dialect
 from caravan_dialects.api.generation.asked import Asked
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.in_progress import RequestInProgress
+from caravan_dialects.api.generation.permits import check_budget
 from caravan_dialects.api.generation.reading import BodyReader
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.generation.serving import Sender
@@ -69,7 +70,7 @@ async def _generated(line: LineRequest, asked: Asked) -> bytes:
             context = await line.context(asked.asks_for("", line.app[STATE].fleet))
             context.check_generates()
             reply = await asked.validate(context)
-            progress.begin(context.served, reply.requests, reply.reply_id)
+            progress.begin(context.served, reply)
         async with progress.generating() as runs:
             return await reply.whole(runs)
 
@@ -124,6 +125,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 async def answer_line(line: LineRequest, body: msgspec.Raw) -> bytes:
     """Return the JSON of the reply to ``body``. Raises RequestError, EngineError."""
     endpoint = ENDPOINTS[line.endpoint]
+    check_budget(line.client.key, line.app[STATE].accounts.spent(line.owner))
     strict = line.app[STATE].limits.strict_fields
     read, _ = endpoint.reader.read(body, exact=strict and endpoint.dialect is OPENAI)
     return await endpoint.answer(line, read)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,13 +13,12 @@ import msgspec
 from aiohttp import web
 
 from caravan_dialects.api.error_table import kind_of
-from caravan_dialects.api.errors import InvalidKeyError, RequestError, UnknownModelError
+from caravan_dialects.api.errors import BudgetError, InvalidKeyError, RequestError, UnknownModelError
 from caravan_dialects.bulk.lines import CheckedLines, checked_lines, read_line
 from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Line, LineError
 from caravan_dialects.bulk.store import BulkStore, Tables
 from caravan_dialects.conversations.nodes import new_id
 from caravan_dialects.conversations.store import StoreError
-from caravan_proto.files import FileLock
 from caravan_router.http.bulk.line import ENDPOINTS, LineRequest, answer_line
 from caravan_router.http.server.authentication import client_named
 from caravan_router.http.server.sole_worker import SoleWorker, Work, end_tasks
@@ -74,11 +74,17 @@ class _RunningBatch:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
+    def cancel(self, batch: Batch) -> None:
+        """Let it end with what is answered. ``batch``: as it is now, `CANCELLING`."""
+        self.batch = batch
+        self.cancelled.set()
+
 
 class RunningBatches:
     """The owner of all batches of this server that have not ended.
 
-    With a folder, one server at a time works on what is in it, see `SoleWorker`.
+    With a folder, one server at a time works on what is in it; with a database, each on what began there, or what
+    another one has left. See `SoleWorker`.
     """
 
     def __init__(self, app: web.Application, store: BulkStore, concurrency: int) -> None:
@@ -88,19 +94,27 @@ class RunningBatches:
         self._concurrency = concurrency
         self._room = asyncio.Semaphore(concurrency)
         self._batches: dict[str, _RunningBatch] = {}
-        folder = store.settings.folder
-        lock = None if folder is None else FileLock(folder / "lock")
+        place = store.settings.place
+        lock = place / "lock" if isinstance(place, Path) else place
         self._worker = SoleWorker(lock, app[ENDING], Work(self._continue_all, self._leave))
 
     async def start(self) -> None:
-        """Go on with what is in the folder, at once if no other server does. Raises StoreError."""
-        if self._store.settings.folder is not None:
+        """Go on with what is in the store, at once if no other server does. Raises StoreError."""
+        if self._store.settings.place is not None:
             await self._store.call(lambda tables: None)
         await self._worker.start()
 
     async def _continue_all(self) -> None:
-        for batch in await self._until_stored(lambda tables: tables.unfinished()):
-            self._begin(batch)
+        known = [*self._batches.values()]
+        found = {batch.id: batch for batch in await self._until_stored(lambda tables: tables.unfinished())}
+        for batch in found.values():
+            if (running := self._batches.get(batch.id)) is None:
+                self._begin(batch)
+            elif batch.status is BatchStatus.CANCELLING and running.batch.status in CANCELLABLE:
+                running.cancel(batch)
+        if self._store.is_shared:
+            # Another server took them for lost while the database could not be reached.
+            await end_tasks([one.task for one in known if one.batch.id not in found and one.task is not None])
 
     async def close(self) -> None:
         """End all tasks. What is in a folder can be continued later."""
@@ -108,6 +122,9 @@ class RunningBatches:
 
     async def _leave(self) -> None:
         await end_tasks([one.task for one in self._batches.values() if one.task is not None])
+        if self._store.is_shared:
+            with suppress(StoreError):  # Others see it by the end of this one.
+                await self._store.call(lambda tables: tables.leave())
 
     async def add(self, batch: Batch) -> None:
         """Store a new batch and work on it. Raises StoreError."""
@@ -115,7 +132,7 @@ class RunningBatches:
         await asyncio.shield(self._add(batch))
 
     async def _add(self, batch: Batch) -> None:
-        await self._store.add_batch(batch)
+        await self._store.write_batch(batch)
         self._begin(batch)
 
     def _begin(self, batch: Batch) -> None:
@@ -128,13 +145,14 @@ class RunningBatches:
         """Let a batch that has not ended end with what is answered. Return it as it is now. Raises StoreError."""
         running = self._batches.get(batch.id)
         if running is None:
-            # It has ended meanwhile, or waits for a server that works on the folder.
+            # It has ended meanwhile, or another server works on it, or will.
             found = await self._store.batch(batch.owner, batch.id)
             running = _RunningBatch(batch if found is None else found[0])
         if running.batch.status in CANCELLABLE:
-            running.batch = _reached(running.batch, BatchStatus.CANCELLING)
-            running.cancelled.set()
-            await self._store.add_batch(running.batch)
+            running.cancel(_reached(running.batch, BatchStatus.CANCELLING))
+            if not await self._store.write_batch(running.batch):
+                found = await self._store.batch(batch.owner, batch.id)
+                return batch if found is None else found[0]
         return running.batch
 
     async def _run(self, running: _RunningBatch) -> None:
@@ -183,10 +201,11 @@ class RunningBatches:
             await self._write(running, replace(_reached(batch, BatchStatus.FAILED), errors=checked.errors))
             return
         begun = replace(_reached(batch, BatchStatus.IN_PROGRESS), total=len(checked.lines))
-        await self._store.call(lambda tables: tables.begin(begun, checked.lines))
+        if not await self._store.call(lambda tables: tables.begin(begun, checked.lines)):
+            await self._read_again(running)
         if running.cancelled.is_set():
             begun = replace(running.batch, total=begun.total)
-            await self._store.add_batch(begun)
+            await self._store.write_batch(begun)
         running.batch = begun
 
     async def _answer_all(self, running: _RunningBatch) -> None:
@@ -241,7 +260,8 @@ class RunningBatches:
             except (RequestError, EngineError, StoreError) as error:
                 dialect = ENDPOINTS[batch.endpoint].dialect
                 status = dialect.status(kind_of(error))
-                if status in _PASSING or self._may_join(error):
+                # The next day or month may be after the batch.
+                if (status in _PASSING and not isinstance(error, BudgetError)) or self._may_join(error):
                     await asyncio.sleep(wait_s)
                     wait_s = min(2 * wait_s, _MOST_RETRY_S)
                     continue
@@ -294,13 +314,23 @@ class RunningBatches:
             )
             await self._write(running, named)
         ended = _reached(running.batch, status)
-        await self._store.call(lambda tables: tables.finish(ended))
-        running.batch = ended
+        if await self._store.call(lambda tables: tables.finish(ended)):
+            running.batch = ended
+        else:
+            await self._read_again(running)
 
     async def _write(self, running: _RunningBatch, batch: Batch) -> None:
-        await self._store.add_batch(batch)
-        if batch.status is BatchStatus.CANCELLING or not running.cancelled.is_set():
+        if not await self._store.write_batch(batch):
+            await self._read_again(running)
+        elif batch.status is BatchStatus.CANCELLING or not running.cancelled.is_set():
             running.batch = batch
+
+    async def _read_again(self, running: _RunningBatch) -> None:
+        """Note that a batch was cancelled. Raises StoreError if another server works on it."""
+        found = await self._store.batch(running.batch.owner, running.batch.id)
+        if found is None or found[0].status is not BatchStatus.CANCELLING:
+            raise StoreError("another server works on it")
+        running.cancel(found[0])
 
 
 def _reached(batch: Batch, status: BatchStatus) -> Batch:

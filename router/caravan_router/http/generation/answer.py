@@ -15,7 +15,7 @@ from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import model_name
 from caravan_dialects.api.generation.in_progress import RequestInProgress, RequestsInProgress
 from caravan_dialects.api.generation.permits import holding_permits
-from caravan_dialects.api.generation.run import Run, ValidRequest, on_all
+from caravan_dialects.api.generation.run import Run, ValidRequest
 from caravan_router.http.generation.models import context_of, counting_request, header_model, metrics_of
 from caravan_router.http.server.body import forget_body
 from caravan_router.http.server.dialect import path_of
@@ -96,14 +96,14 @@ async def admitted(request: web.Request, asked: Asked, held: ExitStack) -> tuple
             context = await context_of(request, named)
             context.check_generates()
             reply = await asked.validate(context)
-            progress.begin(context.served, reply.requests, reply.reply_id)
+            progress.begin(context.served, reply)
             progress.trace.serves(
                 ServedRequest(
                     asked=named,
                     model=context.model.name,
                     operation=asked.operation,
                     streamed=asked.streamed,
-                    session=shown_session(reply.requests[0].specs[0].session),
+                    session=shown_session(reply.requests[0].specs[0].session) if reply.requests else "",
                     gateway=context.sender.gateway.notes,
                 )
             )
@@ -135,14 +135,10 @@ async def _stream(
     state = request.app[STATE]
     headers = compute_headers(state, sum(one.characters for one in reply.requests))
     async with EventStream(request, headers, state.limits, asked.framing) as events:
-
-        async def send(index: int, run: Run) -> None:
-            await reply.send(events, index, run)
-
         try:
             with held:
                 async with progress.generating() as runs:
-                    await on_all(runs, send)
+                    await reply.stream(events, runs)
         except (EngineError, RequestError) as error:
             await events.send(*asked.error_messages(error))
         else:

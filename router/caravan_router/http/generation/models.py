@@ -9,7 +9,7 @@ from aiohttp import web
 
 from caravan_dialects.api.errors import NoCatalogueError, RequestError, UnknownModelError
 from caravan_dialects.api.generation.context import MODEL_HEADER, Context, CountedDecoding, ServedModel, model_name
-from caravan_dialects.api.generation.permits import check_rate, counting_failures, counting_texts
+from caravan_dialects.api.generation.permits import check_budget, check_rate, counting_failures, counting_texts
 from caravan_dialects.api.generation.serving import NO_GATEWAY, Gateway, Sender, gateway_of
 from caravan_dialects.api.limits import bounds_of
 from caravan_router.http.server.middleware import REQUEST_ID
@@ -111,6 +111,7 @@ async def sender_context(state: AppState, sender: Sender, asked: str) -> Context
         model=facts,
         adapter=asked if asked in facts.adapters else "",
         bounds=bounds_of(state.limits, facts),
+        tool_servers=state.tool_servers,
     )
 
 
@@ -135,13 +136,21 @@ _COUNTED = web.RequestKey("counted", bool)
 def counting_request(request: web.Request, metrics: ModelMetrics, generations: int) -> Iterator[None]:
     """Count a request for ``generations``, and count them as failed if the block raises.
 
-    Raises RateLimitedError, whatever the block would raise, if the key has no request left in this minute.
+    Raises RateLimitedError, whatever the block would raise, if the key has no request left in this minute, and
+    BudgetError.
     """
     request[_COUNTED] = True
     metrics.request_arrived(generations)
     with counting_failures(metrics, generations):
-        check_rate(request[CLIENT])
+        check_client(request)
         yield
+
+
+def check_client(request: web.Request) -> None:
+    """Count a request against its key's rate. Raises RateLimitedError, BudgetError."""
+    client = request[CLIENT]
+    check_rate(client)
+    check_budget(client.key, request.app[STATE].accounts.spent(client.key.tenant.name))
 
 
 def counting_refusals(handler: Handler) -> Handler:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
@@ -28,7 +29,7 @@ from caravan_dialects.api.openai.responses.background import (
     failed_end,
     with_window,
 )
-from caravan_dialects.api.openai.responses.event_log import EventLog
+from caravan_dialects.api.openai.responses.event_log import EventLog, LostJobError
 from caravan_dialects.api.openai.responses.reply import AskedResponse
 from caravan_dialects.api.openai.responses.schema import ResponseObject, ResponseRequest
 from caravan_dialects.api.openai.responses.turn import begun_turn
@@ -36,7 +37,6 @@ from caravan_dialects.api.stream import NAMED_EVENTS
 from caravan_dialects.auth.client import Client
 from caravan_dialects.conversations.nodes import Job, JobEnd, Transaction
 from caravan_dialects.conversations.store import StoreError
-from caravan_proto.files import FileLock
 from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED, admitted
 from caravan_router.http.generation.models import sender_context
 from caravan_router.http.server.authentication import client_named
@@ -67,7 +67,7 @@ async def followed(request: web.Request, log: EventLog, first: int) -> web.Strea
     """Stream the events of a response from the number ``first`` on. They end early if the store cannot be read."""
     async with EventStream(request, {}, request.app[STATE].limits, NAMED_EVENTS) as events:
         with suppress(StoreError):
-            async for messages in log.read(first):
+            async for messages in log.read(first, request.app[ENDING]):
                 await events.send(*messages)
     return events.response
 
@@ -97,7 +97,8 @@ class _BackgroundJob:
 class BackgroundResponses:
     """The owner of all responses of this server that are generated in the background.
 
-    With a store in a file, one server at a time continues those in it, see `SoleWorker`.
+    With a store in a file, one server at a time continues those in it; with a database, each those that another one
+    has left. See `SoleWorker`.
     """
 
     def __init__(self, app: web.Application) -> None:
@@ -105,8 +106,8 @@ class BackgroundResponses:
         self._jobs: dict[str, _BackgroundJob] = {}
         self._of_owners: Counter[str] = Counter()
         self._ending = False
-        file = app[STATE].store.file
-        lock = None if file is None else FileLock(file.with_name(f"{file.name}-background"))
+        place = app[STATE].store.place
+        lock = place.with_name(f"{place.name}-background") if isinstance(place, Path) else place
         self._worker = SoleWorker(lock, app[ENDING], Work(self._continue_all, self._leave))
 
     async def start(self) -> None:
@@ -120,6 +121,10 @@ class BackgroundResponses:
     async def _leave(self) -> None:
         self._ending = True
         await end_tasks([job.task for job in self._jobs.values() if job.task is not None])
+        store = self._app[STATE].store
+        if store.is_shared:
+            with suppress(StoreError):  # Others see it by the end of this one.
+                await store.on_jobs(lambda jobs: jobs.leave())
 
     def log_of(self, owner: str, response_id: str) -> EventLog | None:
         """Return the events of a response under way; None if the owner has none of this id."""
@@ -189,11 +194,15 @@ class BackgroundResponses:
                 del self._of_owners[owner]
 
     async def _continue_all(self) -> None:
-        """Continue the responses in the store that no other server continues."""
+        """Continue the responses in the store that no other server continues; cancel those of which clients ask it."""
         state = self._app[STATE]
         try:
             for known in await state.store.jobs_under_way():
-                if self._app[RUNNING].find(known.owner, known.id) is None:
+                running = self._app[RUNNING].find(known.owner, known.id)
+                if running is not None:
+                    if known.cancelled:
+                        running.cancel()
+                else:
                     # It may have ended, or have been deleted, while others were begun.
                     job = await state.store.job(known.owner, known.id)
                     if job is not None and not job.ended:
@@ -251,6 +260,8 @@ class BackgroundResponses:
         async with job.held:
             try:
                 await self._attempts(job)
+            except LostJobError:
+                _log.info("response %s in the background was deleted, or goes on at another server", job.id)
             except Exception as error:  # noqa: BLE001  whatever a bug raises
                 if isinstance(error, EngineError | RequestError | StoreError):
                     # No client may be there to read it.
@@ -275,8 +286,8 @@ class BackgroundResponses:
                 if job.answer is None:
                     await self._end(job.owner, job.log, job.asked.ended(None, job.log.following))
                     return
-                async with job.progress.saving() as run:
-                    await job.answer.generate(run, job.log, job.asked.saved)
+                async with job.progress.abortable():
+                    await job.answer.generate(job.log, job.asked.record, job.asked.saved)
             except (NoShardError, UnknownModelError) as error:
                 if isinstance(error, ModelReplacedError) or time.time() >= job.asked.record.deadline:
                     raise
@@ -300,16 +311,20 @@ class BackgroundResponses:
         # Only now, so that until a shard is up, clients see the output so far.
         job.asked.again(Saved(tokens=tokens, feedback=feedback, following=job.log.following))
         answer = await job.asked.validate(context)
-        job.progress.begin(context.served, answer.requests, answer.reply_id)
+        job.progress.begin(context.served, answer)
         job.answer = answer
 
     async def _end(self, owner: str, log: EventLog, end: JobEnd) -> None:
         """Store the end of a response that is not a turn."""
+        store = self._app[STATE].store
         try:
-            await log.record(end.step, self._app[STATE].store.commit(owner, Transaction(ended=end)))
+            await log.record(end.step, store.commit(owner, Transaction(ended=end)))
+        except LostJobError:
+            _log.info("response %s in the background was deleted, or ends at another server", end.id)
         except StoreError:
-            # Another server may continue it later, and does not know of this event.
-            log.show(end.step.events)
+            # A server may continue it later, and does not know of this event. One that shares a database soon does.
+            if not store.is_shared:
+                log.show(end.step.events)
 
 
 BACKGROUND = web.AppKey("background", BackgroundResponses)

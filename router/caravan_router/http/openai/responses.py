@@ -1,5 +1,6 @@
 """``/v1/responses``: generates, returns, cancels and deletes responses."""
 
+import asyncio
 import re
 from contextlib import AbstractAsyncContextManager
 
@@ -26,9 +27,10 @@ from caravan_dialects.api.openai.responses.schema import (
     ResponseObject,
     ResponseRequest,
 )
-from caravan_dialects.api.openai.responses.tools import offered_tools
+from caravan_dialects.api.openai.responses.tool_loop import offered_without_loop
 from caravan_dialects.api.openai.responses.turn import Turn, begun_turn
 from caravan_dialects.api.openai.responses.validation import check_request, validate_turn
+from caravan_dialects.conversations.store import Store
 from caravan_router.http.generation.answer import REMEMBERED, answer
 from caravan_router.http.generation.models import asked_model, context_of, counting_refusals, reading_texts
 from caravan_router.http.openai.background import BACKGROUND, followed, note_skipped
@@ -49,6 +51,8 @@ _PATH = "/v1/responses"
 _ONE = "/v1/responses/{response_id}"
 # Of an event.
 _NUMBER = re.compile(r"-1|[0-9]{1,15}")
+# Between two looks at a response that another server is to cancel.
+_POLL_S = 0.1
 
 
 PAGE_PARAMETERS = (
@@ -158,7 +162,8 @@ async def _valid_chat(request: web.Request, body: InputFields) -> ValidChat:
         raise unsupported_field_error("prompt", "send `instructions` and `input`", body.prompt)
     async with _begun_turn(request, body, extends=False) as turn:
         context = await context_of(request, asked_model(request, body.model))
-        return (await validate_turn(context, body, turn, offered_tools(body.tools or (), turn.all_items))).chat
+        offered = await offered_without_loop(context, body, turn)
+        return (await validate_turn(context, body, turn, offered)).chat
 
 
 @ROUTES.route(
@@ -229,9 +234,12 @@ async def _stream_again(request: web.Request, owner: str, response_id: str) -> w
 )
 async def delete_response(request: web.Request) -> web.Response:
     response_id, owner = request.match_info["response_id"], owner_of(request)
+    store = request.app[STATE].store
     if request.app[BACKGROUND].log_of(owner, response_id) is not None:
         await _cancelled(request, owner, response_id)
-    if not await request.app[STATE].store.delete_response(owner, response_id):
+    elif store.is_shared:
+        await _cancelled_elsewhere(store, owner, response_id)
+    if not await store.delete_response(owner, response_id):
         raise UnknownEntryError("response", response_id)
     return json_reply(DeletedResponse(response_id))
 
@@ -264,7 +272,16 @@ async def _cancelled(request: web.Request, owner: str, response_id: str) -> Runn
     if running is not None:
         running.cancel()
         await running.ended.wait()
+    elif request.app[STATE].store.is_shared:
+        await _cancelled_elsewhere(request.app[STATE].store, owner, response_id)
     return running
+
+
+async def _cancelled_elsewhere(store: Store, owner: str, response_id: str) -> None:
+    """Let the server that generates a response in the background cancel it, and return when it has ended."""
+    if await store.on_jobs(lambda jobs: jobs.cancel(owner, response_id)):
+        while not await store.on_jobs(lambda jobs: jobs.has_ended(response_id)):  # noqa: ASYNC110  another process changes it
+            await asyncio.sleep(_POLL_S)
 
 
 @ROUTES.route(

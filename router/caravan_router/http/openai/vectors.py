@@ -6,7 +6,7 @@ from functools import partial
 from aiohttp import web
 
 from caravan_dialects.api.generation.context import Context, model_name
-from caravan_dialects.api.generation.permits import check_rate, holding_permits
+from caravan_dialects.api.generation.permits import holding_permits
 from caravan_dialects.api.openai.embeddings import (
     EmbeddingList,
     EmbeddingRequest,
@@ -30,7 +30,7 @@ from caravan_dialects.api.openai.scoring import (
     scored_sides,
     scores_of,
 )
-from caravan_router.http.generation.models import asked_model, context_of, metrics_of
+from caravan_router.http.generation.models import asked_model, check_client, context_of, metrics_of
 from caravan_router.http.server.route import BODY_ERRORS, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT, STATE, TRACE
@@ -53,7 +53,7 @@ async def vectors_of(
         return texts
 
     client = request[CLIENT]
-    check_rate(client)
+    check_client(request)
     with (
         holding_permits(client, state.permits.of(model_name(state.fleet, asked)), 1),
         metrics_of(state, asked).validating(1),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from caravan_dialects.api.error_table import REASON_HEADER
 from caravan_dialects.api.errors import (
     ExpectationError,
     ForeignPageError,
@@ -195,7 +196,9 @@ class Cors:
         response.headers.update(self._headers(request))
         if self._varies:
             response.headers["Vary"] = ", ".join(filter(None, (response.headers.get("Vary"), "Origin")))
-        response.headers["Access-Control-Expose-Headers"] = f"{REQUEST_ID_HEADER},{IGNORED_HEADER},Retry-After"
+        response.headers["Access-Control-Expose-Headers"] = (
+            f"{REQUEST_ID_HEADER},{IGNORED_HEADER},{REASON_HEADER},Retry-After"
+        )
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -4,10 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from caravan_dialects.sql.connection import Place
 from caravan_proto.files import FileLock
 
 _LOCK_POLL_S = 0.1
+# So often, servers that share a database look for what another one has left, and what clients ask of them there.
+_SHARED_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +26,13 @@ class SoleWorker:
     """Does ``work`` while this server has the lock of a file.
 
     It gives the lock up when the server begins to end, so that the next one goes on without waiting for the last
-    streams. Without a lock, what is stored is this server's alone.
+    streams. Without a lock, what is stored is this server's alone, or in a database that says which part of it is.
     """
 
-    def __init__(self, lock: FileLock | None, ending: asyncio.Event, work: Work) -> None:
-        """``ending``: set when the server begins to end."""
-        self._lock = lock
+    def __init__(self, place: Place, ending: asyncio.Event, work: Work) -> None:
+        """``place``: the file of the lock, the URL of a database, or None. ``ending``: set when the server ends."""
+        self._lock = FileLock(place) if isinstance(place, Path) else None
+        self._is_shared = isinstance(place, str)
         self._ending = ending
         self._work = work
         self._watching: asyncio.Task[None] | None = None
@@ -44,13 +49,25 @@ class SoleWorker:
             if self._lock.take():
                 await self._work.go_on()
             self._watching = asyncio.create_task(self._watch(self._lock))
+        elif self._is_shared:
+            await self._work.go_on()
+            self._watching = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        """Go on with what other servers leave, and leave when this one ends."""
+        while not await self._ends_within(_SHARED_POLL_S):
+            await self._work.go_on()
+        await self._leave()
+
+    async def _ends_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), seconds)
+        return self._ending.is_set()
 
     async def _watch(self, lock: FileLock) -> None:
         """Go on when another server leaves, and leave when this one ends."""
         while not (lock.is_held or self._ending.is_set()):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), _LOCK_POLL_S)
-            if not self._ending.is_set() and lock.take():
+            if not await self._ends_within(_LOCK_POLL_S) and lock.take():
                 await self._work.go_on()
         await self._ending.wait()
         await self._leave()

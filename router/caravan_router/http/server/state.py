@@ -14,6 +14,8 @@ from caravan_dialects.auth.client import Client, PermitPools
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.conversations.store import Store
 from caravan_dialects.media.decoder import MediaDecoder
+from caravan_dialects.tool_servers import NO_TOOL_SERVERS, ToolServers
+from caravan_router.accounting.accounts import Accounts
 from caravan_router.auth.keyring import Keyring
 from caravan_router.metrics.recorder import Metrics
 from caravan_scheduler.core.catalogue import Catalogue
@@ -52,9 +54,11 @@ class AppState:
     templates: TemplateRenderer
     decoder: MediaDecoder
     store: Store
+    accounts: Accounts
     keyring: Keyring | None
     catalogue: Catalogue | None = None
     trusted_proxies: Sequence[Network] = ()
+    tool_servers: ToolServers = NO_TOOL_SERVERS
     started_s: int = field(default_factory=lambda: int(time.time()))
 
 

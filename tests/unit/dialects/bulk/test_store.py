@@ -10,13 +10,15 @@ import pytest
 
 from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, StoredFile
 from caravan_dialects.bulk.store import BulkSettings, Tables, Upload
+from caravan_dialects.sql.connection import Place
 
 BATCH = Batch(id="batch", owner="one", endpoint="/", input_file="file", window="1h", created=0.0, deadline=1.0, total=3)
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> Iterator[Tables]:
-    opened = Tables(tmp_path, BulkSettings(folder=tmp_path))
+def tables(tmp_path: Path, place: Place) -> Iterator[Tables]:
+    folder = tmp_path / "files"
+    opened = Tables(folder, BulkSettings(place=place if isinstance(place, str) else folder))
     yield opened
     opened.close()
 
@@ -35,12 +37,12 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith("bulk.sqlite")}
 
 
-def test_uploads_that_fit_alone_do_not_fit_together(tables: Tables, tmp_path: Path) -> None:
+def test_uploads_that_fit_alone_do_not_fit_together(tables: Tables) -> None:
     first, second = uploaded(tables, 50), uploaded(tables, 50)
     assert tables.keep_upload(first, file("first", 50), 100) is None
     assert tables.keep_upload(second, file("second", 50), 100) == 0
     second.close()
-    assert names(tmp_path) == {"first"}
+    assert names(tables.folder) == {"first"}
 
 
 def test_answers_take_room_before_they_are_in_a_file(tables: Tables) -> None:
@@ -50,7 +52,7 @@ def test_answers_take_room_before_they_are_in_a_file(tables: Tables) -> None:
     assert (tables.room("one", 100), tables.room("other", 100)) == (10, 30)
 
 
-def test_of_a_batch_that_has_ended_only_the_counts_stay(tables: Tables, tmp_path: Path) -> None:
+def test_of_a_batch_that_has_ended_only_the_counts_stay(tables: Tables) -> None:
     tables.begin(BATCH, [Line(number=number, custom_id=f"{number}", start=0, size=1) for number in range(3)])
     for number, kind in enumerate(AnswerKind):
         tables.answered("batch", Answered(number, b"%d" % number, kind))
@@ -59,17 +61,38 @@ def test_of_a_batch_that_has_ended_only_the_counts_stay(tables: Tables, tmp_path
     assert found is not None
     assert (found[0].status, found[1]) == (BatchStatus.COMPLETED, Counts(1, 1, 1))
     assert tables.unanswered("batch", -1) == []
-    assert ((tmp_path / "output").read_bytes(), (tmp_path / "error").read_bytes()) == (b"0\n", b"1\n2\n")
+    assert ((tables.folder / "output").read_bytes(), (tables.folder / "error").read_bytes()) == (b"0\n", b"1\n2\n")
     # The files alone: 2 and 4 bytes.
     assert tables.room("one", 112) == 50
 
 
-def test_what_a_server_left_of_an_upload_goes_and_what_still_comes_stays(tables: Tables, tmp_path: Path) -> None:
+def test_what_a_server_left_of_an_upload_goes_and_what_still_comes_stays(tables: Tables) -> None:
     left = uploaded(tables, 1)
-    [path] = tmp_path.glob("incoming*")
+    [path] = tables.folder.glob("incoming*")
     os.utime(path, (0, time.time() - 7200))
     coming = uploaded(tables, 1)
     assert tables.room("one", 100) == 50
-    assert path.name not in names(tmp_path)
+    assert path.name not in names(tables.folder)
     left.close()
     assert tables.keep_upload(coming, file("coming", 1), 100) is None
+
+
+def test_a_batch_that_is_to_be_cancelled_is_only_cancelled_and_one_that_is_done_is_not(tables: Tables) -> None:
+    assert tables.write_batch(BATCH)
+    assert tables.write_batch(replace(BATCH, status=BatchStatus.CANCELLING))
+    for status in (BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.FAILED, BatchStatus.COMPLETED):
+        assert not tables.write_batch(replace(BATCH, status=status))
+    assert not tables.begin(replace(BATCH, status=BatchStatus.IN_PROGRESS), [])
+    assert tables.finish(replace(BATCH, status=BatchStatus.CANCELLED))
+    done = replace(BATCH, id="done", status=BatchStatus.FINALIZING)
+    assert tables.write_batch(done)
+    assert not tables.write_batch(replace(done, status=BatchStatus.CANCELLING))
+
+
+def test_answers_are_written_in_the_order_of_the_lines_however_many_there_are(tables: Tables) -> None:
+    count = 250
+    tables.begin(BATCH, [Line(number=number, custom_id=f"{number}", start=0, size=1) for number in range(count)])
+    for number in reversed(range(count)):
+        tables.answered("batch", Answered(number, b"%d" % number, AnswerKind.COMPLETED))
+    assert tables.finish(replace(BATCH, status=BatchStatus.COMPLETED, output_file="output"))
+    assert tables.path_of("output").read_bytes() == b"".join(b"%d\n" % number for number in range(count))

@@ -4,10 +4,11 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from itertools import product
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -16,6 +17,7 @@ from caravan_dialects.conversations.database import RESERVED_BYTES, Bounds, Data
 from caravan_dialects.conversations.nodes import START, Chain, ExactTokens, Head, Json, Node, Position, Transaction
 from caravan_dialects.conversations.packing import packed, unpacked
 from caravan_dialects.conversations.store import Store, StoreSettings
+from caravan_dialects.sql.connection import Place, Sqlite
 from caravan_proto.messages.media import MediaSpan
 from caravan_scheduler.core.prompt_media import cell_numbers
 
@@ -42,8 +44,21 @@ def head(name: str, position: Position = START) -> Head:
 STARTED = Transaction(node=turn("r1"), head=head("c", at("r1")))
 
 
-def memory(bounds: Bounds = LARGE, pinned: Sequence[str] = ()) -> Database:
-    return Database(None, bounds, pinned)
+class Opened(Protocol):
+    def __call__(self, bounds: Bounds = LARGE, pinned: Sequence[str] = ()) -> Database: ...
+
+
+@pytest.fixture
+def memory(place: Place) -> Iterator[Opened]:
+    """Open a new database: SQLite's in memory, or PostgreSQL's."""
+    with ExitStack() as stack:
+
+        def opened(bounds: Bounds = LARGE, pinned: Sequence[str] = ()) -> Database:
+            database = Database(place if isinstance(place, str) else None, bounds, pinned)
+            stack.callback(database.close)
+            return database
+
+        yield opened
 
 
 def chain_of(database: Database, owner: str, node: str) -> Chain:
@@ -63,7 +78,7 @@ def tokens_of(database: Database, owner: str, node: str) -> Sequence[int]:
     return tokens.token_ids
 
 
-def test_a_chain_has_the_items_and_the_tokens_of_all_its_nodes() -> None:
+def test_a_chain_has_the_items_and_the_tokens_of_all_its_nodes(memory: Opened) -> None:
     database = memory()
     assert database.commit("a", Transaction(node=turn("r1", tokens=(1, 2, 3))), NOW)
     assert database.commit("a", Transaction(node=turn("r2", at("r1"), (1, 2, 3, 4, 5))), NOW)
@@ -77,7 +92,7 @@ def test_a_chain_has_the_items_and_the_tokens_of_all_its_nodes() -> None:
     assert ids(database, "a", "r2") == ["r1-in", "r1-out", "r2-in", "r2-out"]
 
 
-def test_a_child_may_continue_any_item_of_its_parent() -> None:
+def test_a_child_may_continue_any_item_of_its_parent(memory: Opened) -> None:
     database = memory()
     database.commit("a", Transaction(node=turn("r1")), NOW)
     assert database.commit("a", Transaction(node=turn("r2", at("r1", 1))), NOW)
@@ -88,7 +103,7 @@ def test_a_child_may_continue_any_item_of_its_parent() -> None:
     assert ids(database, "a", "r3") is None
 
 
-def test_an_owner_sees_and_changes_only_its_own() -> None:
+def test_an_owner_sees_and_changes_only_its_own(memory: Opened) -> None:
     database = memory()
     database.commit("a", Transaction(node=turn("r1"), head=head("c1", at("r1"))), NOW)
     assert database.node("b", "r1", NOW) is None
@@ -102,7 +117,7 @@ def test_an_owner_sees_and_changes_only_its_own() -> None:
     assert list(database.used_bytes()) == ["a"]
 
 
-def test_a_head_moves_only_from_where_it_is_expected() -> None:
+def test_a_head_moves_only_from_where_it_is_expected(memory: Opened) -> None:
     database = memory()
     database.commit("a", STARTED, NOW)
     assert database.commit(
@@ -116,7 +131,7 @@ def test_a_head_moves_only_from_where_it_is_expected() -> None:
     assert found.position == at("r2")
 
 
-def test_a_deleted_response_stays_while_others_continue_it() -> None:
+def test_a_deleted_response_stays_while_others_continue_it(memory: Opened) -> None:
     database = memory()
     database.commit("a", Transaction(node=turn("r1")), NOW)
     database.commit("a", Transaction(node=turn("r2", at("r1"))), NOW)
@@ -128,7 +143,7 @@ def test_a_deleted_response_stays_while_others_continue_it() -> None:
     assert database.used_bytes() == {}
 
 
-def test_items_of_a_conversation_go_with_the_last_head_that_has_them() -> None:
+def test_items_of_a_conversation_go_with_the_last_head_that_has_them(memory: Opened) -> None:
     database = memory()
     added = Node(id="n", items=({"id": "i"},))
     database.commit("a", Transaction(node=added, head=head("c1", at("n", 1))), NOW)
@@ -143,7 +158,7 @@ def test_items_of_a_conversation_go_with_the_last_head_that_has_them() -> None:
     assert database.used_bytes() == {}
 
 
-def test_entries_expire_after_their_last_use() -> None:
+def test_entries_expire_after_their_last_use(memory: Opened) -> None:
     database = memory(Bounds(max_bytes=1 << 30, life_s=100))
     database.commit("a", STARTED, NOW)
     database.commit("a", Transaction(node=turn("r2")), NOW)
@@ -154,7 +169,7 @@ def test_entries_expire_after_their_last_use() -> None:
     assert database.used_bytes() == {}
 
 
-def test_ten_thousand_conversations_stay_within_the_bound() -> None:
+def test_ten_thousand_conversations_stay_within_the_bound(memory: Opened) -> None:
     limit = 1 << 20
     database = memory(Bounds(max_bytes=limit, life_s=3600))
     for number in range(10_000):
@@ -167,7 +182,7 @@ def test_ten_thousand_conversations_stay_within_the_bound() -> None:
     assert database.head("a", "c9999", NOW) is not None
 
 
-def test_who_holds_most_makes_room() -> None:
+def test_who_holds_most_makes_room(memory: Opened) -> None:
     database = memory(Bounds(max_bytes=200_000, life_s=3600))
     database.commit("small", Transaction(node=turn("old")), NOW)
     for number in range(1000):
@@ -175,7 +190,7 @@ def test_who_holds_most_makes_room() -> None:
     assert ids(database, "small", "old") == ["old-in", "old-out"]
 
 
-def test_nodes_in_use_or_with_children_are_never_removed() -> None:
+def test_nodes_in_use_or_with_children_are_never_removed(memory: Opened) -> None:
     pinned = ["r1"]
     database = memory(Bounds(max_bytes=20_000, life_s=100), pinned)
     database.commit("a", Transaction(node=turn("r0")), NOW)
@@ -201,8 +216,8 @@ def test_a_file_is_read_again_and_is_for_its_owner_only(tmp_path: Path) -> None:
     again.close()
 
 
-def test_two_routers_may_have_the_file_open(tmp_path: Path) -> None:
-    first, second = Database(tmp_path / "state", LARGE), Database(tmp_path / "state", LARGE)
+def test_two_routers_may_have_it_open(place: Place) -> None:
+    first, second = Database(place, LARGE), Database(place, LARGE)
     first.commit("a", STARTED, NOW)
     move = Transaction(node=turn("r2", at("r1")), head=head("c", at("r2")), expected=at("r1"))
     assert second.commit("a", move, NOW)
@@ -243,8 +258,10 @@ def test_entries_are_forgotten_on_a_full_disk(tmp_path: Path) -> None:
     database = Database(tmp_path / "state", LARGE)
     database.commit("a", STARTED, NOW)
     database.commit("a", Transaction(node=turn("r2", at("r1"))), NOW)
-    run = database._connection.execute
-    database._connection.create_function("is_full", 0, lambda: reserve.stat().st_size >= RESERVED_BYTES)
+    connection = database._connection
+    assert isinstance(connection, Sqlite)
+    run = connection.execute
+    connection.create_function("is_full", 0, lambda: reserve.stat().st_size >= RESERVED_BYTES)
     for table, change in product(("heads", "nodes"), ("INSERT", "UPDATE", "DELETE")):
         full = "WHEN is_full() BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
         run(f"CREATE TEMP TRIGGER full_{table}_{change} BEFORE {change} ON {table} {full}")
@@ -269,7 +286,9 @@ from pathlib import Path
 from caravan_dialects.conversations.database import Bounds, Database
 from caravan_dialects.conversations.nodes import START, Transaction, Head, Node, Position
 
-file, bounds, draw = Path(sys.argv[1]), Bounds(max_bytes=1 << 30, life_s=1e9), random.Random(1)
+file, bounds, draw = sys.argv[1], Bounds(max_bytes=1 << 30, life_s=1e9), random.Random(1)
+is_file = not file.startswith("postgresql:")
+file = Path(file) if is_file else file
 
 def write(report, number):
     database = Database(file, bounds)
@@ -300,14 +319,14 @@ for number in range(100):
     head, chain = database.conversation("a", f"c{number}", 1.0)
     assert reported <= len(chain.items) <= reported + 1, (reported, len(chain.items))
     assert len(chain.nodes) == len(chain.items)
-    if number % 10 == 9:
+    if is_file and number % 10 == 9:
         assert database._connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     database.close()
 """
 
 
-def test_a_kill_in_the_middle_of_writes_loses_at_most_that_turn(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CRASHES, str(tmp_path / "state")]
+def test_a_kill_in_the_middle_of_writes_loses_at_most_that_turn(place: Place) -> None:
+    command = [sys.executable, "-c", CRASHES, str(place)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
 
@@ -338,14 +357,14 @@ def add(database: Database, owner: str, *nodes: Node) -> None:
         assert database.commit(owner, Transaction(node=one), NOW)
 
 
-def test_items_come_back_as_they_were() -> None:
+def test_items_come_back_as_they_were(memory: Opened) -> None:
     database = memory()
     given = [message("a", PICTURE, OTHER), output("b", PICTURE), sound("c", "UklG" * 1000), message("d", "data:,x")]
     add(database, "k", node("r", given))
     assert chain_of(database, "k", "r").items == given
 
 
-def test_a_picture_takes_its_room_once_for_each_owner() -> None:
+def test_a_picture_takes_its_room_once_for_each_owner(memory: Opened) -> None:
     database = memory()
     add(database, "k", node("r1", [message("a", PICTURE, PICTURE)]))
     once = database.used_bytes()["k"]
@@ -356,7 +375,7 @@ def test_a_picture_takes_its_room_once_for_each_owner() -> None:
     assert database.used_bytes()["other"] > len(PICTURE)
 
 
-def test_a_picture_goes_with_the_last_node_that_has_it() -> None:
+def test_a_picture_goes_with_the_last_node_that_has_it(memory: Opened) -> None:
     database = memory()
     add(database, "k", node("r1", [message("a", PICTURE)]), node("r2", [message("b", PICTURE)]))
     add(database, "k", node("r3", [message("c", OTHER)]))
@@ -369,15 +388,15 @@ def test_a_picture_goes_with_the_last_node_that_has_it() -> None:
     assert database.used_bytes() == {}
 
 
-def test_a_refused_transaction_leaves_no_picture() -> None:
+def test_a_refused_transaction_leaves_no_picture(memory: Opened) -> None:
     database = memory()
     gone = Position(node="gone", items=1)
     assert not database.commit("k", Transaction(node=node("r", [message("a", PICTURE)], gone)), NOW)
     assert database.used_bytes() == {}
 
 
-def test_pictures_count_when_room_is_needed() -> None:
-    database = Database(None, Bounds(max_bytes=3 * len(PICTURE), life_s=3600))
+def test_pictures_count_when_room_is_needed(memory: Opened) -> None:
+    database = memory(Bounds(max_bytes=3 * len(PICTURE), life_s=3600))
     for number in range(8):
         add(database, "k", node(f"r{number}", [message("a", "data:," + str(number) * 10_000)]))
     assert sum(database.used_bytes().values()) <= 3 * len(PICTURE)
@@ -385,7 +404,7 @@ def test_pictures_count_when_room_is_needed() -> None:
     assert database.node("k", "r0", NOW) is None
 
 
-def test_the_size_of_a_chain_counts_every_picture_that_it_shows() -> None:
+def test_the_size_of_a_chain_counts_every_picture_that_it_shows(memory: Opened) -> None:
     database = memory()
     add(database, "k", node("r", [message("a", PICTURE), message("b", PICTURE)]))
     assert chain_of(database, "k", "r").size > 2 * len(PICTURE)
@@ -415,7 +434,7 @@ def test_tokens_of_media_are_kept_too(tokens: tuple[int, ...]) -> None:
     assert tuple(unpacked(packed(tokens))) == tokens
 
 
-def test_tokens_are_shared_with_those_of_the_parent_also_among_cells() -> None:
+def test_tokens_are_shared_with_those_of_the_parent_also_among_cells(memory: Opened) -> None:
     database = memory()
     tokens = (1, 2, *CELLS, 3)
     first = Node(id="r1", items=({"id": "a"},), response=b"{}", tokens=ExactTokens(fingerprint="f", token_ids=tokens))
@@ -431,8 +450,8 @@ def test_tokens_are_shared_with_those_of_the_parent_also_among_cells() -> None:
         assert tokens_of(database, "k", name) == expected
 
 
-async def test_turns_are_there_again_after_a_restart(tmp_path: Path) -> None:
-    settings = StoreSettings(file=tmp_path / "state")
+async def test_turns_are_there_again_after_a_restart(place: Place) -> None:
+    settings = StoreSettings(place=place)
     store = Store(settings)
     await store.open()
     node = Node(id="resp_1", items=({"id": "msg_1"},), response=b"{}")

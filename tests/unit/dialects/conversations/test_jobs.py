@@ -1,7 +1,7 @@
 """Jobs in the store: their steps, their end with a turn, their bytes and their lives."""
 
 import asyncio
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -10,6 +10,7 @@ from caravan_dialects.conversations import job_table
 from caravan_dialects.conversations.database import Bounds, Database
 from caravan_dialects.conversations.nodes import Job, JobEnd, Node, Position, Step, Transaction
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
+from caravan_dialects.sql.connection import Place
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken
 
 NOW = 1_000_000.0
@@ -32,19 +33,32 @@ def end(first: int, name: str = "r", response: bytes = b"") -> Transaction:
     return Transaction(node=node, ended=ended)
 
 
-def begun(*steps: Step, bounds: Bounds = LARGE) -> Database:
-    database = Database(None, bounds)
-    database.jobs.add(job(), step(0, 2), NOW)
-    for each in steps:
-        database.jobs.append("r", each)
-    return database
+Begun = Callable[..., Database]
+
+
+@pytest.fixture
+def database(place: Place) -> Iterator[Database]:
+    opened = Database(place if isinstance(place, str) else None, LARGE)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def begun(database: Database) -> Begun:
+    def add(*steps: Step) -> Database:
+        database.jobs.add(job(), step(0, 2), NOW)
+        for each in steps:
+            database.jobs.append("r", each)
+        return database
+
+    return add
 
 
 def numbers(events: list[bytes]) -> list[int]:
     return [int(event.split()[1]) for event in events]
 
 
-def test_events_are_read_from_any_number_on() -> None:
+def test_events_are_read_from_any_number_on(begun: Begun) -> None:
     # A step may have tokens and no event: their text is held back.
     database = begun(step(2, 3, 3), step(5, 0, 1), step(5, 1, 1), step(6, 4, 2))
     for first in range(12):
@@ -52,19 +66,19 @@ def test_events_are_read_from_any_number_on() -> None:
     assert database.jobs.events("other", 0) == []
 
 
-def test_many_events_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_events_come_in_parts(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "MOST_EVENTS", 3)
     database = begun(step(2), step(3), step(4))
     assert numbers(database.jobs.events("r", 0)) == [0, 1, 2]
     assert numbers(database.jobs.events("r", 3)) == [3, 4]
 
 
-def test_tokens_come_back_with_the_feedback_of_the_last() -> None:
+def test_tokens_come_back_with_the_feedback_of_the_last(begun: Begun) -> None:
     database = begun(step(2, 1, 2, 0.5), step(3, 1, 1, 0.25), step(4, 1))
     assert database.jobs.tokens("r") == ([TOKEN] * 3, 0.25)
 
 
-def test_a_step_that_does_not_follow_is_not_added() -> None:
+def test_a_step_that_does_not_follow_is_not_added(begun: Begun) -> None:
     database = begun(step(2))
     for first in (2, 4):
         database.jobs.append("r", step(first))
@@ -73,7 +87,7 @@ def test_a_step_that_does_not_follow_is_not_added() -> None:
     assert database.jobs.events("deleted", 0) == []
 
 
-def test_a_job_ends_with_its_turn_or_with_neither() -> None:
+def test_a_job_ends_with_its_turn_or_with_neither(begun: Begun) -> None:
     database = begun(step(2, 1, 1))
     missing = Transaction(node=Node(id="r", parent=Position(node="gone", items=1)), ended=JobEnd(id="r", step=step(3)))
     assert not database.commit("k", missing, NOW)
@@ -88,7 +102,7 @@ def test_a_job_ends_with_its_turn_or_with_neither() -> None:
     assert database.jobs.find("other", "r") is None
 
 
-def test_bytes_count_for_the_owner_until_all_is_gone() -> None:
+def test_bytes_count_for_the_owner_until_all_is_gone(begun: Begun) -> None:
     database = begun(*(step(first, 1, 1) for first in range(2, 50)))
     before = database.used_bytes()["k"]
     assert before > 48 * 60
@@ -100,7 +114,7 @@ def test_bytes_count_for_the_owner_until_all_is_gone() -> None:
     assert not database.delete_response("k", "r")
 
 
-def test_events_expire_after_the_end_and_never_before() -> None:
+def test_events_expire_after_the_end_and_never_before(begun: Begun) -> None:
     database = begun()
     database.response("k", "r", NOW + 10_000)
     assert [one.id for one in database.jobs.under_way()] == ["r"]
@@ -111,9 +125,9 @@ def test_events_expire_after_the_end_and_never_before() -> None:
     assert database.jobs.find("k", "r") is None
 
 
-def test_ended_jobs_make_room_and_others_stay() -> None:
+def test_ended_jobs_make_room_and_others_stay(place: Place) -> None:
     bounds = Bounds(max_bytes=20_000, life_s=3600)
-    database = Database(None, bounds)
+    database = Database(place, bounds)
     for number in range(60):
         name = f"r{number}"
         database.jobs.add(job(name), step(0), NOW + number)
@@ -123,6 +137,7 @@ def test_ended_jobs_make_room_and_others_stay() -> None:
     assert database.jobs.find("k", "r0") is not None, "it is under way"
     assert database.jobs.find("k", "r1") is None
     assert database.jobs.find("k", "r59") is not None
+    database.close()
 
 
 async def read(log: EventLog, first: int) -> list[int]:
@@ -132,8 +147,8 @@ async def read(log: EventLog, first: int) -> list[int]:
     return numbers(found)
 
 
-async def test_readers_get_each_event_once_wherever_they_begin(tmp_path: Path) -> None:
-    store = Store(StoreSettings(file=tmp_path / "state"))
+async def test_readers_get_each_event_once_wherever_they_begin(place: Place) -> None:
+    store = Store(StoreSettings(place=place))
     log = EventLog(store, "r")
     first = step(0, 2)
     await log.record(first, store.add_job(job(), first))

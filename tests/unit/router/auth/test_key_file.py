@@ -22,15 +22,15 @@ def _toml(value: object) -> str:
 
 
 def test_every_field_of_an_entry_is_read() -> None:
-    first = entry(weight=2, max_priority=-5, requests_per_minute=60, concurrent_requests=8, operator=True)
+    limits = {"requests_per_minute": 60, "concurrent_requests": 8, "tokens_per_day": 90, "tokens_per_month": 900}
+    first = entry(weight=2, max_priority=-5, operator=True, **limits)
     text = first + entry(name="b", sha256=B)
     assert parse_keys(text) == (
         ApiKey(
             digest=digest_of("a"),
             tenant=Tenant(name="a", weight=2.0),
             max_priority=-5,
-            requests_per_minute=60,
-            concurrent_requests=8,
+            **limits,
             operator=True,
         ),
         ApiKey(digest=digest_of("b"), tenant=Tenant(name="b")),
@@ -67,6 +67,7 @@ def test_the_digest_may_have_upper_case_digits() -> None:
         ("keys = " + "[" * 10_000, "recursion"),
         (entry(concurrent_requests=10**400), "keys[0].concurrent_requests must be >= 1 and <= 1000000"),
         (entry(concurrent_requests=-1), "keys[0].concurrent_requests must be >= 1"),
+        (entry(tokens_per_day=0), "keys[0].tokens_per_day must be >= 1 and <= 1000000000000000, or left out"),
         (entry() + entry(sha256=B), "keys[1].name is that of keys[0] already. Given: a"),
         (entry() + entry(name="b", sha256=A.upper()), "keys[1].sha256 is that of keys[0] already"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from caravan_dialects.api.error_table import REASON_HEADER
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_proto.messages.model import TokenizedText
 from caravan_router.auth.keyring import Keyring
@@ -168,6 +169,7 @@ async def test_requests_over_the_rate_of_a_key_are_refused_with_retry_after(lock
     assert (await locked.post("/generate", ONE_TOKEN, Authorization=AS_BOB)).status == 200
     response = await locked.post("/generate_stream", ONE_TOKEN, Authorization=AS_BOB)
     assert (response.status, response.headers["Retry-After"]) == (429, "30")
+    assert response.headers[REASON_HEADER] == "rate_limited"
     assert await response.json() == {
         "error": "This API key may make 2 requests per minute. Try again in 30 s",
         "error_type": "overloaded",

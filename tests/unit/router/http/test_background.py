@@ -13,11 +13,14 @@ import pytest
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.conversations.nodes import Job, Step
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
+from caravan_dialects.sql.connection import Place
 from caravan_router.http.server.state import STATE
 from caravan_scheduler.core.errors import DeadlineError, GenerationError, NoShardError
 from caravan_testing.http_server import Service, keys, named_events, serving
 from caravan_testing.scripted_engine import Pause, WordEngine, word
 from caravan_testing.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("either_store")
 
 PATH = "/v1/responses"
 
@@ -142,17 +145,16 @@ def paused(*words: str, after: int) -> WordEngine:
     return made
 
 
-async def test_a_response_goes_on_in_the_next_router_from_the_last_token(tmp_path: Path) -> None:
+async def test_a_response_goes_on_in_the_next_router_from_the_last_token(place: Place) -> None:
     words = [f" w{number}" for number in range(20)]
-    file = tmp_path / "state"
     first = paused(*words, after=8)
-    async with serving(first, store=Store(StoreSettings(file=file))) as service:
+    async with serving(first, store=Store(StoreSettings(place=place))) as service:
         body = {"temperature": 1.0, "max_output_tokens": 50, "stream": False, "metadata": {"a": "b"}}
         queued = await begun(service, **body)
         # created, queued, in_progress, item, part, and eight words.
         before = await until_shown(service, queued["id"], 12)
     second = engine(*words)
-    async with serving(second, store=Store(StoreSettings(file=file))) as service:
+    async with serving(second, store=Store(StoreSettings(place=place))) as service:
         whole = await ended(service, queued["id"])
         events = await events_after(service, queued["id"])
         assert events[: len(before)] == before
@@ -173,14 +175,13 @@ async def test_a_response_goes_on_in_the_next_router_from_the_last_token(tmp_pat
         assert more["status"] == "completed"
 
 
-async def test_a_response_that_waits_for_its_model_can_be_read_and_cancelled(tmp_path: Path) -> None:
-    file = tmp_path / "state"
-    async with serving(paused("a", "b", after=1), store=Store(StoreSettings(file=file))) as service:
+async def test_a_response_that_waits_for_its_model_can_be_read_and_cancelled(place: Place) -> None:
+    async with serving(paused("a", "b", after=1), store=Store(StoreSettings(place=place))) as service:
         response_id = (await begun(service))["id"]
         await until_shown(service, response_id, 5)
     lost = engine("a", "b")
     lost.joined = False
-    async with serving(lost, store=Store(StoreSettings(file=file))) as service:
+    async with serving(lost, store=Store(StoreSettings(place=place))) as service:
         assert (await found(service, response_id))["status"] == "queued"
         assert len(await until_shown(service, response_id, 5)) == 6
         cancelled = await service.reply(f"{PATH}/{response_id}/cancel", None)
@@ -358,11 +359,11 @@ async def test_one_server_at_a_time_continues_what_is_in_a_file(tmp_path: Path) 
     async with AsyncExitStack() as stack:
         before = AsyncExitStack()
         first = await before.enter_async_context(
-            serving(paused("a", "b", after=1), store=Store(StoreSettings(file=file)))
+            serving(paused("a", "b", after=1), store=Store(StoreSettings(place=file)))
         )
         response_id = (await begun(first))["id"]
         shown = await until_shown(first, response_id, 5)
-        second = await stack.enter_async_context(serving(after, store=Store(StoreSettings(file=file))))
+        second = await stack.enter_async_context(serving(after, store=Store(StoreSettings(place=file))))
         # The first one still has it, and what is stored can be read.
         assert await events_after(second, response_id) == shown
         assert (await found(second, response_id))["status"] == "queued"
@@ -371,44 +372,41 @@ async def test_one_server_at_a_time_continues_what_is_in_a_file(tmp_path: Path) 
         assert (await ended(second, response_id))["output"][0]["content"][0]["text"] == "ab"
 
 
-async def test_what_cannot_go_on_ends_as_failed(tmp_path: Path) -> None:
-    file = tmp_path / "state"
+async def test_what_cannot_go_on_ends_as_failed(place: Place) -> None:
     one = {"Authorization": "Bearer one"}
-    async with serving(paused("a", after=0), access=keys("one"), store=Store(StoreSettings(file=file))) as service:
+    async with serving(paused("a", after=0), access=keys("one"), store=Store(StoreSettings(place=place))) as service:
         response = await service.post(PATH, {"input": "Hi", "background": True}, **one)
         response_id = (await response.json())["id"]
     # Its key was removed, and is there again.
-    async with serving(engine("a"), access=keys("two"), store=Store(StoreSettings(file=file))) as service:
+    async with serving(engine("a"), access=keys("two"), store=Store(StoreSettings(place=place))) as service:
         assert service.engine.streams == []
     async with (
-        serving(engine("a"), access=keys("one"), store=Store(StoreSettings(file=file))) as service,
+        serving(engine("a"), access=keys("one"), store=Store(StoreSettings(place=place))) as service,
         service.client.get(f"{PATH}/{response_id}", headers=one) as response,
     ):
         failed = await response.json()
         assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_api_key")
 
 
-async def test_tokens_of_another_vocabulary_do_not_go_on(tmp_path: Path) -> None:
-    file = tmp_path / "state"
-    async with serving(paused("a", "b", after=1), store=Store(StoreSettings(file=file))) as service:
+async def test_tokens_of_another_vocabulary_do_not_go_on(place: Place) -> None:
+    async with serving(paused("a", "b", after=1), store=Store(StoreSettings(place=place))) as service:
         response_id = (await begun(service))["id"]
         await until_shown(service, response_id, 5)
     other = engine("a", "b")
     other.model = replace(other.model, fingerprint="0" * 16)
-    async with serving(other, store=Store(StoreSettings(file=file))) as service:
+    async with serving(other, store=Store(StoreSettings(place=place))) as service:
         failed = await ended(service, response_id)
         assert (failed["status"], failed["error"]["code"]) == ("failed", "model_replaced")
         assert (await events_after(service, response_id, 5))[0]["response"] == failed
 
 
-async def test_a_conversation_is_extended_by_the_next_router(tmp_path: Path) -> None:
-    file = tmp_path / "state"
-    async with serving(paused("a", "b", after=1), store=Store(StoreSettings(file=file))) as service:
+async def test_a_conversation_is_extended_by_the_next_router(place: Place) -> None:
+    async with serving(paused("a", "b", after=1), store=Store(StoreSettings(place=place))) as service:
         conversation = (await service.reply("/v1/conversations", {}))["id"]
         response_id = (await begun(service, conversation=conversation))["id"]
         await until_shown(service, response_id, 5)
     slow = paused("a", "b", after=1)
-    async with serving(slow, store=Store(StoreSettings(file=file))) as service:
+    async with serving(slow, store=Store(StoreSettings(place=place))) as service:
         busy = await service.post(PATH, {"input": "Hi", "conversation": conversation})
         assert (await busy.json())["error"]["code"] == "conversation_busy"
         slow.resume.set()
@@ -419,14 +417,13 @@ async def test_a_conversation_is_extended_by_the_next_router(tmp_path: Path) -> 
         assert items[0]["content"][0]["text"] == "ab"
 
 
-async def test_calls_keep_their_ids(tmp_path: Path) -> None:
-    file = tmp_path / "state"
+async def test_calls_keep_their_ids(place: Place) -> None:
     pieces = ("<tool_call>\n", '{"name": "add", ', '"arguments": ', '{"a": 1', ', "b": 2}', "}\n</tool_call>")
     tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
-    async with serving(paused(*pieces, after=5), store=Store(StoreSettings(file=file))) as service:
+    async with serving(paused(*pieces, after=5), store=Store(StoreSettings(place=place))) as service:
         response_id = (await begun(service, tools=[tool]))["id"]
         before = await until_shown(service, response_id, 4)
-    async with serving(engine(*pieces), store=Store(StoreSettings(file=file))) as service:
+    async with serving(engine(*pieces), store=Store(StoreSettings(place=place))) as service:
         [call] = (await ended(service, response_id))["output"]
         assert (call["type"], call["arguments"]) == ("function_call", '{"a": 1, "b": 2}')
         added = before[3]["item"]

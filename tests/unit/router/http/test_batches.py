@@ -12,6 +12,7 @@ from aiohttp import FormData
 
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.bulk.store import BulkSettings, BulkStore
+from caravan_dialects.sql.connection import Place
 from caravan_router.http.bulk import batches, running
 from caravan_router.http.bulk import line as line_module
 from caravan_router.http.bulk.line import LineRequest
@@ -19,6 +20,8 @@ from caravan_scheduler.core.errors import GenerationError, NoShardError
 from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import Pause, WordEngine
 from caravan_testing.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("either_store")
 
 ENDPOINT = "/v1/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -106,7 +109,7 @@ async def test_files_have_an_end_and_a_purpose() -> None:
 
 
 async def test_a_key_sees_its_own_files_alone_and_leaves_room_to_others(tmp_path: Path) -> None:
-    bulk = BulkStore(BulkSettings(folder=tmp_path, max_bytes=1_000))
+    bulk = BulkStore(BulkSettings(place=tmp_path, max_bytes=1_000))
     async with serving(engine(), access=keys("one", "other"), bulk=bulk) as service:
         service.client.headers["Authorization"] = "Bearer one"
         file = await uploaded(service, "x" * 400)
@@ -298,11 +301,11 @@ async def test_a_bug_ends_its_line_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("answered", [0, 1, 3])
-async def test_another_server_goes_on_with_a_batch_and_answers_no_line_twice(tmp_path: Path, answered: int) -> None:
+async def test_another_server_goes_on_with_a_batch_and_answers_no_line_twice(place: Place, answered: int) -> None:
     words = engine()
     normal, released = words.script, [True] * answered
     words.script = lambda spec: normal(spec) if released and released.pop() else [Pause()]
-    async with serving(words, Limits(batch_concurrency=2), bulk=store_in(tmp_path)) as service:
+    async with serving(words, Limits(batch_concurrency=2), bulk=store_in(place)) as service:
         batch = await begun(service, prompts(5))
         await eventually(
             lambda: found(service, f"/v1/batches/{batch['id']}"),
@@ -310,7 +313,7 @@ async def test_another_server_goes_on_with_a_batch_and_answers_no_line_twice(tmp
             lambda one: one["request_counts"]["completed"] == answered,
         )
     again = engine()
-    async with serving(again, bulk=store_in(tmp_path)) as service:
+    async with serving(again, bulk=store_in(place)) as service:
         batch = await ended(service, batch["id"])
         assert batch["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
         assert len(again.streams) == 5 - answered
@@ -328,8 +331,8 @@ async def test_one_server_at_a_time_works_on_a_folder(tmp_path: Path) -> None:
     assert (first.streams, second.streams) == ([], [])
 
 
-def store_in(folder: Path) -> BulkStore:
-    return BulkStore(BulkSettings(folder=folder))
+def store_in(place: Place) -> BulkStore:
+    return BulkStore(BulkSettings(place=place))
 
 
 def messages(count: int) -> dict[str, Any]:

@@ -83,6 +83,8 @@ async def test_the_part_of_a_message_request_that_has_changed(
         # Another form of the same prompt.
         {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}, *TURNS[1:]]},
         {"system": "x-anthropic-billing-header: 2\nBe brief."},
+        # Agents mark the ends of caches elsewhere in each turn.
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG, "cache_control": {}}]}, *TURNS[1:]]},
     ],
 )
 async def test_a_prompt_that_goes_on_is_told_so(service: Service, second: dict[str, Any]) -> None:

@@ -16,6 +16,8 @@ from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import EOS_TOKEN, WORD_MODEL, Pause, Step, WordEngine, prompt_text, word
 from caravan_testing.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("either_store")
+
 PATH = "/v1/conversations"
 
 

@@ -33,8 +33,8 @@ CASES = [*every_dialect.CASES, *openai.CASES, *decisions.CASES, *responses.CASES
 
 # Anthropic's errors have another form: test_messages.py has its cases.
 ELSEWHERE = {ThreadError}
-# test_websocket.py, test_steering.py, test_batches.py and test_prompt_embeds.py break these, which are not of a JSON
-# body of OpenAI's, or need what was stored before or another model.
+# test_websocket.py, test_steering.py, test_batches.py, test_mcp.py and test_prompt_embeds.py break these, which are not
+# of a JSON body of OpenAI's, or need what was stored before, another model or servers of tools.
 IN_OTHER_TESTS = {
     generation_rules.no_prompt_embeds_error,
     generation_rules.row_size_error,
@@ -44,6 +44,7 @@ IN_OTHER_TESTS = {
     anthropic_rules.custom_id_error,
     anthropic_rules.params_error,
     anthropic_rules.repeated_custom_id_error,
+    socket_rules.repeated_server_error,
     socket_rules.event_type_error,
     socket_rules.background_on_socket_error,
     socket_rules.steering_empty_error,

@@ -22,6 +22,8 @@ from caravan_testing.scripted_engine import (
 )
 from caravan_testing.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("either_store")
+
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 NAMESPACES = [{"type": "namespace", "name": name, "description": "Sums", "tools": [TOOL]} for name in ("a", "b")]
 

@@ -9,6 +9,8 @@ from caravan_testing.http_server import serving
 from caravan_testing.scripted_engine import EOS_TOKEN, Pause, Step, WordEngine, prompt_text, word
 from caravan_testing.waiting import DEADLINE_S, eventually
 
+pytestmark = pytest.mark.usefixtures("either_store")
+
 PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'

@@ -52,7 +52,7 @@ async def test_requests_that_need_the_store_are_told_to_come_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "state"
-    async with serving(WordEngine(), store=Store(StoreSettings(file=file))) as service:
+    async with serving(WordEngine(), store=Store(StoreSettings(place=file))) as service:
         await service.reply("/v1/conversations", {})
         await asyncio.to_thread(damage, file)
         for method, path, body in REQUESTS:

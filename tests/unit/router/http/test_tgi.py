@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import ClientPayloadError
 
+from caravan_dialects.api.error_table import REASON_HEADER
 from caravan_proto.messages.model import TokenizedText
 from caravan_scheduler.core.errors import GenerationError, NoShardError
 from caravan_testing.http_server import Service, events, serving
@@ -183,6 +184,7 @@ async def test_no_shard_is_503_with_retry_after(service: Service) -> None:
     service.engine.script = lambda _: [NoShardError("none")]
     response = await service.post("/generate", {"inputs": "x"})
     assert (response.status, response.headers["Retry-After"]) == (503, "1")
+    assert response.headers[REASON_HEADER] == "no_shard"
     assert await response.json() == {"error": "No shard is up", "error_type": "no_shard"}
 
 

@@ -39,7 +39,7 @@ OLLAMA_CALL = {
 }
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 OPENAI_FIELDS = (
-    "store", "metadata", "prompt_cache_retention", "safety_identifier",
+    "store", "metadata", "safety_identifier",
     "verbosity", "moderation", "cache_control", "client_metadata", "provider", "transforms", "plugins",
 )  # fmt: skip
 OLLAMA_OPTIONS = {

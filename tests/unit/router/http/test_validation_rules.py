@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from caravan_dialects.api.error_table import REASON_HEADER
 from caravan_dialects.api.limits import Limits
 from caravan_dialects.auth.key import ApiKey, digest_of
 from caravan_router.auth.keyring import Keyring
@@ -469,6 +470,7 @@ async def test_a_timeout_has_a_status(
     assert (await tgi.json())["error_type"] == (await openai.json())["error"]["code"] == code
     assert str(error) in (await tgi.json())["error"]
     assert tgi.headers.get("Retry-After") == ("1" if status == 429 else None)
+    assert tgi.headers[REASON_HEADER] == metric
     assert await service.sample(f'tgi_request_failure{{err="{metric}"}}') == 2
 
 

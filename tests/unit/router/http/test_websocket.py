@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError
 
+from caravan_dialects.api.error_table import REASON_HEADER
 from caravan_dialects.api.limits import Limits
 from caravan_router.http.app import Access
 from caravan_router.http.server.state import ENDING
@@ -172,7 +173,8 @@ async def test_too_many_waiting_requests_are_refused() -> None:
         for _ in range(65):
             await create(socket, "Hi", store=False)
         event = (await until(socket, "error"))[-1]
-        assert (event["status"], event["error"]["headers"]) == (429, {"Retry-After": "1"})
+        assert event["status"] == 429
+        assert event["error"]["headers"] == {"Retry-After": "1", REASON_HEADER: "overloaded"}
 
 
 async def test_a_message_that_is_too_large_ends_the_connection() -> None:

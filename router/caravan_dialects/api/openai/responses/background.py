@@ -6,6 +6,7 @@ same events again, throws them away, and goes on with the next token.
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -18,26 +19,25 @@ from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.responses.event_log import EventLog
 from caravan_dialects.api.openai.responses.reply import (
     AskedResponse,
+    Delivery,
     PartialResponse,
     ResponseAnswer,
-    Wanted,
     new_response,
 )
 from caravan_dialects.api.openai.responses.rules import background_needs_store_error, needs_background_error
-from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.schema import ResponseObject, ResponseRequest
+from caravan_dialects.api.openai.responses.tool_loop import LoopState, within
 from caravan_dialects.api.openai.responses.tools import offered_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.auth.key import MIN_PRIORITY
 from caravan_dialects.conversations.nodes import Job, JobEnd, Json, Node, Step
+from caravan_dialects.conversations.store import Store
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.errors import DeadlineError, ModelReplacedError
 from caravan_scheduler.core.generation import Continued
 from caravan_scheduler.core.tokens import GeneratedToken
 
 WINDOWS_S = {"2h": 2 * 3600.0, "8h": 8 * 3600.0}
-# The scheduler ends what is late.
-_NO_TIME_S = 0.001
 
 
 class JobRecord(msgspec.Struct, kw_only=True):
@@ -45,7 +45,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
 
     ``body``: the request without its input, with the values that were found in headers or drawn. ``items``: its input.
     ``deadline``: Unix time in seconds at which the response ends. ``fingerprint``, ``vocabulary``: of the model and its
-    vocabulary, "" if that is not known.
+    vocabulary, "" if that is not known. ``loop``: None before the first call.
     """
 
     body: ResponseRequest
@@ -54,6 +54,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
     fingerprint: str
     vocabulary: str
     request_id: str
+    loop: LoopState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,97 +93,44 @@ def deadline_of(body: ResponseRequest, life_s: float, timeout_s: float, now: flo
     return now + min(life_s, timeout_s, WINDOWS_S.get(window or "", life_s))
 
 
-class BackgroundAnswer(ResponseAnswer):
-    """Answers one turn, step by step: each is stored before anybody sees it."""
+async def _show_later() -> None:
+    """Events are shown once they are stored."""
 
-    def __init__(self, turn: Turn, partial: PartialResponse, running: RunningResponse, chat: ValidChat, wanted: Wanted):
-        super().__init__(turn, partial, running, chat, wanted)
+
+class _Steps:
+    """Stores a response step by step. ``record``: what is needed to continue it."""
+
+    def __init__(self, log: EventLog, store: Store, partial: PartialResponse, record: JobRecord) -> None:
+        self._log = log
+        self._store = store
+        self._partial = partial
         # The first event that is not stored.
-        self._first = 0
+        self._first = log.following
+        self.record = record
 
-    @property
-    def model(self) -> str:
-        """Name of the model, or of its adapter."""
-        return self._partial.head.model
-
-    def decided(self, body: ResponseRequest) -> ResponseRequest:
-        """Return ``body`` without its input, with all that was found in headers, drawn or left to defaults."""
-        spec = self._chat.request.specs[0]
-        return msgspec.structs.replace(
-            body,
-            model=self.model,
-            input=None,
-            seed=spec.sampling.seed,
-            priority=spec.priority,
-            session_id=spec.session or None,
-            speculate=spec.max_draft_tokens,
-            timeout=None,
-        )
-
-    async def begin(self, log: EventLog, record: JobRecord) -> None:
+    async def begin(self, owner: str) -> None:
         """Store the response as queued. Raises StoreError."""
-        self._announce()
-        job = Job(
-            id=self._partial.head.id,
-            owner=self._turn.owner,
-            request=msgspec.json.encode(record),
-            response=msgspec.json.encode(self._partial.head),
-        )
+        head = self._partial.head
+        request, response = msgspec.json.encode(self.record), msgspec.json.encode(head)
+        job = Job(id=head.id, owner=owner, request=request, response=response)
         step = self._step()
-        await log.record(step, self._turn.store.add_job(job, step))
+        await self._log.record(step, self._store.add_job(job, step))
 
-    def begin_again(self, saved: Saved) -> None:
-        """Announce the response as it was announced before, without anybody seeing it."""
-        self._announce()
-        self._partial.take_unsent()
-        self._first = self._partial.next = saved.following
+    async def append(self, tokens: Sequence[GeneratedToken], feedback: float | None) -> None:
+        """Store events, and the tokens that they tell of. Raises StoreError."""
+        step = self._step(tokens, feedback)
+        await self._log.record(step, self._store.append(self._partial.head.id, step))
 
-    def _announce(self) -> None:
-        self._partial.head.status = "queued"
-        self._partial.emit("response.created", response=self._partial.head)
-        self._partial.emit("response.queued", response=self._partial.head)
+    async def replace_tokens(self, loop: LoopState) -> None:
+        """Store events, and ``loop`` in place of all tokens so far. Raises StoreError."""
+        self.record.loop = loop
+        step, request = self._step(), msgspec.json.encode(self.record)
+        await self._log.record(step, self._store.replace_tokens(self._partial.head.id, step, request))
 
-    async def generate(self, run: SavedRun, log: EventLog, saved: Saved) -> None:
-        """Generate the rest of the response, after ``saved``. Raises EngineError, RequestError, StoreError."""
-        output = self._chat.output(run)
-        self._replay(run, output, saved)
-        await self._running.unless_stopped(self._read_on(run, output, log))
-        self._start()
-        self._complete(output)
-        self._partial.announce_end()
+    async def end(self, turn: Turn, node: Node) -> None:
+        """Store the whole response. Raises StoreError, RequestError."""
         step = self._step()
-        node = self.node()
-        await log.record(step, self._turn.commit(node, JobEnd(id=node.id, step=step)))
-        self._running.ended.set()
-
-    def _replay(self, run: SavedRun, output: ChatOutput, saved: Saved) -> None:
-        following = self._partial.next
-        for pieces in run.replay(saved.tokens):
-            self._start()
-            self._take(pieces, output.push(pieces))
-        self._partial.take_unsent()
-        self._partial.next = following
-
-    async def _read_on(self, run: SavedRun, output: ChatOutput, log: EventLog) -> None:
-        try:
-            async for ready in run:
-                self._start()
-                for pieces in ready:
-                    self._take(pieces, output.push(pieces))
-                # What ends the response is stored with its end.
-                if run.finish is None:
-                    tokens, feedback = run.take_unsaved()
-                    step = self._step(tokens, feedback)
-                    await log.record(step, self._turn.store.append(self._partial.head.id, step))
-        except DeadlineError as error:
-            held = run.cut_off(error)
-            self._take(held, output.push(held))
-
-    def _start(self) -> None:
-        """Note that the response is no longer queued."""
-        if self._partial.head.status == "queued":
-            self._partial.head.status = "in_progress"
-            self._partial.emit("response.in_progress", response=self._partial.head)
+        await self._log.record(step, turn.commit(node, JobEnd(id=node.id, step=step)))
 
     def _step(self, tokens: Sequence[GeneratedToken] = (), feedback: float | None = None) -> Step:
         """Return what has come since the last call."""
@@ -190,6 +138,106 @@ class BackgroundAnswer(ResponseAnswer):
         step = Step(first=self._first, events=events, tokens=tuple(tokens), feedback=feedback)
         self._first = self._partial.next
         return step
+
+
+class BackgroundAnswer(ResponseAnswer):
+    """Answers one turn, step by step: each is stored before anybody sees it."""
+
+    _steps: _Steps
+    _saved: Saved
+
+    @property
+    def model(self) -> str:
+        """Name of the model, or of its adapter."""
+        return self._partial.head.model
+
+    async def begin(self, log: EventLog, record: JobRecord) -> None:
+        """Store the response as queued. Raises StoreError."""
+        self._partial.announce_queued()
+        await _Steps(log, self._turn.store, self._partial, record).begin(self._turn.owner)
+
+    def begin_again(self, saved: Saved, loop: LoopState | None) -> None:
+        """Announce the response as it was announced before, without anybody seeing it."""
+        self._partial.announce_queued()
+        if loop is not None:
+            self._partial.start()
+            self._parts.earlier = loop.usage
+        self._partial.take_unsent()
+        self._partial.next = saved.following
+
+    async def generate(self, log: EventLog, record: JobRecord, saved: Saved) -> None:
+        """Generate the rest of the response, after ``saved``. Raises EngineError, RequestError, StoreError."""
+        self._saved = saved
+        self._steps = _Steps(log, self._turn.store, self._partial, record)
+        await self._respond((), Delivery(read=self._read_on, show=_show_later, save=self._save))
+
+    async def _finish(self) -> None:
+        self._partial.start()
+        self._complete()
+        self._partial.announce_end()
+        await self._steps.end(self._turn, self.node())
+        self._running.ended.set()
+
+    def _submit(self, held: ExitStack) -> None:
+        run = held.enter_context(self.submit(SavedRun, self._parts.chat.request))
+        output = self._parts.begin(run)
+        # Those of the part that was interrupted.
+        tokens, self._saved = self._saved.tokens, Saved()
+        following = self._partial.next
+        for pieces in run.replay(tokens):
+            self._partial.start()
+            self._parts.take(pieces, output.push(pieces))
+        if tokens:
+            self._partial.take_unsent()
+            self._partial.next = following
+
+    async def _save(self) -> None:
+        """Store the items so far, in place of the tokens that they are made of."""
+        parts, loop = self._parts, self._plan.loop
+        assert loop is not None
+        self._partial.start()
+        if parts.output is not None:
+            assert isinstance(parts.output.run, SavedRun)
+            parts.output.run.take_unsaved()
+        exact = parts.exact_tokens()
+        state = LoopState(
+            items=self._partial.items.items,
+            usage=parts.usage(),
+            calls=loop.calls,
+            token_ids=[*exact.token_ids],
+            fingerprint=exact.fingerprint,
+        )
+        await self._steps.replace_tokens(state)
+
+    async def _read_on(self, output: ChatOutput) -> None:
+        run = output.run
+        assert isinstance(run, SavedRun)
+        try:
+            async for ready in run:
+                self._partial.start()
+                for pieces in ready:
+                    self._parts.take(pieces, output.push(pieces))
+                # What ends a part is stored with its end.
+                if run.finish is None:
+                    await self._steps.append(*run.take_unsaved())
+        except DeadlineError as error:
+            held = run.cut_off(error)
+            self._parts.take(held, output.push(held))
+
+
+def _decided(body: ResponseRequest, model: str, chat: ValidChat) -> ResponseRequest:
+    """Return ``body`` without its input, with all that was found in headers, drawn or left to defaults."""
+    spec = chat.request.specs[0]
+    return msgspec.structs.replace(
+        body,
+        model=model,
+        input=None,
+        seed=spec.sampling.seed,
+        priority=spec.priority,
+        session_id=spec.session or None,
+        speculate=spec.max_draft_tokens,
+        timeout=None,
+    )
 
 
 @dataclass(slots=True)
@@ -246,26 +294,31 @@ class AskedBackground(AskedResponse):
         self._basis.saved = saved
 
     async def validate(self, context: Context) -> BackgroundAnswer:
-        chat, wanted = await self._validated(context)
+        before = self._basis.record
+        state = None if before is None else before.loop
+        if state is not None:
+            self._partial.items.restore(state.items)
+        plan = await self._validated(context, state)
         saved, now = self.saved, time.time()
         if saved.tokens and not _are_same(self.record, context.model):
             raise ModelReplacedError(context.model.name)
-        if (before := self._basis.record) is None:
-            deadline = deadline_of(self._body, self._basis.life_s, chat.request.specs[0].timeout_s, now)
+        if before is None:
+            deadline = deadline_of(self._body, self._basis.life_s, plan.chat.request.specs[0].timeout_s, now)
         else:
             deadline = before.deadline
-        chat = _continued(chat, saved, deadline - now)
-        answer = BackgroundAnswer(self._turn, self._partial, self.running, chat, wanted)
+        plan = replace(plan, chat=_continued(plan.chat, saved, deadline - now))
+        answer = BackgroundAnswer(self._turn, self._partial, self.running, plan)
         self._basis.record = JobRecord(
-            body=answer.decided(self._body),
+            body=_decided(self._body, answer.model, plan.chat),
             items=[*self._turn.items],
             deadline=deadline,
             fingerprint=context.model.fingerprint,
             vocabulary=context.model.vocabulary_fingerprint,
             request_id=context.sender.request_id,
+            loop=state,
         )
         if saved.following:
-            answer.begin_again(saved)
+            answer.begin_again(saved, state)
         self.running.begin(answer)
         return answer
 
@@ -301,8 +354,8 @@ def _are_same(record: JobRecord, model: ModelFacts) -> bool:
 
 
 def _continued(chat: ValidChat, saved: Saved, left_s: float) -> ValidChat:
-    spec = chat.request.specs[0]
-    spec = replace(spec, timeout_s=max(_NO_TIME_S, left_s))
+    chat = within(chat, left_s)
+    [spec] = chat.request.specs
     if saved.tokens:
         ids = tuple(token.token_id for token in saved.tokens)
         stopping = replace(spec.stopping, max_new_tokens=max(spec.stopping.max_new_tokens, len(ids) + 1))

@@ -170,7 +170,23 @@ def read_items(field: str, given: str | Sequence[Json], earlier: Mapping[str, Js
         given = [{"role": "user", "content": given}] if given else []
     if len(earlier) + len(given) > MAX_ITEMS:
         raise too_many_items_error(field, MAX_ITEMS, len(earlier) + len(given))
-    return tuple(_item(f"{field}[{number}]", item, earlier) for number, item in enumerate(given))
+    read = tuple(_item(f"{field}[{number}]", item, earlier) for number, item in enumerate(given))
+    return _with_new_links(given, read)
+
+
+def _with_new_links(given: Sequence[Json], read: tuple[Json, ...]) -> tuple[Json, ...]:
+    """Let approvals of calls name the requests among ``read``, those of ``given`` with new ids, by these."""
+    new = {
+        old["id"]: item["id"]
+        for old, item in zip(given, read, strict=True)
+        if item["type"] == "mcp_approval_request" and isinstance(old.get("id"), str)
+    }
+
+    def linked(item: Json) -> Json:
+        named = item.get("approval_request_id")
+        return item | {"approval_request_id": new[named]} if isinstance(named, str) and named in new else item
+
+    return tuple(map(linked, read)) if new else read
 
 
 def check_size(field: str, items: Iterable[Json], before: int = 0) -> None:

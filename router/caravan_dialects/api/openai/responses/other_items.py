@@ -113,7 +113,17 @@ def _mcp_call(item: Json) -> Sequence[Json]:
         return ()
     tool = ToolName(name, server if isinstance(server, str) else None)
     call = _call(item, tool, item.get("arguments"), "arguments", item["id"])
-    return [call, _output(item, _text(item.get("output")) or _text(item.get("error")), item["id"])]
+    return [call, _output(item, _text(item.get("output")) or _error_text(item.get("error")), item["id"])]
+
+
+def _error_text(error: Any) -> str:
+    match error:
+        case {"message": str(text)}:
+            return f"Error: {text}"
+        case {"content": [*content]}:
+            return f"Error: {_text(content)}"
+        case _:
+            return _text(error)
 
 
 def _code_call(item: Json) -> Sequence[Json]:

@@ -176,15 +176,109 @@ class OpenCustomCall(OpenItem):
         return super().end(status)
 
 
+class OpenMcpCall(OpenItem):
+    """A call of a tool of an MCP server. It is whole when the model has written it, and ends with its result."""
+
+    prefix = "mcp"
+
+    def __init__(self, response: Growing, index: int, tool: ToolName, approval: str | None = None) -> None:
+        """``approval``: id of the request for approval that the client has answered."""
+        super().__init__(response, index)
+        self.tool = tool
+        self._approval = approval
+        self._output: str | None = None
+        self._error: Json | None = None
+
+    def item(self, status: str) -> Json:
+        return {
+            "id": self.id,
+            "type": "mcp_call",
+            "status": status,
+            "approval_request_id": self._approval,
+            "server_label": self.tool.namespace,
+            "name": self.tool.name,
+            "arguments": self.text,
+            "output": self._output,
+            "error": self._error,
+        }
+
+    def begin(self) -> None:
+        super().begin()
+        self._tell("response.mcp_call.in_progress")
+
+    def add(self, text: str) -> None:
+        super().add(text)
+        self._tell("response.mcp_call_arguments.delta", delta=text)
+
+    def complete(self) -> None:
+        """Announce the whole arguments."""
+        self._tell("response.mcp_call_arguments.done", arguments=self.text)
+
+    def restore(self, arguments: str) -> None:
+        """Set the arguments, which have been announced."""
+        self._texts = [arguments]
+
+    def settle(self, output: str | None, error: Json | None) -> Json:
+        """End the call with its result, one of both, and return the item."""
+        self._output, self._error = output, error
+        self._tell("response.mcp_call.completed" if error is None else "response.mcp_call.failed")
+        return self.end("completed" if error is None else "failed")
+
+
+class OpenApproval(OpenItem):
+    """A call that the client has to approve."""
+
+    prefix = "mcpr"
+
+    def __init__(self, response: Growing, index: int, tool: ToolName) -> None:
+        super().__init__(response, index)
+        self._tool = tool
+
+    def item(self, status: str) -> Json:
+        called = {"server_label": self._tool.namespace, "name": self._tool.name, "arguments": self.text}
+        return {"id": self.id, "type": "mcp_approval_request", **called}
+
+
+class OpenMcpList(OpenItem):
+    """The tools of an MCP server that the model may use."""
+
+    prefix = "mcpl"
+
+    def __init__(self, response: Growing, index: int, label: str) -> None:
+        super().__init__(response, index)
+        self._label = label
+        self._tools: list[Json] = []
+        self._error: str | None = None
+
+    def item(self, status: str) -> Json:
+        error = "the response ended before the list" if status == "incomplete" else self._error
+        listed = {"server_label": self._label, "tools": self._tools, "error": error}
+        return {"id": self.id, "type": "mcp_list_tools", **listed}
+
+    def begin(self) -> None:
+        super().begin()
+        self._tell("response.mcp_list_tools.in_progress")
+
+    def settle(self, tools: list[Json], error: str | None) -> Json:
+        """End the list with ``tools``, or with what has failed, and return the item."""
+        self._tools, self._error = tools, error
+        self._tell("response.mcp_list_tools.completed" if error is None else "response.mcp_list_tools.failed")
+        return self.end("completed")
+
+
 TextItem = TypeVar("TextItem", OpenMessage, OpenThought)
 
 
 class OutputItems:
-    """The items of one output. Their growth is told in the order that OpenAI's clients expect."""
+    """The items of one response. Their growth is told in the order that OpenAI's clients expect.
+
+    ``offered``: the tools that the model may call. ``waiting``: calls of MCP servers that have no result yet.
+    """
 
     def __init__(self, response: Growing, offered: OfferedTools) -> None:
         self._response = response
-        self._offered = offered
+        self.offered = offered
+        self.waiting: list[OpenMcpCall] = []
         self._ended: list[Json] = []
         self._open: OpenItem | None = None
 
@@ -192,6 +286,16 @@ class OutputItems:
     def items(self) -> list[Json]:
         """All items, the last one as far as it has come."""
         return self._ended if self._open is None else [*self._ended, self._open.item("incomplete")]
+
+    def restore(self, items: Sequence[Json]) -> None:
+        """Begin with ``items``, which have been announced."""
+        self._ended = [*items]
+        for index, item in enumerate(items):
+            if item["type"] == "mcp_call" and item["status"] == "in_progress":
+                tool = ToolName(item["name"], item["server_label"])
+                call = OpenMcpCall(self._response, index, tool, item["approval_request_id"])
+                call.restore(item["arguments"])
+                self.waiting.append(call)
 
     def take(self, parts: Sequence[Part], logprobs: Sequence[Json] = ()) -> None:
         """Add the next parts of the output. ``logprobs``: of the tokens of their texts."""
@@ -215,6 +319,40 @@ class OutputItems:
         if not may_be_empty and all(item["type"] == "reasoning" for item in self.items):
             self._text_item(OpenMessage)
         self._end_item(status)
+        for call in self.waiting:
+            self._ended[call.index] = call.end("incomplete")
+        self.waiting.clear()
+
+    def end_turn(self) -> None:
+        """End the last item of a part of the output that calls tools."""
+        self._end_item("completed")
+
+    def begin_call(self, tool: ToolName, arguments: str, approval: str) -> None:
+        """Add a call that waits, for which the client has answered the request for ``approval``."""
+        call = OpenMcpCall(self._response, len(self._ended), tool, approval)
+        call.begin()
+        call.add(arguments)
+        self._hold(call)
+
+    def settle(self, call: OpenMcpCall, output: str | None, error: Json | None) -> None:
+        """End one of the calls that wait."""
+        self.waiting.remove(call)
+        self._ended[call.index] = call.settle(output, error)
+
+    def begin_list(self, label: str) -> OpenMcpList:
+        """Announce the tools of a server, which `end_list` has."""
+        opened = self._open = OpenMcpList(self._response, len(self._ended), label)
+        opened.begin()
+        return opened
+
+    def end_list(self, opened: OpenMcpList, tools: list[Json], error: str | None) -> None:
+        self._open = None
+        self._ended.append(opened.settle(tools, error))
+
+    def _hold(self, call: OpenMcpCall) -> None:
+        call.complete()
+        self._ended.append(call.item("in_progress"))
+        self.waiting.append(call)
 
     def _text_item(self, kind: type[TextItem]) -> TextItem:
         if not isinstance(self._open, kind):
@@ -233,15 +371,20 @@ class OutputItems:
         return self._open
 
     def _new_call(self, name: str, index: int) -> OpenItem:
-        if self._offered.is_search(name):
+        offered = self.offered
+        tool = offered.client_name(name)
+        if offered.is_search(name):
             return OpenSearch(self._response, index)
-        kind = OpenCustomCall if name in self._offered.custom else OpenCall
-        return kind(self._response, index, self._offered.client_name(name))
+        if name in offered.mcp:
+            return (OpenApproval if offered.mcp[name] else OpenMcpCall)(self._response, index, tool)
+        return (OpenCustomCall if name in offered.custom else OpenCall)(self._response, index, tool)
 
     def _end_item(self, status: str) -> None:
-        if self._open is not None:
-            self._ended.append(self._open.end(status))
-            self._open = None
+        opened, self._open = self._open, None
+        if isinstance(opened, OpenMcpCall) and status == "completed":
+            self._hold(opened)
+        elif opened is not None:
+            self._ended.append(opened.end(status))
 
 
 class MessageTokens:

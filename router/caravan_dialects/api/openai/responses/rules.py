@@ -1,5 +1,7 @@
 """Rules of responses and conversations, one function each."""
 
+from collections.abc import Sequence
+
 from caravan_dialects.api.errors import ValidationError
 from caravan_dialects.api.generation.rules import shown
 
@@ -11,6 +13,16 @@ def item_type_error(field: str, given: object) -> ValidationError:
 def ambiguous_tool_error(name: str) -> ValidationError:
     field = "tool_choice.namespace"
     return ValidationError(field, f"`{field}` must be set: several namespaces have a tool {shown(name)}")
+
+
+def unknown_server_error(field: str, known: Sequence[str], given: str) -> ValidationError:
+    known_ones = ", ".join(known) or "none, since the router was started without --mcp-config"
+    message = f"`{field}` must be an MCP server that is configured here: {known_ones}. Given: {shown(given)}"
+    return ValidationError(field, message)
+
+
+def repeated_server_error(field: str, given: str) -> ValidationError:
+    return ValidationError(field, f"`{field}` must be another one than that of other tools. Given: {shown(given)}")
 
 
 def too_many_items_error(field: str, limit: int, given: int) -> ValidationError:

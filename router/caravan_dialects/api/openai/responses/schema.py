@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from caravan_dialects.api.generation.schema import (
+    CacheOptions,
+    CacheRetention,
     CacheSalt,
     FirstDifference,
     JsonObjectFormat,
@@ -68,8 +70,8 @@ class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
 
     ``instructions`` count for this response alone. ``previous_response_id`` continues a response and ``conversation`` a
     conversation. ``truncation``: "auto" leaves out the oldest turns if not all fit. Function tools and custom tools,
-    also in a ``namespace``, are offered to the model; others are left out. ``reasoning_budget_tokens``: maximum number
-    of reasoning tokens, as in chat.
+    also in a ``namespace``, are offered to the model, and with ``type`` "mcp" those of a configured server, which are
+    called here; others are left out. ``reasoning_budget_tokens``: maximum number of reasoning tokens, as in chat.
     """
 
     model: ModelName = None
@@ -87,8 +89,8 @@ class InputFields(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt: RefusedByRule = None
 
 
-class PromptCacheOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``prewarm``: true is the same as ``generate`` false. Others change nothing: all prompts are cached.
+class PromptCacheOptions(CacheOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """``prewarm``: true is the same as ``generate`` false. ``mode`` changes nothing: all prompts are cached.
 
     ``comparison_response_id``: compare the request with that of a response of this API key, for
     ``prompt_cache_diagnostics``.
@@ -114,9 +116,8 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
 
     ``max_output_tokens`` above what is left of the context counts as all that is left. ``generate``: false computes the
     prompt, so that it is in the cache, and generates nothing. ``include`` with "message.output_text.logprobs" or
-    ``top_logprobs`` above 0 returns log probabilities of the tokens of messages. These change nothing:
-    ``max_tool_calls``, which counts calls to tools that the server runs, ``stream_options``, ``user`` and what OpenAI's
-    platform adds.
+    ``top_logprobs`` above 0 returns log probabilities of the tokens of messages. ``max_tool_calls``: maximum number of
+    calls to MCP servers. These change nothing: ``stream_options``, ``user`` and what OpenAI's platform adds.
     """
 
     max_output_tokens: int | None = None
@@ -134,8 +135,8 @@ class ResponseRequest(InputFields, frozen=True, kw_only=True):
     safety_identifier: Annotated[str | None, OnlyEchoed] = None
     service_tier: ServiceTier = None
     prompt_cache_key: PromptCacheKey = None
-    prompt_cache_retention: NoEffect = None
-    max_tool_calls: Annotated[int | None, OnlyEchoed] = None
+    prompt_cache_retention: CacheRetention = None
+    max_tool_calls: int | None = None
     client_metadata: NoEffect = None
     priority: Priority = None
     timeout: Timeout = None
@@ -166,6 +167,38 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+
+    def plus(self, other: "ResponseUsage") -> "ResponseUsage":
+        """Return the sum, in which every prompt counts."""
+        mine, its = self.input_tokens_details, other.input_tokens_details
+        return ResponseUsage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            input_tokens_details=InputTokensDetails(
+                mine.cached_tokens + its.cached_tokens,
+                image_tokens=_sum(mine.image_tokens, its.image_tokens),
+                audio_tokens=_sum(mine.audio_tokens, its.audio_tokens),
+            ),
+            output_tokens=self.output_tokens + other.output_tokens,
+            output_tokens_details=OutputTokensDetails(
+                self.output_tokens_details.reasoning_tokens + other.output_tokens_details.reasoning_tokens
+            ),
+            total_tokens=self.total_tokens + other.total_tokens,
+        )
+
+
+def _sum(first: int | msgspec.UnsetType, second: int | msgspec.UnsetType) -> int | msgspec.UnsetType:
+    if first is msgspec.UNSET:
+        return second
+    return first if second is msgspec.UNSET else first + second
+
+
+NO_USAGE = ResponseUsage(
+    input_tokens=0,
+    input_tokens_details=InputTokensDetails(0),
+    output_tokens=0,
+    output_tokens_details=OutputTokensDetails(0),
+    total_tokens=0,
+)
 
 
 class ResponseFailure(msgspec.Struct, frozen=True):

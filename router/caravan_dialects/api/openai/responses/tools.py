@@ -1,7 +1,7 @@
 """The tools of a response: functions, custom tools as functions of one text, both in namespaces, a search for more.
 
-Others are left out: nobody here runs them. Models and their templates know no namespaces, so a tool of a namespace has
-both names in one, the one name by which the model knows it.
+Tools of MCP servers are in the namespace of their server. Others are left out: nobody here runs them. Models and their
+templates know no namespaces, so a tool of a namespace has both names in one, the one name by which the model knows it.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from caravan_dialects.api.openai.chat.schema import ChosenFunction, FunctionDefi
 from caravan_dialects.api.openai.responses.rules import ambiguous_tool_error
 from caravan_dialects.api.openai.rules import function_name_error, missing_field_error
 from caravan_dialects.conversations.nodes import Json
+from caravan_dialects.tool_servers import McpTool
 
 _MOST_CHARACTERS = 64
 _DIGEST_CHARACTERS = 8
@@ -89,7 +90,8 @@ class OfferedTools:
 
     ``names``: the same the other way round. ``custom``: the model's names of custom tools. ``searches``: whether the
     model may ask the client for more tools, by calling `_SEARCH`. ``skipped``: types left out. ``places``: the field
-    of the body that each tool is in, by the model's names.
+    of the body that each tool is in, by the model's names. ``mcp``: the model's names of tools of MCP servers, and
+    whether a call of each needs approval.
     """
 
     tools: Sequence[Tool]
@@ -99,6 +101,7 @@ class OfferedTools:
     searches: bool
     skipped: frozenset[str]
     places: Mapping[str, str]
+    mcp: Mapping[str, bool]
 
     def client_name(self, name: str) -> ToolName:
         """Return what the client calls the tool that the model calls ``name``."""
@@ -113,12 +116,23 @@ class OfferedTools:
         return self.names.get(tool) or (tool.name if tool.namespace is None else model_name(tool))
 
 
-def offered_tools(given: Sequence[Mapping[str, Any]], items: Iterable[Json] = ()) -> OfferedTools:
+@dataclass(frozen=True, slots=True)
+class ServerTools:
+    """The tools of an MCP server that a request may use, and the names of those whose calls need approval."""
+
+    tools: Sequence[McpTool]
+    needing_approval: frozenset[str]
+
+
+def offered_tools(
+    given: Sequence[Mapping[str, Any]], items: Iterable[Json] = (), servers: Mapping[str, ServerTools] | None = None
+) -> OfferedTools:
     """Return the tools of a request, and those that ``items`` add. Raises ValidationError.
 
     What is wrong with a tool of an item is not refused but left out: the item may be one of many turns ago.
+    ``servers``: MCP servers by their labels, once their tools are known.
     """
-    found = _Found()
+    found = _Found(servers or {})
     for number, tool in enumerate(given):
         found.add(f"tools[{number}]", tool)
     for item in items:
@@ -130,7 +144,9 @@ def offered_tools(given: Sequence[Mapping[str, Any]], items: Iterable[Json] = ()
 class _Found:
     """The tools so far. ``skipped``: types left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, servers: Mapping[str, ServerTools]) -> None:
+        self._servers = servers
+        self._mcp: dict[ToolName, bool] = {}
         self._tools: dict[ToolName, Tool] = {}
         self._places: dict[ToolName, str] = {}
         self._custom: set[ToolName] = set()
@@ -148,6 +164,7 @@ class _Found:
             searches=self._searches,
             skipped=frozenset(self._skipped),
             places={names[called]: place for called, place in self._places.items()},
+            mcp={names[called]: asks for called, asks in self._mcp.items()},
         )
 
     def add_later(self, item: Json) -> None:
@@ -176,11 +193,26 @@ class _Found:
                 self._places[_SEARCH] = field
                 self._tools[_SEARCH] = _function(field, {"parameters": _QUERY, **tool, "name": _SEARCH.name}, "")
                 self._searches = True
+            case {"type": "mcp"}:
+                check_depth(field, tool, MAX_DEPTH + 1)
+                self._add_server(field, tool.get("server_label"))
             case {"type": str(kind)}:
                 check_depth(field, tool, MAX_DEPTH + 1)
                 self._skipped.add(kind)
             case _:
                 raise missing_field_error(f"{field}.type")
+
+    def _add_server(self, field: str, label: Any) -> None:
+        server = self._servers.get(label) if isinstance(label, str) else None
+        if server is None:
+            return
+        for tool in server.tools:
+            called = ToolName(tool.name, label)
+            if called not in self._tools:
+                described = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+                self._places[called] = field
+                self._tools[called] = _function(field, described, "")
+                self._mcp[called] = tool.name in server.needing_approval
 
     def _add_namespace(self, field: str, group: Mapping[str, Any], *, again: bool) -> None:
         name, tools, about = group.get("name"), group.get("tools"), group.get("description")
@@ -293,6 +325,12 @@ def chosen_tools(
             if len(found) > 1:
                 raise ambiguous_tool_error(name)
             return offered.tools, NamedToolChoice(function=ChosenFunction(name=found[0] if found else name))
+        case {"type": "mcp", "server_label": str(label), "name": str(name)}:
+            known = offered.names.get(ToolName(name, label), name)
+            return offered.tools, NamedToolChoice(function=ChosenFunction(name=known))
+        case {"type": "mcp", "server_label": str(label)}:
+            names = _Named(offered).allowed([choice])
+            return [tool for tool in offered.tools if tool.function.name in names], "required"
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
             names = _Named(offered).allowed(allowed)
             return [tool for tool in offered.tools if tool.function.name in names], mode
@@ -327,7 +365,9 @@ class _Named:
         asked: set[tuple[bool, str, str | None]] = set()
         for entry in entries:
             match entry:
-                case {"type": "namespace", "name": str(name)}:
+                case {"type": "mcp", "server_label": str(label), "name": str(name)}:
+                    asked.add((False, name, label))
+                case {"type": "namespace", "name": str(name)} | {"type": "mcp", "server_label": str(name)}:
                     asked.add((True, name, None))
                 case {"name": str(name), **more} if isinstance(namespace := more.get("namespace"), str | None):
                     asked.add((False, name, namespace))

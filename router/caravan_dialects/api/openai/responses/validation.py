@@ -61,12 +61,17 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
         raise metadata_error()
 
 
-async def validate_turn(context: Context, body: InputFields, turn: Turn, offered: OfferedTools) -> ValidTurn:
-    """Raises ValidationError, ToolError, ChatTemplateError, NoShardError, TextTooLongError."""
+async def validate_turn(
+    context: Context, body: InputFields, turn: Turn, offered: OfferedTools, session: str | None = None
+) -> ValidTurn:
+    """``session``: what names the session if nothing else does.
+
+    Raises ValidationError, ToolError, ChatTemplateError, NoShardError, TextTooLongError.
+    """
     items = turn.all_items
     if not items and body.instructions is None:
         raise empty_prompt_error("input")
-    attempts = _Attempts(context, body, turn, offered, items)
+    attempts = _Attempts(context, body, turn, offered, _session_of(body, turn) or session)
     if body.truncation != "auto":
         return ValidTurn(chat=await attempts.without(0), truncated=None)
     dropped, chat = await attempts.shortened(_turns_dropped_before(turn))
@@ -85,12 +90,13 @@ class _Attempts:
     """Validates a request with fewer and fewer turns. The system messages at the start and the last turn stay."""
 
     def __init__(
-        self, context: Context, body: InputFields, turn: Turn, offered: OfferedTools, items: Sequence[Json]
+        self, context: Context, body: InputFields, turn: Turn, offered: OfferedTools, session: str | None
     ) -> None:
+        items = turn.all_items
         self._context = context
         self._body = body
         self._offered = offered
-        self._session = _session_of(body, turn)
+        self._session = session
         self._items = items
         self._fields = {item["id"]: f"input[{number}]" for number, item in enumerate(turn.items)}
         self._system = count_system(items)

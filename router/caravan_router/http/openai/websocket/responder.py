@@ -12,7 +12,6 @@ from aiohttp import web
 from caravan_dialects.api.body import most_decoded_bytes
 from caravan_dialects.api.errors import BodiesTooLargeError, DecodedBodyTooLargeError, RequestError
 from caravan_dialects.api.generation.reading import BodyReader
-from caravan_dialects.api.generation.run import Run, on_all
 from caravan_dialects.api.openai.responses.reply import AskedResponse, ResponseAnswer
 from caravan_dialects.api.openai.responses.rules import background_on_socket_error
 from caravan_dialects.api.openai.responses.socket_schema import (
@@ -173,14 +172,10 @@ class Responder:
                     return
                 assert isinstance(answer, ResponseAnswer)
                 turn.active = self._active[asked.running.id] = _Active(body, answer)
-
-                async def send(index: int, run: Run) -> None:
-                    await answer.send(self._writer, index, run)
-
                 try:
                     with held:
                         async with progress.generating() as runs:
-                            await on_all(runs, send)
+                            await answer.stream(self._writer, runs)
                 except (EngineError, RequestError) as error:
                     turn.failed = True
                     await self._writer.send(*asked.error_messages(error))

@@ -1,11 +1,10 @@
-"""Lets llama.cpp compute layers on other hosts, where its rpc-servers run."""
+"""Lets llama.cpp compute layers on other hosts, where its rpc-servers run, and serves this host's devices to one."""
 
 import ctypes
 import logging
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 # llama.cpp by way of libllama: with LLAMA_CPP_LIB_PATH, llama_cpp._ggml would load a second one.
 from llama_cpp.llama_cpp import _lib as libggml
@@ -21,13 +20,15 @@ _ANSWER = struct.Struct("<QBBB25x")
 _ANSWER_BYTES = 28
 _MAJOR, _MINOR = 7, 0
 _PATIENCE_S = 5.0
+# Of enum ggml_backend_dev_type.
+_CPU = 0
 
 
 def add_rpc_servers(servers: Sequence[str]) -> None:
     """Register the devices of ``servers`` with llama.cpp, which must be initialized. Raises StartupError."""
     if not servers:
         return
-    add_server = _add_server_function()
+    add_server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(_function("ggml_backend_rpc_add_server"))
     for server in servers:
         _check(server)
         registry = add_server(server.encode())
@@ -37,17 +38,34 @@ def add_rpc_servers(servers: Sequence[str]) -> None:
         _log.info("rpc-server added", extra={"server": server})
 
 
-def _add_server_function() -> Any:
-    """Return llama.cpp's ``ggml_backend_rpc_add_server``."""
+def serve_devices(address: str, threads: int, handles: Sequence[int]) -> None:
+    """Serve the devices of llama.cpp's ``handles`` to one shard at a time, at an IPv4 address and port.
+
+    ``threads``: of the CPU, if it is among the devices. Returns only if the server cannot start, after llama.cpp has
+    printed why. Raises StartupError if llama.cpp is built without RPC.
+    """
+    start = ctypes.CFUNCTYPE(
+        None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p)
+    )(_function("ggml_backend_rpc_start_server"))
+    start(address.encode(), None, threads, len(handles), (ctypes.c_void_p * len(handles))(*handles))
+
+
+def cpu_handle() -> int:
+    """Return llama.cpp's handle of the CPU. llama.cpp must be initialized."""
+    libggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
+    handle: int = libggml.ggml_backend_dev_by_type(_CPU)
+    return handle
+
+
+def _function(name: str) -> int:
+    """Return the address of a function of llama.cpp's RPC. Raises StartupError."""
     libggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
     libggml.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
     backend = libggml.ggml_backend_reg_by_name(b"RPC")
     if not backend:
-        raise StartupError(
-            "--rpc needs a llama.cpp that is built with RPC: `caravan build-llama` builds and installs one"
-        )
-    address = libggml.ggml_backend_reg_get_proc_address(ctypes.c_void_p(backend), b"ggml_backend_rpc_add_server")
-    return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)
+        raise StartupError("it needs a llama.cpp that is built with RPC: `caravan build-llama` builds and installs one")
+    address: int = libggml.ggml_backend_reg_get_proc_address(ctypes.c_void_p(backend), name.encode())
+    return address
 
 
 def _check(server: str) -> None:

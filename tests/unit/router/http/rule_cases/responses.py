@@ -84,6 +84,14 @@ CASES = [
         "`background_options.completion_window` must be \"soonest\" without `background`. Given: '2h'",
     ),
     Case(
+        responses_rules.unknown_server_error,
+        RESPONSES,
+        {"input": "Hi", "tools": [{"type": "mcp", "server_label": "x"}]},
+        "tools[0].server_label",
+        "`tools[0].server_label` must be an MCP server that is configured here: none, since the router was started "
+        "without --mcp-config. Given: 'x'",
+    ),
+    Case(
         responses_rules.background_needs_store_error,
         RESPONSES,
         {"background": True, "store": False},
