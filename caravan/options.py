@@ -12,12 +12,13 @@ class ModelOptions(TypedDict, total=False):
 
     ``parallel``: most sequences held at a time. ``ctx_size``: KV cells of all sequences together, 0 for the context
     that the model was trained with. ``embeddings``: make `LLM.embed` and `LLM.score` possible. ``speculate``: most
-    draft tokens of a sequence in one step; ``model_draft`` is of no use without, and ``rollback_tokens`` are as many, 8
-    at most, unless they are given. ``lora``: adapters, each [NAME=]PATH[:SCALE].
+    draft tokens of a sequence in one step; ``model_draft`` and ``spec_type`` are of no use without, and
+    ``rollback_tokens`` are as many, 8 at most, unless they are given. ``lora``: adapters, each [NAME=]PATH[:SCALE].
     """
 
     model_draft: str
     gpu_layers_draft: int
+    spec_type: str
     parallel: int
     ctx_size: int
     rollback_tokens: int

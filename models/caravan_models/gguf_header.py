@@ -14,6 +14,8 @@ from typing import BinaryIO
 from caravan_models.errors import FetchError, FetchProblem
 
 ARCHITECTURE = "general.architecture"
+# The tensor that every such head has.
+_OF_HEAD = b".nextn.eh_proj.weight"
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -26,10 +28,14 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Metadata by key, without lists; and the number of weights in the file."""
+    """Metadata by key, without lists; and the number of weights in the file.
+
+    ``has_head``: some are of a layer that predicts tokens after the next one (multi-token prediction).
+    """
 
     metadata: Mapping[str, Value]
     parameter_count: int
+    has_head: bool
 
     def text(self, key: str) -> str:
         """Return a text of the metadata, empty if there is none."""
@@ -88,18 +94,20 @@ class _Reader:
             if value is not None:
                 metadata[key] = value
             if key == last:
-                return GgufHeader(metadata, 0)
-        return GgufHeader(metadata, sum(self._tensor() for _ in range(tensors)))
+                return GgufHeader(metadata, 0, has_head=False)
+        found = [self._tensor() for _ in range(tensors)]
+        has_head = any(name.endswith(_OF_HEAD) for name, _ in found)
+        return GgufHeader(metadata, sum(weights for _, weights in found), has_head)
 
-    def _tensor(self) -> int:
-        """Skip the description of a tensor and return the number of its weights."""
-        self._skip(self._count(_MOST_NAME, "bytes of a name"))
+    def _tensor(self) -> tuple[bytes, int]:
+        """Return the name of a tensor and the number of its weights."""
+        name = self._read(self._count(_MOST_NAME, "bytes of a name"))
         dimensions = self._number("<I")
         if dimensions > _MOST_DIMENSIONS:
             raise ValueError(f"a tensor has {dimensions} dimensions")
         lengths = [self._number("<Q") for _ in range(dimensions)]
         self._skip(struct.calcsize("<IQ"))
-        return math.prod(lengths)
+        return name, math.prod(lengths)
 
     def _value(self, kind: int) -> Value | None:
         if kind == _STRING:

@@ -146,8 +146,8 @@ def of_model(model: ModelFile, given: ShardValues) -> dict[str, Any]:
 
 
 def draft_tokens(speculate: int, given: ShardValues) -> int:
-    """Return ``speculate``, the router's, or a default for shards with a draft model if it is 0."""
-    return speculate or (_DRAFT_TOKENS if given.get("model_draft") else 0)
+    """Return ``speculate``, the router's, or a default for shards that are told what drafts if it is 0."""
+    return speculate or (_DRAFT_TOKENS if given.get("model_draft") or given.get("spec_type", "none") != "none" else 0)
 
 
 def rollback_tokens(speculate: int) -> dict[str, Any]:

@@ -165,6 +165,8 @@ class ShardConfig(MediaFlags, RopeFlags, DefaultFlags, PlacementFlags, ModelFlag
         self._check_media()
         if self.gpu_layers_draft is not None and not self.model_draft:
             raise ValueError("gpu-layers-draft needs --model-draft")
+        if self.spec_type == "draft-mtp" and self.model_draft:
+            raise ValueError("spec-type draft-mtp drafts with the model's own head: drop --model-draft, or pass none")
         for alias in self.aliases:
             if not (alias and alias.isprintable() and alias == alias.strip() and len(alias) <= _ALIAS_LENGTH):
                 raise ValueError(
@@ -236,6 +238,7 @@ class ShardConfig(MediaFlags, RopeFlags, DefaultFlags, PlacementFlags, ModelFlag
             self,
             model=self.model_draft,
             model_draft="",
+            spec_type="none",
             ctx_size=cells,
             kv_layout=KvLayout.UNIFIED.value,
             exact=False,

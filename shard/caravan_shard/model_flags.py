@@ -65,6 +65,12 @@ class ModelFlags:
         "name; it gets as many KV cells as the model",
         "-md",
     )
+    spec_type: str = flag(
+        "none",
+        "draft-mtp: draft with the model's own head for the tokens after the next one (MTP), where that saves time; "
+        "auto: if the file has such a head that can be used, and without --model-draft",
+        choices=("none", "auto", "draft-mtp"),
+    )
     ctx_size: int | None = flag(
         None,
         "number of KV cells for all sequences together; 0 = the model's trained context, whether it fits or not [the "

@@ -17,12 +17,14 @@ from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_builders import EngineDriver, first_chunk, next_chunk
 from caravan_testing.shard_tiny_delta_net import write_tiny_qwen3next, write_tiny_qwen35
+from caravan_testing.shard_tiny_glm import write_tiny_glm
 from caravan_testing.shard_tiny_hybrid import write_tiny_hybrid
 from caravan_testing.shard_tiny_lfm2 import write_tiny_lfm2
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 from caravan_testing.shard_tiny_mrope import write_tiny_mrope
 from caravan_testing.shard_tiny_window import write_tiny_window
+from caravan_testing.tiny_heads import Heads
 
 ROOT = Path(__file__).parents[2]
 DEMO_MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ROOT / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
@@ -46,6 +48,10 @@ DELTA_MODEL = ROOT / ".cache/models/tiny-qwen3next.gguf"
 DELTA_POSITIONS_MODEL = ROOT / ".cache/models/tiny-qwen35.gguf"
 CONVOLUTION_MODEL = ROOT / ".cache/models/tiny-lfm2.gguf"
 RECURRENT_MODEL = ROOT / ".cache/models/tiny-mamba.gguf"
+# They have heads, which are right nearly always.
+HEAD_MODEL = ROOT / ".cache/models/tiny-glm4moe.gguf"
+HYBRID_HEAD_MODEL = ROOT / ".cache/models/tiny-qwen35-mtp.gguf"
+HYBRID_MOE_HEAD_MODEL = ROOT / ".cache/models/tiny-qwen35moe-mtp.gguf"
 # Batch shapes and places in the cache change the rounding. Logits of two tokens that are closer than this count as
 # equal. Seen: below 0.1 on the demo model; 1.9 on the other, where a prompt's last token was computed alone instead of
 # with the rest.
@@ -57,7 +63,9 @@ TIE_LOGITS = {
     SMALL_WINDOW_MODEL: 0.01,
     POSITIONS_MODEL: 0.01,
     CONVOLUTION_MODEL: 0.01,
+    HEAD_MODEL: 0.01,
 }
+_HEADS = Heads(trunk=0.0003, state=0.001)
 _WRITERS: dict[Path, Callable[[Path], Path]] = {
     POSITIONS_MODEL: write_tiny_mrope,
     PLAIN_MODEL: lambda path: write_tiny_llama(path, Shape(context=4096)),
@@ -68,6 +76,9 @@ _WRITERS: dict[Path, Callable[[Path], Path]] = {
     DELTA_POSITIONS_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL),
     CONVOLUTION_MODEL: lambda path: write_tiny_lfm2(path, DEMO_MODEL),
     RECURRENT_MODEL: lambda path: write_tiny_mamba(path, DEMO_MODEL),
+    HEAD_MODEL: lambda path: write_tiny_glm(path, DEMO_MODEL, _HEADS),
+    HYBRID_HEAD_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL, _HEADS),
+    HYBRID_MOE_HEAD_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL, _HEADS, has_experts=True),
 }
 
 

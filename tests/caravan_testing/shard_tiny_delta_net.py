@@ -1,5 +1,5 @@
 """Writes hybrid models with random weights whose recurrent layers are gated delta nets: those of Qwen3-Next, a mixture
-of experts, and of Qwen3.5, whose positions have several dimensions.
+of experts, and of Qwen3.5, whose positions have several dimensions, with or without experts and a head that drafts.
 """
 
 from pathlib import Path
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
+from caravan_testing.tiny_heads import Heads
 from caravan_testing.tiny_weights import RandomWeights, Weights, copy_tokenizer, write_weights
 
 _EMBEDDING, _LAYERS, _HEADS, _KV_HEADS, _FEED_FORWARD, _CONTEXT = 64, 4, 4, 2, 128, 8192
@@ -23,19 +24,28 @@ _SECTIONS = (3, 3, 2, 0)
 def write_tiny_qwen3next(path: Path, tokenizer_of: Path) -> Path:
     """Write a GGUF of the architecture qwen3next, with the tokenizer and template of another; always the same."""
     writer = _begun(path, "qwen3next")
-    writer.add_expert_count(_EXPERTS)
-    writer.add_expert_used_count(_USED)
-    writer.add_expert_feed_forward_length(_EXPERT)
-    writer.add_expert_shared_feed_forward_length(_EXPERT)
-    write_weights(writer, _tensors(copy_tokenizer(tokenizer_of, writer), has_experts=True))
+    writer.add_block_count(_LAYERS)
+    _add_experts(writer)
+    write_weights(writer, _tensors(copy_tokenizer(tokenizer_of, writer), has_experts=True, joins_gates=True))
     return path
 
 
-def write_tiny_qwen35(path: Path, tokenizer_of: Path) -> Path:
-    """Write a GGUF of the architecture qwen35, with the tokenizer and template of another; always the same."""
-    writer = _begun(path, "qwen35")
+def write_tiny_qwen35(path: Path, tokenizer_of: Path, heads: Heads | None = None, *, has_experts: bool = False) -> Path:
+    """Write a GGUF of the architecture qwen35, or qwen35moe, with the tokenizer and template of another."""
+    writer = _begun(path, "qwen35moe" if has_experts else "qwen35")
     writer.add_rope_dimension_sections(_SECTIONS)
-    write_weights(writer, _tensors(copy_tokenizer(tokenizer_of, writer), has_experts=False))
+    if has_experts:
+        _add_experts(writer)
+    tensors = _tensors(copy_tokenizer(tokenizer_of, writer), has_experts=has_experts, joins_gates=False)
+    if heads is None:
+        writer.add_block_count(_LAYERS)
+    else:
+        writer.add_block_count(_LAYERS + 1)
+        writer.add_nextn_predict_layers(1)
+        drawn = RandomWeights(23)
+        layer = _layer(drawn, _attention(drawn), has_experts=has_experts)
+        tensors = heads.added(tensors, _LAYERS, layer, drawn)
+    write_weights(writer, tensors)
     return path
 
 
@@ -48,7 +58,6 @@ def _begun(path: Path, architecture: str) -> GGUFWriter:
     writer.add_head_count_kv(_KV_HEADS)
     writer.add_key_length(_HEAD)
     writer.add_value_length(_HEAD)
-    writer.add_block_count(_LAYERS)
     writer.add_rope_dimension_count(_HEAD)
     writer.add_full_attention_interval(_INTERVAL)
     writer.add_ssm_conv_kernel(_CONVOLUTION)
@@ -60,7 +69,14 @@ def _begun(path: Path, architecture: str) -> GGUFWriter:
     return writer
 
 
-def _tensors(tokens: int, *, has_experts: bool) -> dict[str, Weights]:
+def _add_experts(writer: GGUFWriter) -> None:
+    writer.add_expert_count(_EXPERTS)
+    writer.add_expert_used_count(_USED)
+    writer.add_expert_feed_forward_length(_EXPERT)
+    writer.add_expert_shared_feed_forward_length(_EXPERT)
+
+
+def _tensors(tokens: int, *, has_experts: bool, joins_gates: bool) -> dict[str, Weights]:
     drawn = RandomWeights(19)
     tensors = {
         "token_embd.weight": drawn(tokens, _EMBEDDING),
@@ -68,15 +84,17 @@ def _tensors(tokens: int, *, has_experts: bool) -> dict[str, Weights]:
         "output_norm.weight": np.ones(_EMBEDDING),
     }
     for layer in range(_LAYERS):
-        block: dict[str, Weights] = {
-            "attn_norm.weight": np.ones(_EMBEDDING),
-            "post_attention_norm.weight": np.ones(_EMBEDDING),
-        }
         attends = (layer + 1) % _INTERVAL == 0
-        block |= _attention(drawn) if attends else _delta_net(drawn, joins_gates=has_experts)
-        block |= _experts(drawn) if has_experts else _feed_forward(drawn)
+        mixes = _attention(drawn) if attends else _delta_net(drawn, joins_gates=joins_gates)
+        block = _layer(drawn, mixes, has_experts=has_experts)
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in block.items()}
     return tensors
+
+
+def _layer(drawn: RandomWeights, mixes: dict[str, Weights], *, has_experts: bool) -> dict[str, Weights]:
+    """Return a layer that mixes tokens with ``mixes``."""
+    norms = {"attn_norm.weight": np.ones(_EMBEDDING), "post_attention_norm.weight": np.ones(_EMBEDDING)}
+    return norms | mixes | (_experts(drawn) if has_experts else _feed_forward(drawn))
 
 
 def _attention(drawn: RandomWeights) -> dict[str, Weights]:

@@ -22,7 +22,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, FreeMemory
 from caravan_shard.model_flags import USUAL_CELLS
 from caravan_shard.service.memory_report import memory_report
-from caravan_testing.shard_models import DEMO_MODEL, fetched
+from caravan_testing.shard_models import DEMO_MODEL, HEAD_MODEL, fetched
 from caravan_testing.shard_tiny_bert import TinyBert
 from caravan_testing.shard_tiny_llama import CONTEXT, Shape, write_tiny_llama
 
@@ -95,6 +95,17 @@ def test_a_load_without_memory_plans_what_a_real_load_takes(tiny: Path) -> None:
         llama_cpp.llama_model_free(model)
     assert found[0] == found[1]
     assert {place for place, *_ in found[0]} == {HOST}
+
+
+def test_the_estimate_is_of_a_head_too() -> None:
+    flags = {"ctx_size": 512, "parallel": 1, "batch_size": 64}
+    alone = parts(fetched(HEAD_MODEL), **flags)
+    both = parts(fetched(HEAD_MODEL), **flags, spec_type="auto")
+    # One layer beside three, 64 floats for each of 512 cells and of 64 tokens of a draft, and those of two batches.
+    assert both["draft_cells"] == alone["cells"] // 3
+    assert both["draft_states"] == 4 * 64 * (512 + 64 + 2 * 64)
+    assert both["draft_logits"] == 4 * 49_152
+    assert both["mapped_weights"] > alone["mapped_weights"]
 
 
 def test_the_estimate_is_of_a_draft_model_too(tiny: Path) -> None:

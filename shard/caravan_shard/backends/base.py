@@ -238,12 +238,8 @@ class Vocabulary(Protocol):
         ...
 
 
-class DraftModel(Protocol):
-    """A model with a KV cache. Only the thread that made it may call it.
-
-    A second one guesses the next tokens of the main model's sequences. Its sequence ids are those of the main model,
-    whose tokens below ``facts.vocabulary_size`` are the same here, and a sequence can be cut back to any length.
-    """
+class CachedModel(Protocol):
+    """A model with a KV cache. Only the thread that made it may call it."""
 
     @property
     def facts(self) -> ModelFile: ...
@@ -276,7 +272,24 @@ class DraftModel(Protocol):
         ...
 
 
-class Backend(DraftModel, Protocol):
+class DraftModel(CachedModel, Protocol):
+    """A model that guesses the next tokens of the sequences of another one, the main model.
+
+    Its sequence ids are those of the main model, whose tokens below ``facts.vocabulary_size`` are the same here, and a
+    sequence can be cut back to any length. It may be a head of the main model, which reads that one's hidden states.
+    """
+
+    @property
+    def keeps_drafts(self) -> bool:
+        """Whether what it has computed of draft tokens stays right once the main model has chosen these."""
+        ...
+
+    def readable(self, sequence_id: int) -> range:
+        """Return the positions of the tokens that it can read now, whether or not it has those before them."""
+        ...
+
+
+class Backend(CachedModel, Protocol):
     """The model of a shard."""
 
     @property

@@ -105,8 +105,8 @@ class ModelDrafting:
         """Let the model hold no draft tokens but those that the step over ``parts`` verifies."""
         for part in parts:
             is_used = part.draft is not None and part.draft.kind is DraftKind.MODEL
-            length = len(part.sequence.tokens) + (len(part.tokens) - 1 if is_used else 0)
-            self._drafter.keep(part.sequence.sequence_id, length)
+            drafted = len(part.tokens) - 1 if is_used else 0
+            self._drafter.keep_draft(part.sequence.sequence_id, len(part.sequence.tokens), drafted)
 
     def end_step(self, seconds: float) -> float:
         """Return how many of the ``seconds`` of the step were not the model's."""

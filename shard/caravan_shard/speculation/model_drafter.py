@@ -43,7 +43,8 @@ class ModelDrafter:
     """Drafts by a model whose cache holds beginnings of the main model's sequences.
 
     The cache may lose any of them at any time: they are computed again where a draft needs them. Tokens that it holds
-    are always the first ones of the sequence, but for drafts while a step verifies them.
+    are always the first ones of the sequence, but for drafts while a step verifies them, and for those that a head of
+    the main model cannot read any more: these count as held.
 
     ``costs``: seconds of the model's steps by their tokens. ``seconds``: those of all steps together.
     """
@@ -71,7 +72,11 @@ class ModelDrafter:
 
     def missing(self, sequence_id: int, tokens: Sequence[int]) -> int:
         """Return how many of ``tokens`` the model has not read."""
-        return len(tokens) - self._held.get(sequence_id, 0)
+        return len(tokens) - self._start(sequence_id)
+
+    def keep_draft(self, sequence_id: int, length: int, drafted: int) -> None:
+        """Hold ``length`` tokens of a sequence, and ``drafted`` ones behind them if they are of use afterwards."""
+        self.keep(sequence_id, length + drafted if self._model.keeps_drafts else length)
 
     def keep(self, sequence_id: int, length: int) -> None:
         """Hold no more than ``length`` tokens of a sequence."""
@@ -103,7 +108,9 @@ class ModelDrafter:
 
     def can_read(self, sequence_id: int, tokens: Sequence[int]) -> bool:
         """Whether the model has the tokens that it is missing. The main model may have a few more, and sees media."""
-        missing = tokens[self._held.get(sequence_id, 0) :]
+        if len(tokens) > self._model.readable(sequence_id).stop:
+            return False
+        missing = tokens[self._start(sequence_id) :]
         return NO_TOKEN not in missing and max(missing, default=0) < self._model.facts.vocabulary_size
 
     def read_up_to(self, sequence_id: int, tokens: Sequence[int], rest: int) -> bool:
@@ -119,7 +126,7 @@ class ModelDrafter:
         False if the step fails.
         """
         began = perf_counter()
-        held = self._held.get(sequence_id, 0)
+        held = self._start(sequence_id)
         room = min(most, len(tokens) - held - 1, self._model.capacity.max_batch_tokens)
         count = 1 << room.bit_length() - 1
         if not self._decode([sequence_id], [tokens[held : held + count]], has_outputs=False):
@@ -137,7 +144,7 @@ class ModelDrafter:
             if not self.read_up_to(one.sequence_id, one.tokens, most):
                 return [[] for _ in asked]
         drafts: list[list[int]] = [[] for _ in asked]
-        new = [one.tokens[self._held.get(one.sequence_id, 0) :] for one in asked]
+        new = [one.tokens[self._start(one.sequence_id) :] for one in asked]
         for place in range(count):
             began = perf_counter()
             if not self._decode(ids, new):
@@ -151,6 +158,10 @@ class ModelDrafter:
                 draft.append(token)
         return drafts
 
+    def _start(self, sequence_id: int) -> int:
+        """Return the position of the token that the model reads next."""
+        return max(self._held.get(sequence_id, 0), self._model.readable(sequence_id).start)
+
     def _logits(self, rows: int) -> Floats:
         """Return [rows, vocabulary] of the main model, which never chooses tokens that the draft model lacks."""
         logits = self._model.logits(rows)[:, : self._vocabulary_size]
@@ -160,7 +171,9 @@ class ModelDrafter:
     def _decode(self, ids: Sequence[int], new: Sequence[Sequence[int]], *, has_outputs: bool = True) -> bool:
         """Compute ``new`` tokens of each sequence. If that fails, nothing is held of them."""
         counts = [len(tokens) for tokens in new]
-        starts = [self._held.pop(sequence_id, 0) for sequence_id in ids]
+        starts = [self._start(sequence_id) for sequence_id in ids]
+        for sequence_id in ids:
+            self._held.pop(sequence_id, None)
         outputs = np.zeros(sum(counts), np.int8)
         outputs[np.cumsum(counts) - 1] = has_outputs
         outcome = self._model.decode(

@@ -162,6 +162,11 @@ def test_a_draft_model_switches_speculation_on() -> None:
     assert draft_tokens(3, given("-md", "d.gguf")) == 3
 
 
+@pytest.mark.parametrize(("kind", "tokens"), [("none", 0), ("auto", 8), ("draft-mtp", 8)])
+def test_a_head_switches_speculation_on(kind: str, tokens: int) -> None:
+    assert draft_tokens(0, given("--spec-type", kind)) == tokens
+
+
 def test_speculation_lets_shards_keep_what_recurrent_models_need_for_it() -> None:
     assert rollback_tokens(0) == {}
     assert rollback_tokens(3) == {"rollback_tokens": 3}

@@ -29,6 +29,7 @@ from caravan_shard.backends.given_embeddings import EmbeddingsEncoder
 from caravan_shard.backends.llama.devices.devices import drafting_devices, find_devices
 from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.forward import LlamaForward
+from caravan_shard.backends.llama.heads.head import LlamaHead
 from caravan_shard.backends.llama.kernels.joint_draw import draw_threads, find_joint_draw
 from caravan_shard.backends.llama.kernels.joint_logprobs import find_joint_logprobs
 from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
@@ -53,6 +54,8 @@ class LlamaCppBackend:
     """A Backend. The thread that makes it must also use it: OpenMP keeps a thread pool per calling thread."""
 
     media: MediaEncoder | None
+    # As a draft model, it has read draft tokens like others.
+    keeps_drafts = True
 
     def __init__(self, config: ShardConfig, loaded: LoadedModel | None = None, *, drafts: bool = False) -> None:
         """Load the model, unless it is ``loaded``, and warm up; raises StartupError. ``drafts``: for another model."""
@@ -68,7 +71,8 @@ class LlamaCppBackend:
         self._context: Any = None
         self.media = None
         self._embedder: LlamaEmbedder | None = None
-        self.draft_model: LlamaCppBackend | None = None
+        self.draft_model: LlamaCppBackend | LlamaHead | None = None
+        self._head: LlamaHead | None = None
         try:
             self._set_up(loaded, config, is_draft_model=drafts)
         except BaseException:
@@ -126,6 +130,7 @@ class LlamaCppBackend:
             joint_embed=self._embedder.joint if self._embedder is not None else JointEmbed(texts=1, tokens=0),
             ranks=self._embedder is not None and self._embedder.ranks,
         )
+        self._head = self.draft_model = self._open_head(loaded)
         self._use(opened)
         if config.rollback_tokens and self.capacity.current.whole_only and not self.capacity.max_draft_tokens:
             _log.warning(
@@ -145,8 +150,20 @@ class LlamaCppBackend:
         ) and chooses_candidates(config, self)
         if self._contexts.take_candidates:
             self.find_candidates()
+        if self._head is not None:
+            self._head.forget_model()
         if config.model_draft:
             self._load_draft_model(config)
+
+    def _open_head(self, loaded: LoadedModel) -> LlamaHead | None:
+        """Return the head that drafts, if the model has one and its drafts could be verified. Raises StartupError."""
+        if not loaded.has_head:
+            return None
+        if not self.capacity.max_draft_tokens:
+            _log.warning("the model's own head is not used: its memory cannot be cut back; see --rollback-tokens")
+            return None
+        self.facts = replace(self.facts, draft_model=f"{self.facts.name} (MTP)")
+        return LlamaHead(loaded.pointer, self._contexts, self.facts, self.capacity)
 
     def _load_draft_model(self, config: ShardConfig) -> None:
         """Load the draft model, unless no draft could be verified. Raises StartupError."""
@@ -184,6 +201,8 @@ class LlamaCppBackend:
         self._context = opened.context
         self._memory = opened.memory
         self._forward = LlamaForward(opened, self._adapters, self.capacity, self.vocabulary.size)
+        if self._head is not None:
+            self._forward.use_head(self._head)
         if self._contexts.take_candidates:
             self.find_candidates()
 
@@ -230,6 +249,8 @@ class LlamaCppBackend:
             thorough=config.exact,
         )
         inputs = (
+            # With hidden states, the last layer computes tokens that need no logits, too.
+            *(["hidden states"] if self._head is not None else []),
             names.of_texts(*files),
             has_flash_attention,
             self._forward.ubatch,
@@ -311,13 +332,21 @@ class LlamaCppBackend:
         """Return how many tokens of the sequence are in memory."""
         return self._memory.length(sequence_id)
 
+    def readable(self, sequence_id: int) -> range:
+        """Return all positions: a draft model reads tokens."""
+        return range(self.capacity.current.cells)
+
     def trim(self, sequence_id: int, length: int) -> bool:
         """Call llama_memory_seq_rm to the end."""
+        if self._head is not None:
+            self._head.cut_model(sequence_id, length)
         return self._memory.trim(sequence_id, length)
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
         """Call llama_memory_seq_cp."""
         self._memory.copy(source_id, destination_id, length)
+        if self._head is not None:
+            self._head.copy_model(source_id, destination_id, length)
 
     def save(self, sequence_id: int, start: int, end: int, most_bytes: int, *, releasing: bool) -> State | None:
         """Call llama_state_seq_get_data, and cut the state."""
@@ -331,6 +360,8 @@ class LlamaCppBackend:
         spans: Sequence[CellSpan] = (),
     ) -> bool:
         """Join the states and call llama_state_seq_set_data, and llama_memory_seq_cp for shared cells."""
+        if self._head is not None:
+            self._head.cut_model(sequence_id, 0)
         return self._memory.restore(sequence_id, slices, shared, spans)
 
     def set_layout(self, layout: KvLayout) -> bool:

@@ -6,84 +6,15 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from caravan_shard.arrays import Floats, Ids
+from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Capacity, DecodeOutcome, TokenBatch
+from caravan_shard.backends.llama.batch import LlamaBatch, outcome_of
+from caravan_shard.backends.llama.heads.head import LlamaHead
 from caravan_shard.backends.llama.media.passes import MediaPass, media_passes
 from caravan_shard.backends.llama.memory.context import OpenContext, position_dimensions
 from caravan_shard.backends.llama.model.adapters import LlamaAdapters
 from caravan_shard.backends.llama.sampling.candidates import DeviceCandidates
 from caravan_shard.sampling.top_candidates import StepCandidates
-
-
-class LlamaBatch:
-    """A batch of up to ``capacity`` tokens or embeddings, each of which belongs to one sequence."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._tokens = np.zeros(capacity, np.int32)
-        self._positions = np.zeros(capacity, np.int32)
-        self._sequence_ids = np.zeros(capacity, np.int32)
-        self._outputs = np.zeros(capacity, np.int8)
-        self._sequence_counts = np.ones(capacity, np.int32)
-        # llama.cpp takes a pointer to the sequence ids of each token: each pointer is into the array above.
-        self._pointers = self._sequence_ids.ctypes.data + 4 * np.arange(capacity, dtype=np.uint64)
-        self._batch = self._new_batch()
-        self._batch.token = _pointer(self._tokens, type(self._batch.token))
-        self._batch.pos = _pointer(self._positions, type(self._batch.pos))
-        # Made when a batch has embeddings.
-        self._media_batch = self._new_batch()
-        self._planes: Ids = np.empty(0, np.int32)
-        self._embeddings: Floats = np.empty(0, np.float32)
-
-    def _new_batch(self) -> Any:
-        batch = llama_cpp.llama_batch()
-        batch.n_seq_id = _pointer(self._sequence_counts, type(batch.n_seq_id))
-        batch.seq_id = _pointer(self._pointers, type(batch.seq_id))
-        batch.logits = _pointer(self._outputs, type(batch.logits))
-        return batch
-
-    def fill(self, batch: TokenBatch, positions: Ids) -> Any:
-        """Return the struct for llama_decode; valid until the next call. ``positions``: those of the rows."""
-        count = self._fill_rows(batch)
-        self._tokens[:count] = batch.tokens
-        self._positions[:count] = positions
-        self._batch.n_tokens = count
-        return self._batch
-
-    def fill_media(self, batch: TokenBatch, planes: Ids, embeddings: Floats) -> Any:
-        """Return the struct for rows with ``embeddings`` [rows, size]. ``planes``: [dimensions, rows] of positions."""
-        self._media_batch.n_tokens = self._fill_rows(batch)
-        self._planes, self._embeddings = np.ascontiguousarray(planes), np.ascontiguousarray(embeddings)
-        self._media_batch.pos = _pointer(self._planes, type(self._media_batch.pos))
-        self._media_batch.embd = _pointer(self._embeddings, type(self._media_batch.embd))
-        return self._media_batch
-
-    def _fill_rows(self, batch: TokenBatch) -> int:
-        """Write what rows of both kinds have, and return how many there are."""
-        count = len(batch.tokens)
-        # More than n_batch tokens would abort the process inside llama.cpp.
-        assert 0 < count <= self._capacity, f"{count} tokens for a batch of {self._capacity}"
-        self._sequence_ids[:count] = batch.sequence_ids
-        self._outputs[:count] = batch.outputs
-        return count
-
-
-def _pointer(array: np.ndarray[Any, Any], kind: Any) -> Any:
-    return ctypes.cast(array.ctypes.data, kind)
-
-
-def _outcome(code: int) -> DecodeOutcome:
-    match code:
-        case 0:
-            return DecodeOutcome.OK
-        case 1:
-            return DecodeOutcome.NO_KV
-        case 2:
-            return DecodeOutcome.ABORTED
-        case -1:
-            return DecodeOutcome.INVALID
-        case _:
-            return DecodeOutcome.FAILED
 
 
 class LlamaForward:
@@ -94,6 +25,7 @@ class LlamaForward:
         self._opened = opened
         self._last: TokenBatch | None = None
         self._device: DeviceCandidates | None = None
+        self._head: LlamaHead | None = None
         self._adapters = adapters
         self._max_sequences = capacity.max_sequences
         self._most_outputs = capacity.max_sequences + capacity.max_prompt_logprob_tokens
@@ -121,7 +53,7 @@ class LlamaForward:
             return self._decode_media(batch, outputs)
         outcome = self._call(batch)
         if outcome is DecodeOutcome.OK:
-            self._opened.memory.after_decode(batch)
+            self._note(batch)
         return outcome
 
     def _decode_media(self, batch: TokenBatch, outputs: int) -> DecodeOutcome:
@@ -132,11 +64,17 @@ class LlamaForward:
             outcome = self._call_media(one) if one.batch.media else self._call(one.batch)
             if outcome is not DecodeOutcome.OK:
                 return outcome
-            self._opened.memory.after_decode(one.batch)
+            self._note(one.batch)
             if own:
                 gathered[one.rows[batch.outputs != 0]] = self.logits(own)
         self._gathered = gathered
         return DecodeOutcome.OK
+
+    def _note(self, batch: TokenBatch) -> None:
+        """Let those know who depend on what was computed."""
+        self._opened.memory.after_decode(batch)
+        if self._head is not None:
+            self._head.note(batch, self._opened.context)
 
     def _call_media(self, one: MediaPass) -> DecodeOutcome:
         """Compute rows that have embeddings."""
@@ -165,11 +103,16 @@ class LlamaForward:
         return self._run(self._batch.fill(batch, self._opened.memory.places.positions(batch)))
 
     def _run(self, struct: Any) -> DecodeOutcome:
-        outcome = _outcome(llama_cpp.llama_decode(self._opened.context, struct))
+        outcome = outcome_of(llama_cpp.llama_decode(self._opened.context, struct))
         llama_cpp.llama_synchronize(self._opened.context)
         if self._device is not None and outcome is DecodeOutcome.OK:
             self._device.free_retired()
         return outcome
+
+    def use_head(self, head: LlamaHead) -> None:
+        """Compute hidden states, too, from now on, and give them to ``head``."""
+        self._head = head
+        head.follow(self._opened)
 
     def use_device(self, device: DeviceCandidates) -> None:
         """Let the batches get candidates from now on, where they say that these suffice."""

@@ -59,6 +59,7 @@ class ToyBackend:
     """A Backend. A forward pass takes ``step_s`` plus ``token_s`` per token, in seconds."""
 
     layout_works = True
+    keeps_drafts = True
 
     def __init__(
         self,
@@ -124,6 +125,10 @@ class ToyBackend:
     def stand_for(self, files: SeenFiles) -> None:
         """Pretend to be loaded from ``files``."""
         self.contents = FileContents(files, _model_of)
+
+    def readable(self, sequence_id: int) -> range:
+        """Return all positions."""
+        return range(self.capacity.current.cells)
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Work like llama_decode, its rules for positions included."""

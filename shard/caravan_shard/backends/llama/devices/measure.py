@@ -21,6 +21,9 @@ from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices.cells import CELL_BYTES, tables_fit
 from caravan_shard.backends.llama.devices.devices import Device, drafting_devices
 from caravan_shard.backends.llama.embeddings.plan import plan_embedding
+from caravan_shard.backends.llama.heads.found import wants_head
+from caravan_shard.backends.llama.heads.head import head_parameters
+from caravan_shard.backends.llama.heads.states import state_bytes
 from caravan_shard.backends.llama.media.projector_file import find_projector
 from caravan_shard.backends.llama.memory.context import Contexts
 from caravan_shard.backends.llama.model.loading import measured_model, metadata_text, only_embeds
@@ -163,6 +166,8 @@ def measure(config: ShardConfig, devices: Sequence[Device]) -> Measured:
             need += MemoryNeed((Part(HOST, "cell_tables", CELL_BYTES * cells),))
         if config.embeddings and need is not None:
             need += _without_weights(_embedding_need(model, config, generates=True))
+        if wants_head(config) and need is not None:
+            need += _head_need(model, contexts, config)
     if need is not None:
         need += _adapters(config, need)
         need += _projector(config, need)
@@ -174,6 +179,19 @@ def measure(config: ShardConfig, devices: Sequence[Device]) -> Measured:
         parts = [part for part in draft.parts if part.what != "program"] if draft is not None else []
         need += MemoryNeed(tuple(Part(part.place, f"draft_{part.what}", part.size) for part in parts))
     return Measured(shape=shape, need=need, cells=cells)
+
+
+def _head_need(model: Any, contexts: Contexts, config: ShardConfig) -> MemoryNeed:
+    """Return what the model's own head takes beside its weights, which are among those of the model."""
+    parameters = head_parameters(contexts, config.parallel)
+    found = _need(model, parameters, config, StartupError("llama.cpp cannot make a context for the head of the model"))
+    parts = [] if found is None else [part for part in found.parts if not part.what.endswith("weights")]
+    size, longest = (
+        int(llama_cpp.llama_model_n_embd_out(model)),
+        contexts.limits(contexts.layouts[0]).cells_per_sequence,
+    )
+    states = Part(HOST, "states", state_bytes(config.parallel, size, longest, parameters.n_batch))
+    return MemoryNeed(tuple(Part(part.place, f"draft_{part.what}", part.size) for part in (*parts, states)))
 
 
 def _check_tables(cells: int) -> None:

@@ -23,6 +23,7 @@ from caravan_proto.host_memory import locked_memory
 from caravan_proto.messages.model import MetadataValue, ModelFile
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices.devices import Device, ModelPlacement, first_devices
+from caravan_shard.backends.llama.heads.found import wants_head
 from caravan_shard.backends.llama.kernels.kernels_abi import check_kernels
 from caravan_shard.backends.llama.media.projector_file import find_projector
 from caravan_shard.backends.llama.model.log import route_llama_log, take_reason
@@ -133,13 +134,14 @@ def template_in(path: Path) -> str:
 class LoadedModel:
     """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters.
 
-    ``files``: those that were read, as they were before.
+    ``files``: those that were read, as they were before. ``has_head``: it was loaded with the head that drafts.
     """
 
     pointer: Any
     vocabulary: LlamaVocabulary
     facts: ModelFile
     files: SeenFiles
+    has_head: bool
 
     @property
     def only_embeds(self) -> bool:
@@ -165,7 +167,8 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
     route_llama_log()
     devices = first_devices(config.rpc_servers) if devices is None else devices
     check_kernels()
-    pointer = _load(config, ModelPlacement(config, devices))
+    has_head = wants_head(config)
+    pointer = _load(config, ModelPlacement(config, devices), has_head=has_head)
     try:
         _check_kind(path, pointer)
         _warn_of_pre_tokenizer(path, pointer)
@@ -182,7 +185,7 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
     except BaseException:
         llama_cpp.llama_model_free(pointer)
         raise
-    return LoadedModel(pointer=pointer, vocabulary=vocabulary, facts=facts, files=files)
+    return LoadedModel(pointer=pointer, vocabulary=vocabulary, facts=facts, files=files, has_head=has_head)
 
 
 @contextlib.contextmanager
@@ -198,6 +201,7 @@ def measured_model(config: ShardConfig, devices: Sequence[Device]) -> Iterator[A
     placement = ModelPlacement(config, devices)
     placement.apply(parameters)
     parameters.use_extra_bufts = not config.exact
+    parameters.load_mtp = wants_head(config)
     parameters.no_alloc = True
     # Like llama-server, since there is nothing to map.
     parameters.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
@@ -277,7 +281,7 @@ def _check_gguf_file(path: Path, kind: str, flag: str) -> None:
         raise StartupError(f"{path} is no GGUF file; pass {flag} the path of one")
 
 
-def _load(config: ShardConfig, placement: ModelPlacement) -> Any:
+def _load(config: ShardConfig, placement: ModelPlacement, *, has_head: bool) -> Any:
     """Load the model, log progress and return a llama_model pointer; raises StartupError."""
     logged_s = monotonic()
 
@@ -294,6 +298,7 @@ def _load(config: ShardConfig, placement: ModelPlacement) -> Any:
     # Not with --exact: llama.cpp changes the order of weights for kernels that compute some rows together.
     parameters.use_extra_bufts = not config.exact
     parameters.load_mode = _LOAD_MODES[config.mmap, config.mlock]
+    parameters.load_mtp = has_head
     parameters.progress_callback = callback
     if config.numa != "off":
         # Once for the process: llama.cpp ignores what comes later.

@@ -1,0 +1,1 @@
+"""Drafts tokens with the heads that a model has for the tokens after the next one."""

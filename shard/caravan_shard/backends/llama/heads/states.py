@@ -1,0 +1,114 @@
+"""The hidden states that llama.cpp computes, and those that a head needs of them.
+
+llama.cpp hands them out by C++ functions (``src/llama-ext.h``). They are called by their mangled names, as in
+`devices/measure.py`: a function with other parameters has another name, so a build that lacks these has no drafts.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+# llama.cpp by way of libllama: with LLAMA_CPP_LIB_PATH, llama_cpp._ggml would load a second one.
+from llama_cpp.llama_cpp import _lib as libllama
+
+from caravan_shard.arrays import Floats, Ids
+from caravan_shard.backends.base import TokenBatch
+
+_SET, _GET = "_Z26llama_set_embeddings_nextnP13llama_contextbb", "_Z26llama_get_embeddings_nextnP13llama_context"
+
+# Room for the hidden states of tokens that the head has not read, all sequences together.
+_STATE_BYTES = 64 << 20
+_LEAST_STATES = 64
+# Most tokens of a draft.
+_MOST_DRAFTED = 64
+
+
+def can_get_states() -> bool:
+    """Whether this build of llama.cpp has the functions."""
+    return hasattr(libllama, _SET) and hasattr(libllama, _GET)
+
+
+def compute_states(context: Any) -> None:
+    """Let a context hand out the hidden states of all tokens from now on."""
+    function = libllama[_SET]
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool], None
+    function(context, True, False)
+
+
+def computed_states(context: Any, rows: int, size: int) -> Floats:
+    """Return the hidden states [rows, size] of the last forward pass; a view of llama.cpp's own buffer."""
+    function = libllama[_GET]
+    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
+    pointer = function(context)
+    assert pointer, "the last forward pass had no hidden states"
+    found: Floats = np.ctypeslib.as_array(pointer, (rows, size))
+    return found
+
+
+def _kept_states(sequences: int, size: int, longest: int) -> int:
+    """Return of how many last tokens of each sequence states are kept."""
+    return min(longest, max(_LEAST_STATES, _STATE_BYTES // (4 * size * sequences)))
+
+
+def state_bytes(sequences: int, size: int, longest: int, batch: int) -> int:
+    """Return the room of `KeptStates` in bytes, and of what llama.cpp hands out of a ``batch`` in both contexts."""
+    return 4 * size * (sequences * (_kept_states(sequences, size, longest) + _MOST_DRAFTED) + 2 * batch)
+
+
+class KeptStates:
+    """The hidden states that the model has computed for the last tokens of each sequence, by position."""
+
+    def __init__(self, sequences: int, size: int, longest: int) -> None:
+        """``size``: floats of a state. ``longest``: most tokens of a sequence."""
+        self._kept = _kept_states(sequences, size, longest)
+        # The state at a position is in the row of its remainder. Those of drafts come behind the kept ones.
+        self._rows = self._kept + _MOST_DRAFTED
+        self._states = np.zeros((sequences, self._rows, size), np.float32)
+        # Those of each sequence are at the positions [first, end).
+        self._first = np.zeros(sequences, np.int64)
+        self._end = np.zeros(sequences, np.int64)
+
+    def note(self, batch: TokenBatch, states: Floats) -> None:
+        """Keep the states [rows, size] of what the model has computed; those at later positions are void."""
+        ids, rows, counts = np.unique(batch.sequence_ids, return_index=True, return_counts=True)
+        starts = batch.positions[rows]
+        ends = starts + counts
+        follows = (self._first[ids] <= starts) & (starts <= self._end[ids])
+        self._first[ids] = np.maximum(np.where(follows, self._first[ids], starts), ends - self._kept)
+        self._end[ids] = ends
+        if batch.media:
+            # The head reads tokens only. What it reads next is the token behind the last cell of the medium.
+            self._first[ids] = ends - 1
+        kept = batch.positions >= np.repeat(ends - self._kept, counts)
+        self.put(batch.sequence_ids[kept], batch.positions[kept], states[kept])
+
+    def put(self, ids: Ids, positions: Ids, states: Floats) -> None:
+        """Write states at positions of sequences."""
+        self._states[ids, positions % self._rows] = states
+
+    def before(self, ids: Ids, positions: Ids) -> Floats:
+        """Return the states [rows, size] before positions of sequences; zeros before the first."""
+        found: Floats = self._states[ids, (positions - 1) % self._rows]
+        found[positions == 0] = 0.0
+        return found
+
+    def readable(self, sequence_id: int) -> range:
+        """Return the positions before which there are states."""
+        first = int(self._first[sequence_id])
+        return range(first and first + 1, int(self._end[sequence_id]) + 1)
+
+    def forget(self) -> None:
+        """Keep no states of any sequence."""
+        self._first[:] = self._end[:] = 0
+
+    def cut(self, sequence_id: int, length: int) -> None:
+        """Keep no states from the position ``length`` on."""
+        self._end[sequence_id] = min(self._end[sequence_id], length)
+        self._first[sequence_id] = min(self._first[sequence_id], length)
+
+    def copy(self, source_id: int, destination_id: int, length: int) -> None:
+        """Let a sequence begin with the states of another before the position ``length``."""
+        self._states[destination_id] = self._states[source_id]
+        self._first[destination_id], self._end[destination_id] = self._first[source_id], self._end[source_id]
+        self.cut(destination_id, length)

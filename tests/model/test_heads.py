@@ -1,0 +1,305 @@
+"""Drafts of a model's own head on llama.cpp: the same tokens in fewer steps, whatever happens to a sequence."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+
+from caravan import LLM, EmbedsPrompt
+from caravan import SamplingParams as sampled
+from caravan_proto.messages.commands import PrefixCopy
+from caravan_proto.messages.limits import KvLayout
+from caravan_proto.messages.results import DraftSource
+from caravan_proto.messages.sampling import SamplingParams
+from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.heads.states import compute_states, computed_states
+from caravan_shard.engine import engine
+from caravan_shard.engine.drafts import Drafting
+from caravan_shard.protocol.results import StepResult
+from caravan_shard.speculation.model_drafter import DraftInput, ModelDrafter
+from caravan_testing.projectors import embeddings_of
+from caravan_testing.shard_builders import (
+    first_chunk,
+    load_entry,
+    save_entry,
+    state_entry,
+    with_parameters,
+    with_state,
+)
+from caravan_testing.shard_models import (
+    DEMO_MODEL,
+    HEAD_MODEL,
+    HYBRID_HEAD_MODEL,
+    HYBRID_MOE_HEAD_MODEL,
+    PLAIN_MODEL,
+    ModelDriver,
+    fetched,
+)
+from caravan_testing.shard_tiny_delta_net import write_tiny_qwen35
+from caravan_testing.shard_tiny_glm import write_tiny_glm
+from caravan_testing.tiny_heads import Heads
+
+pytestmark = pytest.mark.model
+
+NEW, MOST = 24, 3
+OPTIONS: dict[str, Any] = {"max_new": NEW, "ignore_eos": True}
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "drawn": SamplingParams(temperature=0.8, top_k=40, repetition_penalty=1.1, seed=3),
+}
+# Rounding must not decide: these compute chunks of any size alike.
+KINDS: dict[str, tuple[Path, dict[str, Any]]] = {
+    "exact": (HEAD_MODEL, {"exact": True}),
+    "unified": (HEAD_MODEL, {"kv_layout": "unified"}),
+    "hybrid": (HYBRID_HEAD_MODEL, {"exact": True}),
+    "hybrid unified": (HYBRID_HEAD_MODEL, {"kv_layout": "unified"}),
+    "hybrid experts": (HYBRID_MOE_HEAD_MODEL, {"kv_layout": "unified"}),
+}
+
+
+def opened(model: Path, **flags: Any) -> ModelDriver:
+    return ModelDriver(model, **{"ctx_size": 1024, "rollback_tokens": MOST, "spec_type": "draft-mtp", **flags})
+
+
+@pytest.fixture(params=KINDS.values(), ids=list(KINDS))
+def driver(request: pytest.FixtureRequest) -> Iterator[ModelDriver]:
+    model, flags = request.param
+    driver = opened(fetched(model), **flags)
+    yield driver
+    driver.engine.close()
+
+
+def prompt(driver: ModelDriver, number: int = 0) -> list[int]:
+    return driver.tokens(f"prompt {number} for a model that guesses what it says after the next word")
+
+
+def begin(driver: ModelDriver, sequence_id: int, tokens: Sequence[int], **fields: Any) -> None:
+    chunk = first_chunk(sequence_id, tokens, **{**OPTIONS, **fields})
+    driver.prefill(with_parameters(chunk, max_draft_tokens=MOST))
+
+
+def counts(results: Sequence[StepResult]) -> tuple[int, int]:
+    """Return how many draft tokens the head made, and how many were right."""
+    rows = [
+        (drafted, accepted)
+        for result in results
+        if result.drafts is not None
+        for source, drafted, accepted in zip(
+            result.drafts.sources, result.drafts.drafted, result.drafts.accepted, strict=True
+        )
+        if source is DraftSource.MODEL
+    ]
+    return sum(drafted for drafted, _ in rows), sum(accepted for _, accepted in rows)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
+def test_drafts_change_no_token(driver: ModelDriver, sampling: SamplingParams) -> None:
+    outputs, results = [], list[StepResult]()
+    for most in (0, MOST):
+        driver.engine.release_all()
+        for number in range(3):
+            begin(driver, number, prompt(driver, number), sampling=sampling)
+        results = driver.decode([0, 1, 2], max_draft_tokens=3 * most)
+        outputs.append({number: list(driver.output[number]) for number in range(3)})
+    assert outputs[0] == outputs[1]
+    drafted, accepted = counts(results)
+    assert accepted > 0.6 * drafted
+    assert len(results) < 0.6 * NEW
+
+
+class Reference:
+    """The head as llama-server uses it: it reads every token of a sequence, in one pass."""
+
+    def __init__(self, model: Any, cells: int) -> None:
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx, parameters.n_threads = cells, 1
+        self._main = llama_cpp.llama_init_from_model(model, parameters)
+        parameters.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+        self._head = llama_cpp.llama_init_from_model(model, parameters)
+        for context in (self._main, self._head):
+            compute_states(context)
+        self._size = llama_cpp.llama_model_n_embd_out(model)
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+
+    def draft(self, tokens: Sequence[int], count: int) -> list[int]:
+        """Return ``count`` tokens that may follow ``tokens``, of which the last one is not computed."""
+        for context in (self._main, self._head):
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+        self._decode(self._main, tokens[:-1], 0)
+        states = computed_states(self._main, len(tokens) - 1, self._size)
+        read = np.concatenate([np.zeros((1, self._size), np.float32), states])
+        found: list[int] = []
+        new = list(tokens)
+        for _ in range(count):
+            self._decode(self._head, new, len(tokens) + len(found) - len(new), read)
+            read = computed_states(self._head, len(new), self._size)[-1:].copy()
+            logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._head), (self._vocabulary,))
+            new = [int(logits.argmax())]
+            found += new
+        return found
+
+    def _decode(self, context: Any, tokens: Sequence[int], start: int, states: Any = None) -> None:
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+        batch.n_tokens = len(tokens)
+        for place, token in enumerate(tokens):
+            batch.token[place], batch.pos[place] = token, start + place
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
+            batch.logits[place] = place == len(tokens) - 1
+        if states is not None:
+            batch.embd = np.ascontiguousarray(states).ctypes.data_as(type(batch.embd))
+        assert llama_cpp.llama_decode(context, batch) == 0
+        batch.embd = None
+        llama_cpp.llama_batch_free(batch)
+
+    def close(self) -> None:
+        for context in (self._main, self._head):
+            llama_cpp.llama_free(context)
+
+
+@pytest.mark.parametrize("write", [write_tiny_glm, write_tiny_qwen35], ids=["glm4moe", "qwen35"])
+def test_drafts_are_those_of_a_head_that_reads_everything(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its states matter as much as its tokens. Drafts are often wrong, and what was read of these is read again."""
+    driver = opened(write(tmp_path / "model.gguf", DEMO_MODEL, Heads(trunk=0.02, state=0.5)), exact=True)
+    seen: list[tuple[list[int], list[int]]] = []
+    propose = ModelDrafter.propose
+
+    def noted(self: ModelDrafter, asked: Sequence[DraftInput], count: int) -> list[list[int]]:
+        found = propose(self, asked, count)
+        seen.extend((list(one.tokens), draft) for one, draft in zip(asked, found, strict=True))
+        return found
+
+    monkeypatch.setattr(ModelDrafter, "propose", noted)
+    for number in range(2):
+        begin(driver, number, prompt(driver, number))
+    drafted, accepted = counts(driver.decode([0, 1], max_draft_tokens=2 * MOST))
+    assert accepted < drafted
+    reference = Reference(llama_cpp.llama_get_model(driver.backend._context), 256)
+    same = [reference.draft(tokens, len(draft)) == draft for tokens, draft in seen]
+    assert len(same) > 10
+    # The reference computes in chunks of other sizes, so a near tie may fall otherwise.
+    assert sum(same) >= len(same) - 1
+    reference.close()
+    driver.engine.close()
+
+
+def test_a_head_that_is_wrong_changes_no_token(tmp_path: Path) -> None:
+    driver = opened(write_tiny_glm(tmp_path / "wrong.gguf", DEMO_MODEL, Heads(trunk=1.0)), exact=True)
+    tokens = prompt(driver)
+    expected = driver.alone(tokens, NEW)
+    begin(driver, 0, tokens)
+    drafted, accepted = counts(driver.decode([0], max_draft_tokens=MOST))
+    assert driver.output[0] == expected
+    assert accepted < 0.2 * drafted
+    driver.engine.close()
+
+
+def test_a_saved_sequence_goes_on_with_drafts(driver: ModelDriver) -> None:
+    """The head has not seen what was loaded: it begins where the model goes on."""
+    tokens = prompt(driver)
+    expected = driver.alone(tokens, NEW)
+    begin(driver, 0, tokens)
+    driver.decode([0], steps=6, max_draft_tokens=MOST)
+    got = list(driver.output[0])
+    held = [*tokens, *got[:-1]]
+    entries = [save_entry(0, held)]
+    if driver.backend.capacity.current.whole_only:
+        entries.append(state_entry(0, held))
+    assert all(driver.save(*entries))
+    driver.engine.release_all()
+    entry = load_entry(1, held)
+    assert driver.load(with_state(entry, held) if len(entries) > 1 else entry) == [True]
+    copy = PrefixCopy(source_id=1, length=len(held))
+    begin(driver, 1, got[-1:], copy=copy, max_new=NEW - len(got))
+    results = driver.decode([1], max_draft_tokens=MOST)
+    assert [*got, *driver.output[1]] == expected
+    drafted, accepted = counts(results)
+    assert accepted > 0.5 * drafted > 0
+
+
+def test_copies_go_on_with_drafts(driver: ModelDriver) -> None:
+    tokens = prompt(driver)
+    begin(driver, 0, tokens)
+    driver.decode([0], steps=6, max_draft_tokens=MOST)
+    got = list(driver.output[0])
+    held = [*tokens, *got[:-1]]
+    driver.prefill(park={0: len(held)})
+    for key, first in ((1, got[-1]), (2, 90)):
+        begin(driver, key, [first], copy=PrefixCopy(source_id=0, length=len(held)))
+    results = driver.decode([1, 2], max_draft_tokens=2 * MOST)
+    outputs = dict(driver.output)
+    drafted, accepted = counts(results)
+    assert accepted > 0.5 * drafted > 0
+    assert len(results) < 0.6 * NEW
+    for key, first in ((1, got[-1]), (2, 90)):
+        assert outputs[key] == driver.alone([*held, first], NEW)
+
+
+def test_a_rewound_sequence_goes_on_with_drafts() -> None:
+    driver = opened(fetched(HEAD_MODEL), exact=True)
+    tokens = prompt(driver)
+    begin(driver, 0, tokens)
+    driver.decode([0], max_draft_tokens=MOST)
+    begin(driver, 0, [90], copy=PrefixCopy(source_id=0, length=len(tokens) - 2))
+    results = driver.decode([0], max_draft_tokens=MOST)
+    output = list(driver.output[0])
+    assert output == driver.alone([*tokens[:-2], 90], NEW)
+    drafted, accepted = counts(results)
+    assert accepted > 0.5 * drafted > 0
+    driver.engine.close()
+
+
+def test_in_another_layout_sequences_go_on_with_drafts() -> None:
+    driver = opened(fetched(HEAD_MODEL))
+    prompts = [prompt(driver, number) for number in range(3)]
+    expected = [driver.alone(one, NEW) for one in prompts]
+    for number, tokens in enumerate(prompts):
+        begin(driver, number, tokens)
+    driver.decode([0, 1, 2], steps=6, max_draft_tokens=3 * MOST)
+    assert driver.set_layout(KvLayout.UNIFIED) == []
+    results = driver.decode([0, 1, 2], max_draft_tokens=3 * MOST)
+    drafted, accepted = counts(results)
+    assert accepted > 0.5 * drafted > 0
+    for number, tokens in enumerate(prompts):
+        driver.check_same(tokens, expected[number], driver.output[number])
+    driver.engine.close()
+
+
+def test_behind_embeddings_the_head_goes_on_with_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a library's model, whose drafts need not pay here."""
+    monkeypatch.setattr(engine, "Drafting", partial(Drafting, always=True))
+    model = fetched(HYBRID_HEAD_MODEL)
+    rows = embeddings_of(model).astype(np.float32)[100:140]
+    params = sampled(temperature=0, max_tokens=NEW, ignore_eos=True)
+    outputs = []
+    kinds: list[dict[str, Any]] = [{}, {"spec_type": "draft-mtp", "speculate": MOST}]
+    for options in kinds:
+        with LLM(str(model), enable_prompt_embeds=True, parallel=2, ctx_size=1024, threads=1, **options) as llm:
+            outputs.append(
+                [one.outputs[0].token_ids for one in llm.generate([EmbedsPrompt(prompt_embeds=rows)], params)]
+            )
+    assert outputs[0] == outputs[1]
+
+
+def test_a_model_without_a_head_is_refused_or_drafts_otherwise() -> None:
+    with pytest.raises(StartupError, match=r"tiny-llama\.gguf cannot draft by itself .* no head"):
+        opened(fetched(PLAIN_MODEL))
+    driver = opened(fetched(PLAIN_MODEL), spec_type="auto")
+    assert driver.backend.draft_model is None
+    driver.engine.close()
+
+
+def test_the_head_of_a_model_that_cannot_be_cut_back_is_not_used() -> None:
+    driver = opened(fetched(HYBRID_HEAD_MODEL), rollback_tokens=0)
+    assert driver.backend.draft_model is None
+    assert driver.backend.facts.draft_model == ""
+    driver.engine.close()
+
+
+def test_the_facts_name_the_head(driver: ModelDriver) -> None:
+    assert driver.backend.facts.draft_model == f"{driver.model.name} (MTP)"
