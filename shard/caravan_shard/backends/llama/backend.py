@@ -36,7 +36,7 @@ from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
 from caravan_shard.backends.llama.kernels.row_by_row import ROW_BY_ROW, has_own_kernels
 from caravan_shard.backends.llama.media.projector_file import load_projector
 from caravan_shard.backends.llama.memory.cell_state import StateFormat
-from caravan_shard.backends.llama.memory.context import Contexts, OpenContext, position_dimensions
+from caravan_shard.backends.llama.memory.context import Contexts, OpenContext, position_dimensions, reads_tokens_only
 from caravan_shard.backends.llama.memory.recurrent import RecurrentMemory, RollbackMemory, what_restoring_changes
 from caravan_shard.backends.llama.model.adapters import LlamaAdapters
 from caravan_shard.backends.llama.model.loading import LoadedModel, open_model
@@ -113,6 +113,10 @@ class LlamaCppBackend:
                 )
             self.media = EmbeddingsEncoder(input_size, self.media)
         if self.media is not None:
+            if reads_tokens_only(loaded.pointer, self.facts.architecture):
+                raise StartupError(
+                    f"{self.facts.name} reads tokens only: pass --no-mmproj, and leave out --enable-prompt-embeds"
+                )
             self.facts = replace(self.facts, media=self.media.facts)
         opened = self._contexts.open(self._contexts.layouts[0])
         if opened is None:

@@ -50,6 +50,11 @@ def position_dimensions(model: Any) -> int:
     return 4 if llama_cpp.llama_model_rope_type(model) in _GRIDS else 1
 
 
+def reads_tokens_only(model: Any, architecture: str) -> bool:
+    """Whether llama.cpp would end the process when a llama_model reads embeddings, such as those of an image."""
+    return architecture == "granite-switch" or (architecture in ("glm4", "glm4moe") and position_dimensions(model) == 1)
+
+
 def set_rope(flags: RopeFlags, parameters: Any) -> None:
     """Set the fields of a ``llama_context_params``."""
     parameters.rope_scaling_type = _SCALINGS[flags.rope_scaling]
