@@ -96,8 +96,9 @@ class LlamaHead:
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Read tokens; those with outputs are the last ones of their sequences."""
-        ids, first = np.unique(batch.sequence_ids, return_index=True)
-        for sequence_id, start in zip(ids.tolist(), batch.positions[first].tolist(), strict=True):
+        first = np.flatnonzero(np.diff(batch.sequence_ids, prepend=-1))
+        ids, starts = batch.sequence_ids[first].tolist(), batch.positions[first].tolist()
+        for sequence_id, start in zip(ids, starts, strict=True):
             if self._lengths[sequence_id] != start:
                 # llama.cpp wants no gaps. What comes before is not seen any more.
                 self.trim(sequence_id, 0)

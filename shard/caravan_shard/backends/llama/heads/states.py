@@ -5,6 +5,7 @@ llama.cpp hands them out by C++ functions (``src/llama-ext.h``). They are called
 """
 
 import ctypes
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,18 +30,22 @@ def can_get_states() -> bool:
     return hasattr(libllama, _SET) and hasattr(libllama, _GET)
 
 
+@cache
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    """Return a function whose first argument is a context."""
+    function = libllama[name]
+    function.argtypes, function.restype = [ctypes.c_void_p, *arguments], result
+    return function
+
+
 def compute_states(context: Any) -> None:
     """Let a context hand out the hidden states of all tokens from now on."""
-    function = libllama[_SET]
-    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool], None
-    function(context, True, False)
+    _function(_SET, None, ctypes.c_bool, ctypes.c_bool)(context, True, False)
 
 
 def computed_states(context: Any, rows: int, size: int) -> Floats:
     """Return the hidden states [rows, size] of the last forward pass; a view of llama.cpp's own buffer."""
-    function = libllama[_GET]
-    function.argtypes, function.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
-    pointer = function(context)
+    pointer = _function(_GET, ctypes.POINTER(ctypes.c_float))(context)
     assert pointer, "the last forward pass had no hidden states"
     found: Floats = np.ctypeslib.as_array(pointer, (rows, size))
     return found
@@ -71,7 +76,9 @@ class KeptStates:
 
     def note(self, batch: TokenBatch, states: Floats) -> None:
         """Keep the states [rows, size] of what the model has computed; those at later positions are void."""
-        ids, rows, counts = np.unique(batch.sequence_ids, return_index=True, return_counts=True)
+        # Not by np.unique: this runs between any two passes.
+        rows = np.flatnonzero(np.diff(batch.sequence_ids, prepend=-1))
+        ids, counts = batch.sequence_ids[rows], np.diff(rows, append=len(batch.sequence_ids))
         starts = batch.positions[rows]
         ends = starts + counts
         follows = (self._first[ids] <= starts) & (starts <= self._end[ids])
