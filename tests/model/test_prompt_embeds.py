@@ -9,7 +9,7 @@ import pytest
 from caravan import LLM, EmbedsPrompt, ModelError, SamplingParams, TokensPrompt
 from caravan_testing.media_kinds import KINDS
 from caravan_testing.projectors import embeddings_of
-from caravan_testing.shard_tiny_glm import write_tiny_glm
+from caravan_testing.shard_models import HEAD_MODEL
 from caravan_testing.shard_tiny_llama import write_tiny_llama
 
 
@@ -63,7 +63,7 @@ def test_beside_images_in_a_grid_they_are_refused(tmp_path: Path) -> None:
         _opened("grid", tmp_path)
 
 
-def test_a_model_that_reads_tokens_only_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_model_that_reads_tokens_only_is_refused_at_once() -> None:
     """Or llama.cpp would end the process with the first request."""
     with pytest.raises(ModelError, match="reads tokens only"):
-        LLM(str(write_tiny_glm(tmp_path / "model.gguf")), enable_prompt_embeds=True, ctx_size=256)
+        LLM(str(HEAD_MODEL), enable_prompt_embeds=True, ctx_size=256)

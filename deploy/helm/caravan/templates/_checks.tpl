@@ -179,7 +179,7 @@
 {{- end -}}
 {{- $names := list -}}
 {{- range $scaling.triggers }}{{ if .name }}{{ $names = append $names .name }}{{ end }}{{ end -}}
-{{- include "caravan.refuseTwice" (dict "path" (printf "%s.autoscaling.triggers" .path) "names" $names "own" (list "requests" "kv-use")) -}}
+{{- include "caravan.refuseTwice" (dict "path" (printf "%s.autoscaling.triggers" .path) "names" $names "own" (list "wanted" "requests" "kv-use")) -}}
 {{- if ne $scaling.type "none" -}}
 {{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
 {{- fail (printf "%s: autoscaling.minReplicas is greater than maxReplicas" .path) -}}
