@@ -94,7 +94,7 @@ class OverloadedError(ApiError):
 
 
 class RateLimitError(OverloadedError):
-    """The API key made too many requests, or has too many generations under way."""
+    """The API key made too many requests, or has too many generations under way or no tokens left."""
 
 
 class UnavailableError(ApiError):
@@ -151,6 +151,7 @@ _BY_CODE: Mapping[str, type[ApiError]] = {
     "helper_failed": UnavailableError,
     "incomplete_generation": ServerGenerationError,
     "constraint_failed": ServerGenerationError,
+    "insufficient_quota": RateLimitError,
     "internal": InternalError,
     "library": InvalidRequestError,
     "invalid_api_key": AuthenticationError,

@@ -17,6 +17,7 @@ from caravan_dialects.api.generation.run import SavedRun
 from caravan_dialects.api.openai.chat.output import ChatOutput
 from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.responses.event_log import EventLog
+from caravan_dialects.api.openai.responses.output_parts import Plan
 from caravan_dialects.api.openai.responses.reply import (
     AskedResponse,
     Delivery,
@@ -25,6 +26,7 @@ from caravan_dialects.api.openai.responses.reply import (
     new_response,
 )
 from caravan_dialects.api.openai.responses.rules import background_needs_store_error, needs_background_error
+from caravan_dialects.api.openai.responses.running import RunningResponse
 from caravan_dialects.api.openai.responses.schema import ResponseObject, ResponseRequest
 from caravan_dialects.api.openai.responses.tool_loop import LoopState, within
 from caravan_dialects.api.openai.responses.tools import offered_tools
@@ -143,8 +145,16 @@ class _Steps:
 class BackgroundAnswer(ResponseAnswer):
     """Answers one turn, step by step: each is stored before anybody sees it."""
 
-    _steps: _Steps
-    _saved: Saved
+    def __init__(self, turn: Turn, partial: PartialResponse, running: RunningResponse, plan: Plan) -> None:
+        super().__init__(turn, partial, running, plan)
+        # While it is generated.
+        self._steps: _Steps | None = None
+        self._saved = Saved()
+
+    @property
+    def _storing(self) -> _Steps:
+        assert self._steps is not None
+        return self._steps
 
     @property
     def model(self) -> str:
@@ -175,7 +185,7 @@ class BackgroundAnswer(ResponseAnswer):
         self._partial.start()
         self._complete()
         self._partial.announce_end()
-        await self._steps.end(self._turn, self.node())
+        await self._storing.end(self._turn, self.node())
         self._running.ended.set()
 
     def _submit(self, held: ExitStack) -> None:
@@ -207,7 +217,7 @@ class BackgroundAnswer(ResponseAnswer):
             token_ids=[*exact.token_ids],
             fingerprint=exact.fingerprint,
         )
-        await self._steps.replace_tokens(state)
+        await self._storing.replace_tokens(state)
 
     async def _read_on(self, output: ChatOutput) -> None:
         run = output.run
@@ -219,7 +229,7 @@ class BackgroundAnswer(ResponseAnswer):
                     self._parts.take(pieces, output.push(pieces))
                 # What ends a part is stored with its end.
                 if run.finish is None:
-                    await self._steps.append(*run.take_unsaved())
+                    await self._storing.append(*run.take_unsaved())
         except DeadlineError as error:
             held = run.cut_off(error)
             self._parts.take(held, output.push(held))
