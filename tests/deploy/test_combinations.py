@@ -110,9 +110,15 @@ def _serve(installed: Installed) -> tuple[int, str]:
     return installed.serves("^  curl", "caravan", *words)
 
 
-def _router(installed: Installed) -> tuple[int, str]:
-    words = ("--port", "0", "--hostname", "127.0.0.1", "--shard", f"unix:{installed.folder}/none.sock")
+def _router(installed: Installed, *flags: str) -> tuple[int, str]:
+    words = ("--port", "0", "--hostname", "127.0.0.1", "--shard", f"unix:{installed.folder}/none.sock", *flags)
     return installed.serves("listening", "caravan-router", *words)
+
+
+def _router_with_tools(installed: Installed) -> tuple[int, str]:
+    config = installed.folder / "mcp.json"
+    config.write_text('{"mcpServers": {"files": {"command": "none"}}}')
+    return _router(installed, "--mcp-config", str(config))
 
 
 def _shard(installed: Installed) -> tuple[int, str]:
@@ -123,6 +129,7 @@ def _shard(installed: Installed) -> tuple[int, str]:
 USES = (
     Use(Part.SERVE, _serve, "Caravan is ready on "),
     Use(Part.ROUTER, _router, "listening"),
+    Use(Part.MCP, _router_with_tools, "listening"),
     Use(Part.SHARD, _shard, "toy model ready"),
     Use(Part.CLIENT, lambda it: it.prints("python", "-c", USES_A_SERVER, it.url), "3 tokens"),
     Use(Part.LIBRARY, lambda it: it.prints("python", "-c", USES_A_MODEL), "3 tokens"),
@@ -183,5 +190,7 @@ def test_a_combination_works_or_names_what_is_missing(
 
 
 def test_the_six_leave_no_part_untried() -> None:
-    assert {use.part for use in USES} == {*Part} - {Part.DIALECTS, Part.ENGINE, Part.MODELS, Part.OTLP}
+    """Except those that are parts of others, and those that need a server beside them."""
+    inner, with_servers = {Part.DIALECTS, Part.ENGINE, Part.MODELS}, {Part.OTLP, Part.POSTGRESQL}
+    assert {use.part for use in USES} == {*Part} - inner - with_servers
     assert len(COMBINATIONS) == 6

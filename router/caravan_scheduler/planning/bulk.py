@@ -24,7 +24,8 @@ def yielding(shard: ShardAccount, now: float, aging_s: float) -> Collection[Resi
     """Return the residents of ``shard`` that pause while others run there."""
     if not shard.stays.bulk:
         return ()
-    return {one for one in shard.stays.residents.values() if yields(one.sequence, now, aging_s)}
+    # In order: a set of objects has another order each time, and a recording could not be played again.
+    return dict.fromkeys(one for one in shard.stays.residents.values() if yields(one.sequence, now, aging_s))
 
 
 def kept_from(shard: ShardAccount, sequence: Sequence, now: float, aging_s: float, *, urgent: bool) -> int | None:

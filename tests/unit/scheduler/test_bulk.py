@@ -1,6 +1,7 @@
 """Bulk work: it runs where nothing else does, costs others little, and neither starves nor loses a token."""
 
 from caravan_proto.messages.commands import Decode, Prefill
+from caravan_scheduler.actions import Preempt
 from caravan_scheduler.core.generation import BULK_PRIORITY
 from caravan_testing.ledgers import limits_of
 from caravan_testing.model_outputs import expected_output
@@ -116,5 +117,20 @@ def test_bulk_work_gives_its_cells_to_what_others_may_ask_for_again() -> None:
     (prefill, *_) = sim.sent(Prefill, since=before)
     assert isinstance(prefill, Prefill)
     assert prefill.chunks[0].copy is not None or prefill.chunks[0].start > 0
+    sim.settle()
+    assert outputs_are_right(sim)
+
+
+def test_bulk_work_gives_way_in_order() -> None:
+    """Not in that of a set of objects, which another run with the same events would not have."""
+    sim = simulation(limits=limits_of(max_sequences=9, cells=2000))
+    bulk = [sim.submit(prompt_of(20, number), 30, ignore_eos=True, priority=BULK_PRIORITY) for number in range(10)]
+    for _ in range(3):
+        sim.advance("a")
+    for number in range(3):
+        sim.submit(prompt_of(20, 30 + number), 40, ignore_eos=True)
+    for _ in range(3):
+        sim.advance("a")
+    assert [action.request_id for action in sim.sent(Preempt)] == bulk[:8]
     sim.settle()
     assert outputs_are_right(sim)
