@@ -156,7 +156,11 @@ class WantedShards:
         return self._number
 
     def _look(self, state: SchedulerState, now: float) -> float:
-        if serving := [shard.capacity for shard in state.shards.values() if not shard.drain.has_begun]:
+        # A model that only embeds has no cells, and its texts are no sequences.
+        serving = [
+            shard.capacity for shard in state.shards.values() if shard.capacity.cells and not shard.drain.has_begun
+        ]
+        if serving:
             self._room = Room(
                 sequences=sum(one.most_running for one in serving) / len(serving),
                 cells=sum(math.inf if one.is_bounded_by_sequence else one.cells for one in serving) / len(serving),

@@ -204,3 +204,9 @@ def test_cells_in_use_and_those_to_come_want_shards() -> None:
     sim.advance("a")
     # 399 cells in the end, of 100 that should be in use on a shard.
     assert wanted(sim) > 3
+
+
+def test_a_model_without_cells_wants_none() -> None:
+    """Its texts are embedded beside the scheduler, which has no sequences of it."""
+    sim = simulation(limits=limits_of(cells=0, cells_per_sequence=0, max_sequences=0))
+    assert WantedShards().number(sim.scheduler.state, 1.0) == 0.0
