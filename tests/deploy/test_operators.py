@@ -48,11 +48,11 @@ def test_routers_are_scaled_by_their_cpu_and_by_more_metrics(tmp_path: Path) -> 
 
 def test_a_pool_has_triggers_beside_those_of_the_chart() -> None:
     scaled = only("canary", "ScaledObject")["spec"]
-    assert [trigger["name"] for trigger in scaled["triggers"]] == ["kv-use", "requests", "office"]
-    assert scaled["triggers"][2]["metadata"]["desiredReplicas"] == "8"
+    assert [trigger["name"] for trigger in scaled["triggers"]] == ["wanted", "office"]
+    assert scaled["triggers"][1]["metadata"]["desiredReplicas"] == "8"
     assert scaled["pollingInterval"] == 10
     formula = scaled["advanced"]["scalingModifiers"]["formula"]
-    assert formula == "max(requests, office)"
+    assert formula == "max(wanted, office)"
     assert "scalingModifiers" not in only("keda-to-zero", "ScaledObject")["spec"]["advanced"]
 
 
