@@ -315,7 +315,8 @@ LAUNCHED = {
 USERS_FILES = {
     ".codex/config.toml": 'model = "another"\n',
     ".claude/settings.json": '{"model": "another"}',
-    ".config/opencode/opencode.json": '{"model": "another/model"}',
+    # OpenCode adds the schema itself where it is missing.
+    ".config/opencode/opencode.json": '{"$schema": "https://opencode.ai/config.json", "model": "another/model"}',
 }
 
 
