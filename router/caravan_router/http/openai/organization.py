@@ -1,6 +1,7 @@
 """OpenAI's routes of usage: an operator's key reads that of all keys, any other key its own."""
 
 import time
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -8,13 +9,15 @@ from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.organization import (
     CompletionsUsage,
     EmbeddingsUsage,
+    Result,
     UsagePage,
+    UsageQuery,
     completions_usage,
     embeddings_usage,
     usage_page,
     usage_query,
 )
-from caravan_dialects.auth.usage import Kind
+from caravan_dialects.auth.usage import Account, Counts, Kind
 from caravan_router.http.server.route import Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import CLIENT, STATE
@@ -46,9 +49,7 @@ ROUTES = Routes(OPENAI, tag=Tag.OPENAI, parameters=_PARAMETERS, errors=(400, 403
 )
 async def completions_used(request: web.Request) -> web.Response:
     """Raises ValidationError, ForbiddenError, UsageUnreadableError."""
-    query = usage_query(request.query.items(), request[CLIENT].key, time.time())
-    rows = await request.app[STATE].accounts.read(query.page, Kind.COMPLETIONS, query.groups, query.only)
-    return json_reply(usage_page(query, rows, completions_usage))
+    return await _used(request, Kind.COMPLETIONS, completions_usage)
 
 
 @ROUTES.route(
@@ -59,6 +60,12 @@ async def completions_used(request: web.Request) -> web.Response:
 )
 async def embeddings_used(request: web.Request) -> web.Response:
     """Raises ValidationError, ForbiddenError, UsageUnreadableError."""
+    return await _used(request, Kind.EMBEDDINGS, embeddings_usage)
+
+
+async def _used(
+    request: web.Request, kind: Kind, shown: Callable[[UsageQuery, Account, Counts], Result]
+) -> web.Response:
     query = usage_query(request.query.items(), request[CLIENT].key, time.time())
-    rows = await request.app[STATE].accounts.read(query.page, Kind.EMBEDDINGS, query.groups, query.only)
-    return json_reply(usage_page(query, rows, embeddings_usage))
+    rows = await request.app[STATE].accounts.read(query.page, kind, query.groups, query.only)
+    return json_reply(usage_page(query, rows, shown))
