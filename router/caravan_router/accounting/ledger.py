@@ -177,7 +177,7 @@ class Ledger:
             self._end(request_id, CANCELLED)
 
     def forget_ended_days(self, but: Collection[Row]) -> list[Row]:
-        """Forget, and return, the rows in which nothing is counted any more, but for those in ``but``."""
+        """Forget, and return, the rows in which nothing is counted any more, except those in ``but``."""
         ended = [row for row in self._rows.values() if row.account.day < self._day and row not in but]
         for row in ended:
             del self._rows[row.account]
