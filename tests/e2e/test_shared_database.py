@@ -61,11 +61,7 @@ async def _is_serving(url: str) -> bool:
 
 async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
     """Ask again while the request meets the killed router."""
-    while True:
-        try:
-            return await ask()
-        except LOST:
-            await asyncio.sleep(0.05)
+    return await eventually(ask, "the other router answers", lambda _: True, ignoring=LOST)
 
 
 async def read_to_the_end(client: AsyncOpenAI, response_id: str, events: list[Any]) -> None:
