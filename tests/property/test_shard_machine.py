@@ -595,8 +595,5 @@ class SplitShardMachine(ShardMachine):
     layout = KvLayout.SPLIT
 
 
-MACHINE_SETTINGS = settings(max_examples=examples(150), stateful_step_count=30)
-TestUnifiedShard = ShardMachine.TestCase
-TestUnifiedShard.settings = MACHINE_SETTINGS
-TestSplitShard = SplitShardMachine.TestCase
-TestSplitShard.settings = MACHINE_SETTINGS
+TestUnifiedShard, TestSplitShard = ShardMachine.TestCase, SplitShardMachine.TestCase
+TestUnifiedShard.settings = TestSplitShard.settings = settings(max_examples=examples(150), stateful_step_count=30)
