@@ -5,9 +5,11 @@ more. Whoever waits names the event, and the failure says what was last seen ins
 """
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
@@ -96,6 +98,18 @@ def wait_until(
             wait.seen = repr(error)
         wait.check()
         time.sleep(_LONG_PAUSE_S)
+
+
+async def deliver(pid: int, number: signal.Signals) -> None:
+    """Send a signal that stops or ends a child of this process, and wait until it has.
+
+    The kernel delivers a signal after ``kill`` has returned: until then the child may still answer.
+    """
+    os.kill(pid, number)
+    how = os.WEXITED | os.WSTOPPED | os.WNOWAIT | os.WNOHANG
+    # The event loop may have collected the child first.
+    with suppress(ChildProcessError):
+        await eventually(lambda: os.waitid(os.P_PID, pid, how), f"{number.name} reaches process {pid}")
 
 
 @asynccontextmanager

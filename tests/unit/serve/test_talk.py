@@ -1,9 +1,11 @@
 """What a line of the user is, how a conversation changes, and how streamed Markdown becomes blocks."""
 
 import dataclasses
+import fcntl
 import io
 import os
 import pty
+import struct
 import termios
 import tty
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from caravan_serve.talk.commands import COMMANDS, Command, Line, Say, Wrong, cha
 from caravan_serve.talk.conversation import Branches, Conversation, ConversationFileError, read, titles, written
 from caravan_serve.talk.markdown import Blocks
 from caravan_serve.talk.terminal import show
+from caravan_testing.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -226,9 +229,12 @@ def test_what_is_typed_during_an_answer_is_kept_for_the_next_prompt(monkeypatch:
     controller, terminal = pty.openpty()
     with open(controller, "r+b", buffering=0) as keys, open(terminal, "rb", buffering=0) as typed:
         monkeypatch.setattr("sys.stdin", typed)
+        four = struct.pack("i", 4)
 
         def parts() -> Iterator[tuple[str, str]]:
             keys.write(b"a\rb\r")
+            # The kernel passes keys on later, under the settings of that time.
+            wait_until(lambda: fcntl.ioctl(terminal, termios.FIONREAD, bytes(4)), "four keys", four.__eq__)
             yield "", "An answer"
 
         show(Console(file=io.StringIO()), parts())

@@ -17,6 +17,7 @@ from caravan_shard.constraints import compiler
 from caravan_shard.constraints.compiler import CheckUnavailableError, ConstraintCompiler
 from caravan_shard.constraints.grammar import Grammar, Problem
 from caravan_shard.constraints.tokenizer import ConstraintTokenizer
+from caravan_testing.waiting import deliver
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -213,7 +214,7 @@ async def test_a_constraint_whose_process_is_killed_or_stopped_is_checked_again(
         return await waited(work, 0.1 if made._checker._process is process else limit_s)
 
     monkeypatch.setattr(asyncio, "wait_for", wait_less)
-    process.send_signal(number)
+    await deliver(process.pid, number)
     assert isinstance(await made.compile(Constraint(REGEX, "b")), Grammar)
     assert made._checker._process is not process
     await made.close()

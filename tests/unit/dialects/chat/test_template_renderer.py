@@ -1,7 +1,6 @@
 """Templates are rendered as transformers renders them, and a bad template harms no other request."""
 
 import asyncio
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from caravan_dialects.chat.template_messages import TemplateError, TemplateOutpu
 from caravan_dialects.chat.template_renderer import MAX_SOURCE_BYTES, TemplateRenderer
 from caravan_scheduler.core.errors import HelperError
 from caravan_testing.closing import Closing
+from caravan_testing.waiting import deliver
 
 # For templates that would never end: they use up so much processor time.
 TIME_LIMIT_S = 0.5
@@ -113,7 +113,7 @@ async def test_a_process_that_is_stopped_or_killed_loses_no_request(closing: Clo
     await renderer.render("start", {}, 10)
     for number in (signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM):
         (pid,) = renderer.processes.idle_pids
-        os.kill(pid, number)
+        await deliver(pid, number)
         assert await renderer.render("{{ 1 + 1 }}", {}, 10) == "2"
         assert pid not in renderer.processes.idle_pids
 

@@ -16,6 +16,7 @@ from caravan_scheduler.core.errors import HelperError
 from caravan_scheduler.core.media import Picture, Sound
 from caravan_testing.closing import Closing
 from caravan_testing.hostile_pictures import RATE, harmless_files, hostile_files, noise, picture_file, tone, wav
+from caravan_testing.waiting import deliver
 
 # For files that end of themselves, also on a busy machine.
 LONG_TIME_LIMIT_S = 60.0
@@ -104,7 +105,7 @@ async def test_a_process_that_was_killed_loses_no_request(decoder: MediaDecoder)
     pids = decoder.processes.idle_pids
     assert len(pids) == 2
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        await deliver(pid, signal.SIGKILL)
     pictures = await asyncio.gather(*(decoder.decode(MediaFile(FILE)) for _ in range(4)))
     assert pictures == [Picture.of(24, 24, PICTURE.tobytes())] * 4
     assert not set(decoder.processes.idle_pids) & set(pids)
@@ -114,7 +115,7 @@ async def test_a_process_that_hangs_is_replaced_and_the_file_tried_again(closing
     decoder = closing(MediaDecoder(time_limit_s=1.0, grace_s=0.5, remembered_bytes=0))
     await decoder.decode(MediaFile(FILE))
     (pid,) = decoder.processes.idle_pids
-    os.kill(pid, signal.SIGSTOP)
+    await deliver(pid, signal.SIGSTOP)
     assert await decoder.decode(MediaFile(FILE)) == Picture.of(24, 24, PICTURE.tobytes())
     assert pid not in decoder.processes.idle_pids
 

@@ -1,6 +1,5 @@
 """Images and audio in prompts, and OpenAI's routes for audio."""
 
-import os
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +20,7 @@ from caravan_testing.hostile_pictures import RATE, flac, noise, picture_file, si
 from caravan_testing.http_server import Service, events, serving
 from caravan_testing.scripted_engine import BOS, CHAT_MODEL, MEDIA, MEDIA_CELLS, SEEING_MODEL, ScriptedEngine, ids_of
 from caravan_testing.seen_prompts import FILE, PICTURE, data_url, picture_part, seen, sound_part, text_part
+from caravan_testing.waiting import deliver
 
 CHAT = "/v1/chat/completions"
 OTHER = picture_file(noise(8), "JPEG")
@@ -221,7 +221,7 @@ async def test_a_decoder_that_is_killed_loses_no_request(service: Service, engin
     pids = service.app[STATE].decoder.processes.idle_pids
     assert pids
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        await deliver(pid, signal.SIGKILL)
     await service.reply(CHAT, user(picture_part()))
     assert seen(engine) == [PICTURE]
 
