@@ -29,7 +29,6 @@ from caravan_scheduler.fault import on_behalf
 from caravan_scheduler.output_lengths import OutputLengths
 from caravan_scheduler.planning.bulk import kept_from, yielding
 from caravan_scheduler.planning.chunking import (
-    MIN_CHUNK_TOKENS,
     Riders,
     StepBudget,
     join_reason,
@@ -166,7 +165,7 @@ class StepPlan:
             self._riders = []  # decodes wait
         prompts = len(prefilling) + max(0, min(waiting, shard.stays.free_sequences))
         count = len(self._riders)
-        claim = shard.claims.any_of(self._riders, prompts)
+        claim = shard.claims.any_of(self._riders, prompts, shard.stays.overtaken_by)
         riders = Riders(count=count, seconds=shard.costs.decode_s(count), claim=claim)
         seconds = step_seconds(given.config, prompts=prompts, riders=riders)
         # A step without decodes reads the weights, too. Until it is known how long that takes, none is cut short: short
@@ -217,35 +216,41 @@ class StepPlan:
             return False
         return has_id_for(self.shard, NO_MATCH)
 
-    def _chunk_for(self, sequence: Sequence, cached: int) -> int | None:
-        """Return the place of the chunk of which ``sequence`` gets half; None if it gets none.
+    def _lender(self, sequence: Sequence, cached: int) -> int | None:
+        """Return the place of the chunk of which ``sequence``, whose first ``cached`` tokens are there, gets a part.
 
-        What goes on from cells keeps these from others while it waits. A short prompt of another key does not wait for
-        a long one either.
+        None if it gets none. A prompt that takes most of the step shares it with much shorter ones, so that these do
+        not wait for all of it; and with what others passed often enough, or had cells that it keeps from others while
+        it waits.
         """
-        if not self._chunks or self._has_newcomers or self._budget.is_alone or sequence.group is not None:
+        if not self._chunks or self._budget.is_alone:
             return None
         place = max(range(len(self._chunks)), key=lambda one: _left(self._chunks[one][0]))
         resident, tokens = self._chunks[place]
-        if sequence.kept is None and sequence.spec.tenant.name == resident.sequence.spec.tenant.name:
+        if (priority := self._priority(sequence)) < resident.priority:
             return None
-        least = _left(resident) * (2 if sequence.kept is not None else 0.5)
-        is_short = sequence.known_tokens - cached <= least
-        can_be_cut = tokens >= 2 * MIN_CHUNK_TOKENS and resident.sequence.spec.media is None
-        return place if is_short and can_be_cut and not resident.sequence.needs_prompt_logprobs else None
+        needed, left = sequence.known_tokens - cached, _left(resident)
+        is_first = priority > resident.priority or sequence.bypassed >= self._given.config.max_bypass
+        may_share = is_first or (needed <= 2 * left if sequence.kept is not None else _is_much_shorter(needed, left))
+        return place if may_share and self._budget.can_lend(resident, tokens) else None
 
     @property
     def is_full(self) -> bool:
         """Whether no request can start in this step, nor be loaded before it."""
-        return not self.is_open and (
-            self._has_newcomers or self._is_turn_of_beams or not has_id_for(self.shard, NO_MATCH)
-        )
+        if self.is_open:
+            return False
+        if self._is_turn_of_beams or not has_id_for(self.shard, NO_MATCH):
+            return True
+        return self._has_newcomers and not any(self._budget.can_lend(*chunk) for chunk in self._chunks)
 
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very step from the prefix that ``match`` found."""
         if sequence.spec.adapter != self.adapter:
             return False
-        if not self.is_open and (not self._is_open_for_short or self._chunk_for(sequence, match.length) is None):
+        if not self._is_open_for_short:
+            return False
+        # A beam search gets a step of its own.
+        if sequence.group is None and not self._budget.has_tokens and self._lender(sequence, match.length) is None:
             return False
         if sequence.needs_prompt_logprobs and not self._budget.has_prompt_logprobs:
             return False
@@ -296,10 +301,12 @@ class StepPlan:
         """Start ``sequence``, for which `can_admit` is true, with a chunk of its prompt."""
         self._joins_others = self._joins_others or bool(self.shard.stays.decoding)
         self._forecast = None
-        if not self._budget.has_tokens and (place := self._chunk_for(sequence, match.length)) is not None:
+        if sequence.group is None and not self._budget.has_tokens:
+            place = self._lender(sequence, match.length)
+            assert place is not None, "there is no room for its chunk"
             resident, tokens = self._chunks[place]
-            self._chunks[place] = resident, tokens - tokens // 2
-            self._budget.give_back(resident, tokens // 2)
+            lent = self._budget.lend(resident, tokens, sequence.known_tokens - match.length)
+            self._chunks[place] = resident, tokens - lent
         resident = self.shard.place(sequence, match, self._priority(sequence))
         if sequence.group is not None:
             self._new_group = sequence.group
@@ -475,17 +482,20 @@ def _left(resident: Resident) -> int:
     return resident.target - resident.computed
 
 
-def _much_shorter(prefilling: list[Resident]) -> list[Resident]:
-    """Return the prompts that share the step with the first one, since they have at most half as much left as that.
+def _is_much_shorter(tokens: int, left: int) -> bool:
+    """Whether a prompt with ``tokens`` to compute need not wait for one that has ``left``."""
+    return 2 * tokens <= left
 
-    They are of jobs that go on, or of another key.
-    """
+
+def _much_shorter(prefilling: list[Resident]) -> list[Resident]:
+    """Return the prompts that share the step with the first one, since they are much shorter."""
     if len(prefilling) < 2:
         return []
     first = prefilling[0]
-    found = [one for one in prefilling[1:] if one.priority == first.priority and 2 * _left(one) <= _left(first)]
-    key = first.sequence.spec.tenant.name
-    return sorted((one for one in found if one.sequence.goes_on or one.sequence.spec.tenant.name != key), key=_left)
+    found = [
+        one for one in prefilling[1:] if one.priority == first.priority and _is_much_shorter(_left(one), _left(first))
+    ]
+    return sorted(found, key=_left)
 
 
 @on_behalf(0)
