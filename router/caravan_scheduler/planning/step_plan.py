@@ -50,6 +50,9 @@ from caravan_scheduler.shard.saved_runs import SavedPrefix
 from caravan_scheduler.waiting.queue import effective_priority
 
 _POOL_BYTES = 16
+# A long prompt keeps this part of the steps that it shares with others, as a divisor, and beside requests that go on
+# from cells.
+_SHARE, _SHARE_BESIDE_RETURNS = 2, 4
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
 _CLEARED_STEPS = 16
 # The most steps of a Decode, however short they are.
@@ -177,9 +180,9 @@ class StepPlan:
         waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s
         step = step_after(given.config, seconds, riders=riders, waited_s=waited_s)
         self._budget = StepBudget(shard, given.config, step)
-        shorter = _much_shorter(prefilling)
+        shorter = self._much_shorter(prefilling)
         for resident in shorter:
-            self._add_chunk(resident, leaving=self._budget.whole // 2)
+            self._add_chunk(resident, leaving=self._budget.whole // _SHARE)
         for resident in prefilling:
             if resident not in shorter:
                 self._add_chunk(resident)
@@ -216,23 +219,52 @@ class StepPlan:
             return False
         return has_id_for(self.shard, NO_MATCH)
 
-    def _lender(self, sequence: Sequence, cached: int) -> int | None:
+    def _loan(self, sequence: Sequence, cached: int) -> tuple[int, int]:
         """Return the place of the chunk of which ``sequence``, whose first ``cached`` tokens are there, gets a part.
 
-        None if it gets none. A prompt that takes most of the step shares it with much shorter ones, so that these do
-        not wait for all of it; and with what others passed often enough, or had cells that it keeps from others while
-        it waits.
+        And how many tokens that may have; 0 for none. A prompt that takes most of the step shares it with much shorter
+        ones that would wait long for it or are of another key; and with what others passed often enough, or what goes
+        on from cells, which keeps these from others while it waits.
         """
         if not self._chunks or self._budget.is_alone:
-            return None
+            return 0, 0
         place = max(range(len(self._chunks)), key=lambda one: _left(self._chunks[one][0]))
         resident, tokens = self._chunks[place]
         if (priority := self._priority(sequence)) < resident.priority:
-            return None
-        needed, left = sequence.known_tokens - cached, _left(resident)
+            return place, 0
         is_first = priority > resident.priority or sequence.bypassed >= self._given.config.max_bypass
-        may_share = is_first or (needed <= 2 * left if sequence.kept is not None else _is_much_shorter(needed, left))
-        return place if may_share and self._budget.can_lend(resident, tokens) else None
+        if not (is_first or self._passes(sequence, sequence.known_tokens - cached, resident)):
+            return place, 0
+        share = _SHARE if sequence.kept is None else _SHARE_BESIDE_RETURNS
+        return place, self._budget.lendable(resident, tokens, share=share)
+
+    def _passes(self, sequence: Sequence, tokens: int, resident: Resident) -> bool:
+        """Whether ``sequence``, which waits and has ``tokens`` to compute, need not wait for all of ``resident``."""
+        left = _left(resident)
+        if sequence.kept is not None:
+            return tokens <= 2 * left
+        is_other_key = sequence.spec.tenant.name != resident.sequence.spec.tenant.name
+        return _is_much_shorter(tokens, left) and (is_other_key or self._is_long(left))
+
+    def _is_long(self, tokens: int) -> bool:
+        """Whether a prompt with ``tokens`` to compute takes longer than others should wait for one."""
+        return self.shard.costs.prompt_token_s * tokens > self._given.config.idle_step_s
+
+    def _much_shorter(self, prefilling: list[Resident]) -> list[Resident]:
+        """Return the prompts that share the step with the first one, since they are much shorter.
+
+        They are of jobs that go on, or of another key, or would wait long.
+        """
+        if len(prefilling) < 2:
+            return []
+        first = prefilling[0]
+        left, key = _left(first), first.sequence.spec.tenant.name
+        found = [
+            one for one in prefilling[1:] if one.priority == first.priority and _is_much_shorter(_left(one), left)
+        ]
+        if not self._is_long(left):
+            found = [one for one in found if one.sequence.goes_on or one.sequence.spec.tenant.name != key]
+        return sorted(found, key=_left)
 
     @property
     def is_full(self) -> bool:
@@ -241,7 +273,8 @@ class StepPlan:
             return False
         if self._is_turn_of_beams or not has_id_for(self.shard, NO_MATCH):
             return True
-        return self._has_newcomers and not any(self._budget.can_lend(*chunk) for chunk in self._chunks)
+        lendable = (self._budget.lendable(*chunk, share=_SHARE_BESIDE_RETURNS) for chunk in self._chunks)
+        return self._has_newcomers and not any(lendable)
 
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very step from the prefix that ``match`` found."""
@@ -250,7 +283,7 @@ class StepPlan:
         if not self._is_open_for_short:
             return False
         # A beam search gets a step of its own.
-        if sequence.group is None and not self._budget.has_tokens and self._lender(sequence, match.length) is None:
+        if sequence.group is None and not self._budget.has_tokens and not self._loan(sequence, match.length)[1]:
             return False
         if sequence.needs_prompt_logprobs and not self._budget.has_prompt_logprobs:
             return False
@@ -301,12 +334,13 @@ class StepPlan:
         """Start ``sequence``, for which `can_admit` is true, with a chunk of its prompt."""
         self._joins_others = self._joins_others or bool(self.shard.stays.decoding)
         self._forecast = None
-        if sequence.group is None and not self._budget.has_tokens:
-            place = self._lender(sequence, match.length)
-            assert place is not None, "there is no room for its chunk"
-            resident, tokens = self._chunks[place]
-            lent = self._budget.lend(resident, tokens, sequence.known_tokens - match.length)
-            self._chunks[place] = resident, tokens - lent
+        needed = sequence.known_tokens - match.length
+        if sequence.group is None and self._budget.lacks(needed):
+            place, most = self._loan(sequence, match.length)
+            if most:
+                resident, tokens = self._chunks[place]
+                self._chunks[place] = resident, tokens - self._budget.lend(resident, tokens, needed, most=most)
+            assert self._budget.has_tokens, "there is no room for its chunk"
         resident = self.shard.place(sequence, match, self._priority(sequence))
         if sequence.group is not None:
             self._new_group = sequence.group
@@ -485,17 +519,6 @@ def _left(resident: Resident) -> int:
 def _is_much_shorter(tokens: int, left: int) -> bool:
     """Whether a prompt with ``tokens`` to compute need not wait for one that has ``left``."""
     return 2 * tokens <= left
-
-
-def _much_shorter(prefilling: list[Resident]) -> list[Resident]:
-    """Return the prompts that share the step with the first one, since they are much shorter."""
-    if len(prefilling) < 2:
-        return []
-    first = prefilling[0]
-    found = [
-        one for one in prefilling[1:] if one.priority == first.priority and _is_much_shorter(_left(one), _left(first))
-    ]
-    return sorted(found, key=_left)
 
 
 @on_behalf(0)
