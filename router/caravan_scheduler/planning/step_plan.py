@@ -53,6 +53,8 @@ _POOL_BYTES = 16
 # A long prompt keeps this part of the steps that it shares with others, as a divisor, and beside requests that go on
 # from cells.
 _SHARE, _SHARE_BESIDE_RETURNS = 2, 4
+# A prompt is much shorter than another one if that has so many times as much left, or so many if both are of a key.
+_SHORTER, _SHORTER_OF_KEY = 2, 8
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
 _CLEARED_STEPS = 16
 # The most steps of a Decode, however short they are.
@@ -244,26 +246,33 @@ class StepPlan:
         if sequence.kept is not None:
             return tokens <= 2 * left
         is_other_key = sequence.spec.tenant.name != resident.sequence.spec.tenant.name
-        return _is_much_shorter(tokens, left) and (is_other_key or self._is_long(left))
+        return self._is_much_shorter(tokens, left, is_other=is_other_key)
 
-    def _is_long(self, tokens: int) -> bool:
-        """Whether a prompt with ``tokens`` to compute takes longer than others should wait for one."""
-        return self.shard.costs.prompt_token_s * tokens > self._given.config.idle_step_s
+    def _is_much_shorter(self, tokens: int, left: int, *, is_other: bool) -> bool:
+        """Whether a prompt with ``tokens`` to compute shares the steps of one that has ``left``.
+
+        That one takes longer if it does. Its own key gains by that only where others would wait long, and for little.
+        ``is_other``: whether it is of another key, or of a job that goes on.
+        """
+        if is_other:
+            return _SHORTER * tokens <= left
+        is_long = self.shard.costs.prompt_token_s * left > self._given.config.idle_step_s
+        return is_long and _SHORTER_OF_KEY * tokens <= left
 
     def _much_shorter(self, prefilling: list[Resident]) -> list[Resident]:
-        """Return the prompts that share the step with the first one, since they are much shorter.
-
-        They are of jobs that go on, or of another key, or would wait long.
-        """
+        """Return the prompts that share the step with the first one, since they are much shorter."""
         if len(prefilling) < 2:
             return []
         first = prefilling[0]
         left, key = _left(first), first.sequence.spec.tenant.name
         found = [
-            one for one in prefilling[1:] if one.priority == first.priority and _is_much_shorter(_left(one), left)
+            one
+            for one in prefilling[1:]
+            if one.priority == first.priority
+            and self._is_much_shorter(
+                _left(one), left, is_other=one.sequence.goes_on or one.sequence.spec.tenant.name != key
+            )
         ]
-        if not self._is_long(left):
-            found = [one for one in found if one.sequence.goes_on or one.sequence.spec.tenant.name != key]
         return sorted(found, key=_left)
 
     @property
@@ -514,11 +523,6 @@ def _held_anyway(shard: ShardAccount, sequence: Sequence, match: Match, held: He
 
 def _left(resident: Resident) -> int:
     return resident.target - resident.computed
-
-
-def _is_much_shorter(tokens: int, left: int) -> bool:
-    """Whether a prompt with ``tokens`` to compute need not wait for one that has ``left``."""
-    return 2 * tokens <= left
 
 
 @on_behalf(0)
