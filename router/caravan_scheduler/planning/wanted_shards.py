@@ -115,9 +115,7 @@ class Need:
         decode_s = mix.decodes.seconds(running)
         prompt_s = mix.prompt_s / (1 - decode_s / max(self.config.target_itl_s, 2 * decode_s))
         differs = mix.prompt_s_squared / (2 * mix.prompt_s**2)
-        return seldom_waits(
-            self.config.target_ttft_s, prompt_s, differs, rate=mix.rate, servers=self.shards(running)
-        )
+        return seldom_waits(self.config.target_ttft_s, prompt_s, differs, rate=mix.rate, servers=self.shards(running))
 
 
 class WantedShards:
