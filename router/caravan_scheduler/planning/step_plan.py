@@ -38,6 +38,7 @@ from caravan_scheduler.planning.chunking import (
 )
 from caravan_scheduler.planning.forecast import GROWTH_CELLS, CellForecast
 from caravan_scheduler.planning.layout import steps_left
+from caravan_scheduler.planning.sharing import left_of, much_shorter, passes
 from caravan_scheduler.prefix_tree import NO_MATCH, Match
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
@@ -53,8 +54,6 @@ _POOL_BYTES = 16
 # A long prompt keeps this part of the steps that it shares with others, as a divisor, and beside requests that go on
 # from cells.
 _SHARE, _SHARE_BESIDE_RETURNS = 2, 4
-# A prompt is much shorter than another one if that has so many times as much left, or so many if both are of a key.
-_SHORTER, _SHORTER_OF_KEY = 2, 8
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
 _CLEARED_STEPS = 16
 # The most steps of a Decode, however short they are.
@@ -182,7 +181,7 @@ class StepPlan:
         waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s
         step = step_after(given.config, seconds, riders=riders, waited_s=waited_s)
         self._budget = StepBudget(shard, given.config, step)
-        shorter = self._much_shorter(prefilling)
+        shorter = much_shorter(shard, given.config, prefilling)
         for resident in shorter:
             self._add_chunk(resident, leaving=self._budget.whole // _SHARE)
         for resident in prefilling:
@@ -230,50 +229,15 @@ class StepPlan:
         """
         if not self._chunks or self._budget.is_alone:
             return 0, 0
-        place = max(range(len(self._chunks)), key=lambda one: _left(self._chunks[one][0]))
+        place = max(range(len(self._chunks)), key=lambda one: left_of(self._chunks[one][0]))
         resident, tokens = self._chunks[place]
         if (priority := self._priority(sequence)) < resident.priority:
             return place, 0
         is_first = priority > resident.priority or sequence.bypassed >= self._given.config.max_bypass
-        if not (is_first or self._passes(sequence, sequence.known_tokens - cached, resident)):
+        if not (is_first or passes(self.shard, self._given.config, sequence, sequence.known_tokens - cached, resident)):
             return place, 0
         share = _SHARE if sequence.kept is None else _SHARE_BESIDE_RETURNS
         return place, self._budget.lendable(resident, tokens, share=share)
-
-    def _passes(self, sequence: Sequence, tokens: int, resident: Resident) -> bool:
-        """Whether ``sequence``, which waits and has ``tokens`` to compute, need not wait for all of ``resident``."""
-        left = _left(resident)
-        if sequence.kept is not None:
-            return tokens <= 2 * left
-        is_other_key = sequence.spec.tenant.name != resident.sequence.spec.tenant.name
-        return self._is_much_shorter(tokens, left, is_other=is_other_key)
-
-    def _is_much_shorter(self, tokens: int, left: int, *, is_other: bool) -> bool:
-        """Whether a prompt with ``tokens`` to compute shares the steps of one that has ``left``.
-
-        That one takes longer if it does. Its own key gains by that only where others would wait long, and for little.
-        ``is_other``: whether it is of another key, or of a job that goes on.
-        """
-        if is_other:
-            return _SHORTER * tokens <= left
-        is_long = self.shard.costs.prompt_token_s * left > self._given.config.idle_step_s
-        return is_long and _SHORTER_OF_KEY * tokens <= left
-
-    def _much_shorter(self, prefilling: list[Resident]) -> list[Resident]:
-        """Return the prompts that share the step with the first one, since they are much shorter."""
-        if len(prefilling) < 2:
-            return []
-        first = prefilling[0]
-        left, key = _left(first), first.sequence.spec.tenant.name
-        found = [
-            one
-            for one in prefilling[1:]
-            if one.priority == first.priority
-            and self._is_much_shorter(
-                _left(one), left, is_other=one.sequence.goes_on or one.sequence.spec.tenant.name != key
-            )
-        ]
-        return sorted(found, key=_left)
 
     @property
     def is_full(self) -> bool:
@@ -519,10 +483,6 @@ def _held_anyway(shard: ShardAccount, sequence: Sequence, match: Match, held: He
     if source is None or source.sequence_id not in match.sources:
         return match.live_length
     return max(match.live_length, source.computed - shard.cells.tree.own_cells((source.sequence_id,)))
-
-
-def _left(resident: Resident) -> int:
-    return resident.target - resident.computed
 
 
 @on_behalf(0)
