@@ -1,6 +1,6 @@
 """The texts that a model which only embeds gets: how many come, what they take of a shard, and what they wait for."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from caravan_scheduler.config import SchedulerConfig
@@ -29,7 +29,7 @@ class TextLoad:
         self._busy_s = Mean()
         self._computed = Mean()
         # By shard, how many calls are under way there, and since when its time is not counted.
-        self._under_way: dict[Hashable, tuple[int, float]] = {}
+        self._under_way: dict[object, tuple[int, float]] = {}
 
     @property
     def token_s(self) -> float:
@@ -51,12 +51,12 @@ class TextLoad:
         finally:
             self.waiting -= tokens
 
-    def begin(self, shard: Hashable, now_s: float) -> None:
+    def begin(self, shard: object, now_s: float) -> None:
         """Note that ``shard`` gets a call."""
         count, since_s = self._under_way.get(shard, (0, now_s))
         self._under_way[shard] = count + 1, since_s
 
-    def end(self, shard: Hashable, tokens: int, now_s: float) -> None:
+    def end(self, shard: object, tokens: int, now_s: float) -> None:
         """Note that a call of ``shard`` has ended; 0 ``tokens`` if it failed."""
         count, since_s = self._under_way.pop(shard)
         if count > 1:
