@@ -12,7 +12,7 @@ from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_toke
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.responses.background import check_background
+from caravan_dialects.api.openai.responses.background import check_background, stored_response
 from caravan_dialects.api.openai.responses.event_log import EventLog
 from caravan_dialects.api.openai.responses.items import DEFAULT_LIMIT, MAX_LIMIT, page_of
 from caravan_dialects.api.openai.responses.reply import AskedResponse
@@ -203,7 +203,7 @@ async def _find_stored(request: web.Request, owner: str, response_id: str) -> by
     if stored is None and request.app[RUNNING].find(owner, response_id) is None:
         job = await store.job(owner, response_id)
         # It may have ended since the first look.
-        stored = None if job is None else job.response or await store.response(owner, response_id)
+        stored = None if job is None else stored_response(job) or await store.response(owner, response_id)
     return stored
 
 

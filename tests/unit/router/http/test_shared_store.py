@@ -82,7 +82,8 @@ async def test_a_response_is_followed_read_and_continued_at_another_server(url: 
         response_id = await begun(first)
         await until_running(second, response_id)
         following = asyncio.create_task(events_of(second, response_id))
-        assert (await found(second, f"{PATH}/{response_id}"))["status"] == "queued"
+        running = await found(second, f"{PATH}/{response_id}")
+        assert (running["status"], running["output"]) == ("in_progress", [])
         engine.resume.set()
         events = await following
         assert events == await events_of(first, response_id)
@@ -91,6 +92,12 @@ async def test_a_response_is_followed_read_and_continued_at_another_server(url: 
         more = await second.reply(PATH, {"input": "More", "previous_response_id": response_id})
         assert (await found(first, f"{PATH}/{more['id']}"))["status"] == "completed"
         assert second.engine.streams != []
+
+
+async def test_a_response_that_waits_is_queued_at_another_server(url: str) -> None:
+    async with two_servers(url, paused("a", after=0), WordEngine()) as (first, second):
+        response_id = await begun(first)
+        assert (await found(second, f"{PATH}/{response_id}"))["status"] == "queued"
 
 
 async def test_a_response_is_cancelled_and_deleted_at_another_server(url: str) -> None:

@@ -40,6 +40,8 @@ from caravan_scheduler.core.generation import Continued
 from caravan_scheduler.core.tokens import GeneratedToken
 
 WINDOWS_S = {"2h": 2 * 3600.0, "8h": 8 * 3600.0}
+# `PartialResponse.announce_queued` makes so many; the next event says that the response is no longer queued.
+_QUEUED_EVENTS = 2
 
 
 class JobRecord(msgspec.Struct, kw_only=True):
@@ -343,6 +345,17 @@ class AskedBackground(AskedResponse):
 def failed_end(head: ResponseObject, error: Exception, following: int) -> JobEnd:
     """Return the end of a response that cannot go on."""
     return _end_of(PartialResponse(head, offered_tools((), ()), streamed=True), error, following)
+
+
+def stored_response(job: Job) -> bytes:
+    """Return the JSON of a response of another server as the store shows it: while it is generated, without output.
+
+    Empty if it has ended as a node.
+    """
+    if job.ended or job.next <= _QUEUED_EVENTS:
+        return job.response
+    head = msgspec.json.decode(job.response, type=ResponseObject)
+    return msgspec.json.encode(msgspec.structs.replace(head, status="in_progress"))
 
 
 def _end_of(partial: PartialResponse, error: Exception | None, following: int) -> JobEnd:
