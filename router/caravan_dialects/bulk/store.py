@@ -20,6 +20,7 @@ from caravan_dialects.bulk.tables import VERSIONS, WRITE_BATCH
 from caravan_dialects.conversations.nodes import new_id
 from caravan_dialects.conversations.store import StoreError
 from caravan_dialects.sql.connection import SQL_ERRORS, Place, VersionError, connected
+from caravan_dialects.sql.outage import Outage
 
 T = TypeVar("T")
 _SCHEMA = "caravan_files"
@@ -97,6 +98,7 @@ class BulkStore:
         self._thread = ThreadPoolExecutor(1, "bulk")
         self._opened: Tables | None = None
         self._temporary: str | None = None
+        self._outage = Outage("files and batches")
 
     async def close(self) -> None:
         """Finish the calls that run, and close the tables."""
@@ -170,9 +172,12 @@ class BulkStore:
     async def call(self, work: "Callable[[Tables], T]") -> T:
         """Run ``work`` in the thread of the store."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._tables()))
+            done = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._tables()))
         except (*SQL_ERRORS, VersionError, OSError) as error:
+            self._outage.failed(error)
             raise StoreError(str(error)) from error
+        self._outage.worked()
+        return done
 
     def _tables(self) -> "Tables":
         if self._opened is None:

@@ -207,8 +207,9 @@ class BackgroundResponses:
                     job = await state.store.job(known.owner, known.id)
                     if job is not None and not job.ended:
                         await self._continue(job)
-        except StoreError:
-            _log.error("responses in the background cannot be read, so they do not go on")
+        except StoreError as error:
+            if not error.is_away:
+                _log.error("responses in the background cannot be read, so they do not go on")
 
     async def _continue(self, job: Job) -> None:
         """Continue a response; end it if that is not possible. Raises StoreError."""

@@ -187,7 +187,9 @@ async def test_a_batch_and_its_files_are_read_and_cancelled_at_another_server(ur
             assert len((await response.text()).splitlines()) == 3
 
 
-async def test_what_runs_waits_for_a_database_that_is_away_and_the_rest_gets_503(url: str) -> None:
+async def test_what_runs_waits_for_a_database_that_is_away_and_the_rest_gets_503(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = paused("a", "b", after=1)
     async with server(url, engine) as service:
         response_id = await begun(service)
@@ -207,6 +209,9 @@ async def test_what_runs_waits_for_a_database_that_is_away_and_the_rest_gets_503
         assert events[-1]["response"]["output"][0]["content"][0]["text"] == "ab"
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert len(engine.streams) == 2, "nothing is computed twice"
+        # However often they are polled.
+        await eventually(lambda: caplog.text.count("again, the database was away") == 2, "both stores are back")
+        assert caplog.text.count("cannot be read") == 2, caplog.text
 
 
 def test_a_server_that_was_taken_for_lost_adds_nothing_to_what_another_one_continues(url: str) -> None:
