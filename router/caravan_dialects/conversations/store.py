@@ -123,9 +123,9 @@ class Store:
         """Forget a response; return whether there was one. Responses that continue it stay."""
         return await self._call(lambda database: database.delete_response(owner, response_id))
 
-    async def add_job(self, job: Job, step: Step) -> None:
-        """Add a job with its first step."""
-        await self._call(lambda database: database.jobs.add(job, step, time.time()))
+    async def add_job(self, job: Job, step: Step, most: int) -> bool:
+        """Add a job with its first step. Return False if its owner has ``most`` in a store that several servers use."""
+        return await self._call(lambda database: database.jobs.add(job, step, time.time(), most))
 
     async def append(self, job_id: str, step: Step) -> bool:
         """Add the next step of a job. Nothing is lost from then on if the process is killed.

@@ -152,7 +152,7 @@ class BackgroundResponses:
             progress.trace = NO_TRACE  # That of the request ends with its reply.
             log = EventLog(state.store, asked.running.id)
             try:
-                await answer.begin(log, asked.record)
+                await answer.begin(log, asked.record, state.limits.max_background)
             finally:
                 queued = answer.response()
                 # What is stored is generated, also if its client has left meanwhile. If this server ends, another does.

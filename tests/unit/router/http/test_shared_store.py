@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from caravan_dialects.api.limits import Limits
 from caravan_dialects.bulk.store import BulkSettings, BulkStore
 from caravan_dialects.conversations.database import Bounds, Database
 from caravan_dialects.conversations.nodes import Job, JobEnd, Step, Transaction
@@ -37,9 +38,9 @@ def paused(*words: str, after: int) -> WordEngine:
 
 
 @asynccontextmanager
-async def server(url: str, engine: WordEngine) -> AsyncIterator[Service]:
+async def server(url: str, engine: WordEngine, limits: Limits | None = None) -> AsyncIterator[Service]:
     store, bulk = Store(StoreSettings(place=url)), BulkStore(BulkSettings(place=url))
-    async with serving(engine, store=store, bulk=bulk) as service:
+    async with serving(engine, limits, store=store, bulk=bulk) as service:
         yield service
 
 
@@ -98,6 +99,20 @@ async def test_a_response_that_waits_is_queued_at_another_server(url: str) -> No
     async with two_servers(url, paused("a", after=0), WordEngine()) as (first, second):
         response_id = await begun(first)
         assert (await found(second, f"{PATH}/{response_id}"))["status"] == "queued"
+
+
+async def test_each_key_may_have_so_many_at_a_time_at_all_servers_together(url: str) -> None:
+    limits, engine = Limits(max_background=2), paused("a", after=0)
+    async with server(url, engine, limits) as first, server(url, WordEngine(), limits) as second:
+        for _ in range(2):
+            await begun(first)
+        refused = await second.post(PATH, {"input": "Hi", "background": True})
+        assert refused.status == 429
+        assert "2 responses in the background" in (await refused.json())["error"]["message"]
+        assert second.is_idle()
+        engine.resume.set()
+        await eventually(first.is_idle, "both end")
+        await begun(second)
 
 
 async def test_a_response_is_cancelled_and_deleted_at_another_server(url: str) -> None:
