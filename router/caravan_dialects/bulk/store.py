@@ -16,7 +16,7 @@ import msgspec
 
 from caravan_dialects.bulk.parts import Parts
 from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, StoredFile
-from caravan_dialects.bulk.tables import VERSIONS, WRITE_BATCH
+from caravan_dialects.bulk.tables import ADD_BATCH, VERSIONS, WRITE_BATCH
 from caravan_dialects.conversations.nodes import new_id
 from caravan_dialects.conversations.store import StoreError
 from caravan_dialects.sql.connection import SQL_ERRORS, Place, VersionError, connected
@@ -153,8 +153,12 @@ class BulkStore:
         """Whether several servers use the store at a time."""
         return isinstance(self.settings.place, str)
 
+    async def add_batch(self, batch: Batch) -> bool:
+        """Add a batch; return False if there is one of this id."""
+        return await self.call(lambda tables: tables.add_batch(batch))
+
     async def write_batch(self, batch: Batch) -> bool:
-        """Add a batch, or write it as it is now; return False if it may not be written, see `WRITE_BATCH`."""
+        """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`."""
         return await self.call(lambda tables: tables.write_batch(batch))
 
     async def batch(self, owner: str, batch_id: str) -> tuple[Batch, Counts] | None:
@@ -297,11 +301,17 @@ class Tables:
         if self._parts is not None:
             self._parts.forget_copies(but=_INCOMING)
 
+    def add_batch(self, batch: Batch) -> bool:
+        """Add a batch; return False if there is one of this id."""
+        return self._connection.execute(ADD_BATCH, self._row(batch)).rowcount > 0
+
     def write_batch(self, batch: Batch) -> bool:
         """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`."""
+        return self._connection.execute(WRITE_BATCH, self._row(batch)).rowcount > 0
+
+    def _row(self, batch: Batch) -> Sequence[Any]:
         record, server = msgspec.json.encode(batch), self._connection.server
-        row = (batch.id, batch.owner, batch.status, batch.created, record, server)
-        return self._connection.execute(WRITE_BATCH, row).rowcount > 0
+        return batch.id, batch.owner, batch.status, batch.created, record, server
 
     def batch(self, owner: str, batch_id: str) -> tuple[Batch, Counts] | None:
         """Return a batch and what is answered of it; None if the owner has none of this id."""

@@ -132,8 +132,9 @@ class RunningBatches:
         await asyncio.shield(self._add(batch))
 
     async def _add(self, batch: Batch) -> None:
-        await self._store.write_batch(batch)
-        self._begin(batch)
+        # One of the same id is there if its client has begun it twice at the same time.
+        if await self._store.add_batch(batch):
+            self._begin(batch)
 
     def _begin(self, batch: Batch) -> None:
         """Work on a batch that is in the store. Another server does if it has the lock."""
