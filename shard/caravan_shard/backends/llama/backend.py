@@ -346,6 +346,10 @@ class LlamaCppBackend:
             self._head.cut_model(sequence_id, length)
         return self._memory.trim(sequence_id, length)
 
+    def clear_free_cells(self) -> None:
+        """Call llama_state_set_data with what there is."""
+        self._memory.clear_free_cells()
+
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
         """Call llama_memory_seq_cp."""
         self._memory.copy(source_id, destination_id, length)
