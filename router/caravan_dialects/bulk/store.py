@@ -277,10 +277,13 @@ class Tables:
 
     def delete_file(self, owner: str, file_id: str) -> bool:
         """Remove a file; return whether there was one."""
-        deleted = self._connection.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount
-        if deleted:
-            if self._parts is not None:
+        with self._connection.transaction():
+            deleted = self._connection.execute(
+                "DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)
+            ).rowcount
+            if deleted and self._parts is not None:
                 self._parts.delete(file_id)
+        if deleted:
             (self.folder / file_id).unlink(missing_ok=True)
         return deleted > 0
 
