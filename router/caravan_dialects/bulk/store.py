@@ -155,7 +155,7 @@ class BulkStore:
 
     async def add_batch(self, batch: Batch) -> bool:
         """Add a batch; return False if there is one of this id."""
-        return await self.call(lambda tables: tables.add_batch(batch))
+        return await self.call(lambda tables: tables.write_batch(batch, is_new=True))
 
     async def write_batch(self, batch: Batch) -> bool:
         """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`."""
@@ -304,17 +304,14 @@ class Tables:
         if self._parts is not None:
             self._parts.forget_copies(but=_INCOMING)
 
-    def add_batch(self, batch: Batch) -> bool:
-        """Add a batch; return False if there is one of this id."""
-        return self._connection.execute(ADD_BATCH, self._row(batch)).rowcount > 0
+    def write_batch(self, batch: Batch, *, is_new: bool = False) -> bool:
+        """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`.
 
-    def write_batch(self, batch: Batch) -> bool:
-        """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`."""
-        return self._connection.execute(WRITE_BATCH, self._row(batch)).rowcount > 0
-
-    def _row(self, batch: Batch) -> Sequence[Any]:
+        ``is_new``: only if there is none of this id.
+        """
         record, server = msgspec.json.encode(batch), self._connection.server
-        return batch.id, batch.owner, batch.status, batch.created, record, server
+        row = (batch.id, batch.owner, batch.status, batch.created, record, server)
+        return self._connection.execute(ADD_BATCH if is_new else WRITE_BATCH, row).rowcount > 0
 
     def batch(self, owner: str, batch_id: str) -> tuple[Batch, Counts] | None:
         """Return a batch and what is answered of it; None if the owner has none of this id."""

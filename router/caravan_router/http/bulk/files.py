@@ -69,8 +69,8 @@ async def upload_file(request: web.Request) -> web.Response:
         file = _file_of(fields, owner, upload.size, store.settings.life_s)
         if file_id is not None:
             file = replace(file, id=file_id)
-        if (room := await store.keep(upload, file)) is not None:
-            raise FileRoomError(room)
+        if (left := await store.keep(upload, file)) is not None:
+            raise FileRoomError(left)
     return json_reply(file_object(file))
 
 

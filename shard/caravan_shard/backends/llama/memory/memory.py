@@ -68,22 +68,6 @@ class LlamaMemory:
         llama_cpp.llama_memory_clear(self._memory, False)
         self.places.clear()
 
-    def clear_free_cells(self) -> None:
-        """Fill the cells that no sequence holds with zeros, if NaN in them would spoil what others compute.
-
-        Only flash attention skips cells that a sequence may not see; without it, what they hold is multiplied by 0.
-        Raises RuntimeError if llama.cpp cannot read what it has written.
-        """
-        if not self._transposes:
-            return
-        size = int(llama_cpp.llama_state_get_size(self._context))
-        state: State = np.empty(size, np.uint8)
-        # Before llama.cpp reads a state of all sequences, it fills all cells with zeros.
-        written = llama_cpp.llama_state_get_data(self._context, _bytes_of(state), size)
-        read = llama_cpp.llama_state_set_data(self._context, _bytes_of(state), size)
-        if not size == written == read:
-            raise RuntimeError(f"llama.cpp has read {read} bytes of a state of {size} bytes")
-
     def length(self, sequence_id: int) -> int:
         """Return how many tokens of the sequence are in memory."""
         return self.places.length(sequence_id, int(llama_cpp.llama_memory_seq_pos_max(self._memory, sequence_id)))
@@ -210,6 +194,20 @@ class LlamaMemory:
             return True
         llama_cpp.llama_memory_seq_rm(self._memory, sequence_id, TO_THE_END, TO_THE_END)
         return False
+
+
+def clear_free_cells(context: Any) -> None:
+    """Fill the cells of a context that no sequence holds with zeros.
+
+    Raises RuntimeError if llama.cpp cannot read what it has written.
+    """
+    size = int(llama_cpp.llama_state_get_size(context))
+    state: State = np.empty(size, np.uint8)
+    written = llama_cpp.llama_state_get_data(context, _bytes_of(state), size)
+    # Before it reads a state of all sequences, it fills all cells with zeros.
+    read = llama_cpp.llama_state_set_data(context, _bytes_of(state), size)
+    if not size == written == read:
+        raise RuntimeError(f"llama.cpp has read {read} bytes of a state of {size} bytes")
 
 
 def _bytes_of(state: State) -> Any:
