@@ -68,6 +68,11 @@ class Arrivals:
         rate = max(0.0, self._rate - math.sqrt(self._variance[0]))
         return rate + ahead_s * max(0.0, self._growth - math.sqrt(self._variance[2]))
 
+    def seen(self, now_s: float) -> float:
+        """Return the requests per second that come now, as likely too many as too few."""
+        self._move(now_s)
+        return self._rate or 0.0
+
     def _move(self, now_s: float) -> None:
         """Learn from the bins that have ended."""
         if self._ends_s is None:

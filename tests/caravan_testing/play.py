@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from caravan_scheduler.actions import Action, Start
+from caravan_scheduler.actions import Action, Deliver, Start
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.events import Submitted
 from caravan_scheduler.scheduler import Scheduler
@@ -26,12 +26,17 @@ class SlowPrompts:
 
 
 class Play:
-    """``started_s``: when requests started, and ``cached``: how many tokens they found, by id."""
+    """By request id, ``asked_s`` and ``started_s``: when it came and started, and ``tokens_s``: when each token came.
+
+    ``cached``: how many tokens it found.
+    """
 
     def __init__(self) -> None:
         self.scheduler = Scheduler(SchedulerConfig())
+        self.asked_s: dict[int, float] = {}
         self.started_s: dict[int, float] = {}
         self.cached: dict[int, int] = {}
+        self.tokens_s: dict[int, list[float]] = {}
         self.fleet = Fleet([self.scheduler], [Member(PlayedShard("a", SlowPrompts()), _LIMITS, 0)], self._hear)
         self.fleet.begin()
 
@@ -39,6 +44,8 @@ class Play:
         if isinstance(action, Start):
             self.started_s[action.request_id] = now_s
             self.cached[action.request_id] = action.cached_tokens
+        elif isinstance(action, Deliver):
+            self.tokens_s.setdefault(action.request_id, []).extend(now_s for _ in action.tokens)
 
     @property
     def shard(self) -> ShardAccount:
@@ -47,6 +54,7 @@ class Play:
 
     def ask(self, request_id: int, prompt: tuple[int, ...], *, output: int = 10, **fields: Any) -> None:
         """Submit a request with more ``fields`` of `request`."""
+        self.asked_s[request_id] = self.fleet.now_s
         asked = request(request_id, prompt, output, ignore_eos=True, arrived_s=self.fleet.now_s, **fields)
         self.fleet.handle([Submitted(asked)])
 

@@ -89,7 +89,9 @@ class Batcher:
         self.observer = observer
         self.replicas = Replicas(facts)
         absence = Absence(config.no_shard_grace_s)
-        self.queries = ShardQueries(self.replicas, self._sequences_on, absence, config.aging_s)
+        self.queries = ShardQueries(
+            self.replicas, self._sequences_on, absence, config.aging_s, self.scheduler.wanted.texts
+        )
         self._queue_timeout_s = config.queue_timeout_s
         self._streams: dict[int, RequestStream] = {}
         self._request_ids = request_ids

@@ -21,6 +21,7 @@ from caravan_scheduler.core.errors import EngineError, GenerationError, HelperEr
 from caravan_scheduler.core.groups import Most, grouped
 from caravan_scheduler.core.media import MediaPrompt
 from caravan_scheduler.core.prompt_media import MediaTokens, media_tokens_of
+from caravan_scheduler.text_load import TextLoad
 from caravan_scheduler.waiting.text_queue import TextQueue, room_of
 
 _T = TypeVar("_T")
@@ -52,15 +53,19 @@ class _Unanswered:
 class ShardQueries:
     """Asks those of ``replicas`` that are up; while none is, a call waits for one as ``absence`` says.
 
-    ``absence`` may change. ``load`` returns how many sequences the shard at an address holds.
+    ``absence`` may change. ``load`` returns how many sequences the shard at an address holds. ``texts`` is told what is
+    embedded.
     """
 
-    def __init__(self, replicas: Replicas, load: Callable[[str], int], absence: Absence, aging_s: float) -> None:
+    def __init__(
+        self, replicas: Replicas, load: Callable[[str], int], absence: Absence, aging_s: float, texts: TextLoad
+    ) -> None:
         self._replicas = replicas
         self._load = load
         self._shelf = MediaShelf()
         self.absence = absence
-        self._texts = TextGate(TextQueue(aging_s), self._text_room)
+        self._text_load = texts
+        self._texts = TextGate(TextQueue(aging_s), self._text_room, texts)
         self._lanes = TextLanes(aging_s, lambda: len(self._clients()))
         # Is told of the texts, as token ids, that were embedded for the API key of a name.
         self.on_embedded: Callable[[str, Sequence[tuple[int, ...]]], None] = lambda _key, _texts: None
@@ -168,7 +173,9 @@ class ShardQueries:
 
         async def embed(together: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
             async with self._texts.passing(sum(map(len, together)), sender):
-                return await self._ask_any(lambda client: client.embed(together), lambda client: client.embedding.texts)
+                return await self._ask_any(
+                    lambda client: self._embed_at(client, together), lambda client: client.embedding.texts
+                )
 
         calls = list(grouped(texts, Most(items=_TEXTS_PER_CALL, size=_TEXT_TOKENS_PER_CALL), len))
         if len(calls) == 1:
@@ -179,6 +186,17 @@ class ShardQueries:
             vectors = [vector async for made in ahead(calls, embed, at_once) for vector in made]
         self.on_embedded(sender.tenant.name, texts)
         return vectors
+
+    async def _embed_at(self, client: ShardCalls, texts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """Let the shard of ``client`` embed ``texts``, and learn what that takes."""
+        computed = 0
+        self._text_load.begin(client, time.monotonic())
+        try:
+            vectors = await client.embed(texts)
+            computed = sum(map(len, texts))
+            return vectors
+        finally:
+            self._text_load.end(client, computed, time.monotonic())
 
     def _text_room(self) -> int:
         """Return how many tokens of texts the shards that are up may have."""

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from caravan_scheduler.core.engine import TEXT_SENDER, TextSender
+from caravan_scheduler.core.generation import BULK_PRIORITY
+from caravan_scheduler.text_load import TextLoad
 from caravan_scheduler.waiting.text_queue import TextCall, TextQueue
 
 # Longer texts take a thread of a shard for tens of milliseconds, or for seconds.
@@ -15,10 +17,14 @@ SHORT_BYTES = 16 << 10
 
 
 class TextGate:
-    """``room`` returns how many tokens all shards that are up may have, see `room_of`; 0 if none is."""
+    """``room`` returns how many tokens all shards that are up may have, see `room_of`; 0 if none is.
 
-    def __init__(self, queue: TextQueue, room: Callable[[], float]) -> None:
+    ``load`` is told of the calls that come.
+    """
+
+    def __init__(self, queue: TextQueue, room: Callable[[], float], load: TextLoad | None = None) -> None:
         self._queue = queue
+        self._load = load or TextLoad()
         self._room = room
         self._call_ids: Iterator[int] = itertools.count()
         self._waiting: dict[int, asyncio.Future[None]] = {}
@@ -37,13 +43,19 @@ class TextGate:
             priority=sender.priority,
             tenant=sender.tenant,
         )
+        waiting = 0 if call.priority <= BULK_PRIORITY else tokens
+        if waiting:
+            self._load.note_call(tokens, call.arrived_s)
         turn = self._waiting[call.call_id] = asyncio.get_running_loop().create_future()
         self._queue.push(call)
+        self._load.calls += 1
         try:
             self._start()
-            await turn
+            with self._load.wait_of(waiting):
+                await turn
             yield
         finally:
+            self._load.calls -= 1
             self._waiting.pop(call.call_id, None)
             self._queue.remove(call)
             self._start()

@@ -165,6 +165,10 @@ class StepBudget:
         """Whether there is room for a chunk."""
         return self._left >= self._least_chunk
 
+    def lacks(self, tokens: int) -> bool:
+        """Whether there is no room for ``tokens`` without context, nor for a chunk."""
+        return self._left < max(tokens, self._least_chunk)
+
     @property
     def has_prompt_logprobs(self) -> bool:
         """Whether there is room for a chunk with prompt logprobs."""
@@ -175,11 +179,32 @@ class StepBudget:
         budget = chunk_budget(self._config, self._shard.costs, self._step, context=context, remaining=remaining)
         return min(budget, self._shard.capacity.limits.max_batch_tokens - self._step.riders)
 
-    def give_back(self, resident: Resident, tokens: int) -> None:
-        """Let others have ``tokens`` of those that ``resident`` took."""
-        remaining = self._shard.checkpoints.chunk_end(resident) - resident.computed
-        self._left += tokens * self.whole // self._tokens(resident.computed, remaining)
-        self._taken -= tokens
+    def lendable(self, resident: Resident, tokens: int, *, share: int) -> int:
+        """Return how many tokens another prompt may have of the chunk of ``resident``, which has ``tokens``.
+
+        It keeps 1 / ``share`` of the step. 0 if there are too few for a chunk.
+        """
+        least = min(tokens, max(self._whole_for(resident) // share, _TILE_TOKENS))
+        kept = _to_border_before(resident, least)
+        return tokens - kept if kept and tokens - kept >= _TILE_TOKENS else 0
+
+    def lend(self, resident: Resident, tokens: int, wanted: int, *, most: int) -> int:
+        """Let another prompt have ``wanted`` tokens of the chunk of ``resident``, which has ``tokens``.
+
+        Return how many fewer it has: not more than ``most``, which are lendable.
+        """
+        whole = self._whole_for(resident)
+        lacking = max(wanted, self._least_chunk) - self._left
+        lent = math.ceil(lacking * whole / self.whole / _TILE_TOKENS) * _TILE_TOKENS
+        lent = tokens - _to_border_before(resident, tokens - min(lent, most))
+        self._left += max(self._least_chunk, lent * self.whole // whole)
+        self._taken -= lent
+        if resident.sequence.needs_prompt_logprobs:
+            self._prompt_logprobs += lent
+        return lent
+
+    def _whole_for(self, resident: Resident) -> int:
+        return self._tokens(resident.computed, self._shard.checkpoints.chunk_end(resident) - resident.computed)
 
     def take(self, resident: Resident, *, leaving: int = 0) -> int:
         """Return the size of the chunk that the prompt of ``resident`` gets; 0 if there is no room for any.
@@ -249,6 +274,12 @@ def to_border(resident: Resident, tokens: int, room: int) -> int:
     if end <= start:
         end = media.border_behind(start)
     return end - start if end - start <= room else 0
+
+
+def _to_border_before(resident: Resident, tokens: int) -> int:
+    """Return how many of the next ``tokens`` of ``resident`` a chunk has that may end there; 0 if none."""
+    start = resident.computed
+    return max(0, resident.sequence.border(start + tokens) - start)
 
 
 def _without_single(tokens: int, remaining: int) -> int:

@@ -29,7 +29,6 @@ from caravan_scheduler.fault import on_behalf
 from caravan_scheduler.output_lengths import OutputLengths
 from caravan_scheduler.planning.bulk import kept_from, yielding
 from caravan_scheduler.planning.chunking import (
-    MIN_CHUNK_TOKENS,
     Riders,
     StepBudget,
     join_reason,
@@ -39,6 +38,7 @@ from caravan_scheduler.planning.chunking import (
 )
 from caravan_scheduler.planning.forecast import GROWTH_CELLS, CellForecast
 from caravan_scheduler.planning.layout import steps_left
+from caravan_scheduler.planning.sharing import left_of, much_shorter, passes
 from caravan_scheduler.prefix_tree import NO_MATCH, Match
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
@@ -51,6 +51,9 @@ from caravan_scheduler.shard.saved_runs import SavedPrefix
 from caravan_scheduler.waiting.queue import effective_priority
 
 _POOL_BYTES = 16
+# A long prompt keeps this part of the steps that it shares with others, as a divisor, and beside requests that go on
+# from cells.
+_SHARE, _SHARE_BESIDE_RETURNS = 2, 4
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
 _CLEARED_STEPS = 16
 # The most steps of a Decode, however short they are.
@@ -166,7 +169,7 @@ class StepPlan:
             self._riders = []  # decodes wait
         prompts = len(prefilling) + max(0, min(waiting, shard.stays.free_sequences))
         count = len(self._riders)
-        claim = shard.claims.any_of(self._riders, prompts)
+        claim = shard.claims.any_of(self._riders, prompts, shard.stays.overtaken_by)
         riders = Riders(count=count, seconds=shard.costs.decode_s(count), claim=claim)
         seconds = step_seconds(given.config, prompts=prompts, riders=riders)
         # A step without decodes reads the weights, too. Until it is known how long that takes, none is cut short: short
@@ -178,9 +181,9 @@ class StepPlan:
         waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s
         step = step_after(given.config, seconds, riders=riders, waited_s=waited_s)
         self._budget = StepBudget(shard, given.config, step)
-        shorter = _much_shorter(prefilling)
+        shorter = much_shorter(shard, given.config, prefilling)
         for resident in shorter:
-            self._add_chunk(resident, leaving=self._budget.whole // 2)
+            self._add_chunk(resident, leaving=self._budget.whole // _SHARE)
         for resident in prefilling:
             if resident not in shorter:
                 self._add_chunk(resident)
@@ -217,35 +220,43 @@ class StepPlan:
             return False
         return has_id_for(self.shard, NO_MATCH)
 
-    def _chunk_for(self, sequence: Sequence, cached: int) -> int | None:
-        """Return the place of the chunk of which ``sequence`` gets half; None if it gets none.
+    def _loan(self, sequence: Sequence, cached: int) -> tuple[int, int]:
+        """Return the place of the chunk of which ``sequence``, whose first ``cached`` tokens are there, gets a part.
 
-        What goes on from cells keeps these from others while it waits. A short prompt of another key does not wait for
-        a long one either.
+        And how many tokens that may have; 0 for none. A prompt that takes most of the step shares it with much shorter
+        ones that would wait long for it or are of another key; and with what others passed often enough, or what goes
+        on from cells, which keeps these from others while it waits.
         """
-        if not self._chunks or self._has_newcomers or self._budget.is_alone or sequence.group is not None:
-            return None
-        place = max(range(len(self._chunks)), key=lambda one: _left(self._chunks[one][0]))
+        if not self._chunks or self._budget.is_alone:
+            return 0, 0
+        place = max(range(len(self._chunks)), key=lambda one: left_of(self._chunks[one][0]))
         resident, tokens = self._chunks[place]
-        if sequence.kept is None and sequence.spec.tenant.name == resident.sequence.spec.tenant.name:
-            return None
-        least = _left(resident) * (2 if sequence.kept is not None else 0.5)
-        is_short = sequence.known_tokens - cached <= least
-        can_be_cut = tokens >= 2 * MIN_CHUNK_TOKENS and resident.sequence.spec.media is None
-        return place if is_short and can_be_cut and not resident.sequence.needs_prompt_logprobs else None
+        if (priority := self._priority(sequence)) < resident.priority:
+            return place, 0
+        is_first = priority > resident.priority or sequence.bypassed >= self._given.config.max_bypass
+        if not (is_first or passes(self.shard, self._given.config, sequence, sequence.known_tokens - cached, resident)):
+            return place, 0
+        share = _SHARE if sequence.kept is None else _SHARE_BESIDE_RETURNS
+        return place, self._budget.lendable(resident, tokens, share=share)
 
     @property
     def is_full(self) -> bool:
         """Whether no request can start in this step, nor be loaded before it."""
-        return not self.is_open and (
-            self._has_newcomers or self._is_turn_of_beams or not has_id_for(self.shard, NO_MATCH)
-        )
+        if self.is_open:
+            return False
+        if self._is_turn_of_beams or not has_id_for(self.shard, NO_MATCH):
+            return True
+        lendable = (self._budget.lendable(*chunk, share=_SHARE_BESIDE_RETURNS) for chunk in self._chunks)
+        return self._has_newcomers and not any(lendable)
 
     def can_admit(self, sequence: Sequence, match: Match) -> bool:
         """Whether ``sequence`` could start in this very step from the prefix that ``match`` found."""
         if sequence.spec.adapter != self.adapter:
             return False
-        if not self.is_open and (not self._is_open_for_short or self._chunk_for(sequence, match.length) is None):
+        if not self._is_open_for_short:
+            return False
+        # A beam search gets a step of its own.
+        if sequence.group is None and not self._budget.has_tokens and not self._loan(sequence, match.length)[1]:
             return False
         if sequence.needs_prompt_logprobs and not self._budget.has_prompt_logprobs:
             return False
@@ -296,10 +307,13 @@ class StepPlan:
         """Start ``sequence``, for which `can_admit` is true, with a chunk of its prompt."""
         self._joins_others = self._joins_others or bool(self.shard.stays.decoding)
         self._forecast = None
-        if not self._budget.has_tokens and (place := self._chunk_for(sequence, match.length)) is not None:
-            resident, tokens = self._chunks[place]
-            self._chunks[place] = resident, tokens - tokens // 2
-            self._budget.give_back(resident, tokens // 2)
+        needed = sequence.known_tokens - match.length
+        if sequence.group is None and self._budget.lacks(needed):
+            place, most = self._loan(sequence, match.length)
+            if most:
+                resident, tokens = self._chunks[place]
+                self._chunks[place] = resident, tokens - self._budget.lend(resident, tokens, needed, most=most)
+            assert self._budget.has_tokens, "there is no room for its chunk"
         resident = self.shard.place(sequence, match, self._priority(sequence))
         if sequence.group is not None:
             self._new_group = sequence.group
@@ -469,23 +483,6 @@ def _held_anyway(shard: ShardAccount, sequence: Sequence, match: Match, held: He
     if source is None or source.sequence_id not in match.sources:
         return match.live_length
     return max(match.live_length, source.computed - shard.cells.tree.own_cells((source.sequence_id,)))
-
-
-def _left(resident: Resident) -> int:
-    return resident.target - resident.computed
-
-
-def _much_shorter(prefilling: list[Resident]) -> list[Resident]:
-    """Return the prompts that share the step with the first one, since they have at most half as much left as that.
-
-    They are of jobs that go on, or of another key.
-    """
-    if len(prefilling) < 2:
-        return []
-    first = prefilling[0]
-    found = [one for one in prefilling[1:] if one.priority == first.priority and 2 * _left(one) <= _left(first)]
-    key = first.sequence.spec.tenant.name
-    return sorted((one for one in found if one.sequence.goes_on or one.sequence.spec.tenant.name != key), key=_left)
 
 
 @on_behalf(0)

@@ -1,24 +1,21 @@
 """How many shards the load needs to meet the targets of its clients."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.load import DecodeCurve
 from caravan_scheduler.planning.forecast import peak_cells, to_come
+from caravan_scheduler.queueing import BACKLOG_S, last_that_suits, seldom_waits
 from caravan_scheduler.state import SchedulerState
+from caravan_scheduler.text_load import TextLoad
 
 # So many standard deviations of the number of requests fit the sequences and cells of a fleet.
 _DEVIATIONS = 4.0
-# The mean wait for others' prompts is the time that there is for it divided by this: one in a hundred waits longer.
-_TAIL = 4.6
 # A target that an idle shard does not meet is replaced by so many times what it needs.
 _LEAST_SLOWDOWN = 1.5
 # However soon prompts should start, a shard has one for this part of the time.
 _LEAST_RUNNING = 0.2
-# What waits should be done in so many seconds, beside what comes.
-_BACKLOG_S = 30.0
 # Before the time of a step is known, a shard is meant to have this part of its sequences.
 _FIRST_SHARE = 0.75
 # A load may grow faster than one can foresee, while new shards take their time. Twice as many shards as needed are
@@ -26,7 +23,8 @@ _FIRST_SHARE = 0.75
 _RESERVE = 2.0
 _WITHOUT_RESERVE = 12.0
 _EVERY_S = 1.0
-_BISECTIONS = 24
+# What a call with texts wants at least: a part of a shard, which others of several routers share.
+_LEAST_FOR_TEXTS = 1 / 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +83,15 @@ class Need:
         most = self.room.sequences
         if self.mix.cells > 0:
             most = min(most, self.config.target_cell_share * self.room.cells / self.mix.cells)
-        return max(1.0, _largest(most, self._keeps_gaps))
+        return max(1.0, last_that_suits(_LEAST_RUNNING, most, self._keeps_gaps))
 
     def least_shards(self) -> float:
         """Return how many shards the rate needs."""
-        running = _largest(self.most_running(), lambda running: self._has_places(running) and self._starts(running))
-        return self.shards(running)
+        return self.shards(
+            last_that_suits(
+                _LEAST_RUNNING, self.most_running(), lambda running: self._has_places(running) and self._starts(running)
+            )
+        )
 
     def _keeps_gaps(self, running: float) -> bool:
         """Whether the tokens of a request follow each other as fast as they should."""
@@ -106,39 +107,25 @@ class Need:
         return running + spread <= most
 
     def _starts(self, running: float) -> bool:
-        """Whether prompts seldom wait too long for others.
-
-        The mean wait in a queue with several servers, by Sakasegawa (1977), for service times that differ.
-        """
-        mix, shards = self.mix, max(1.0, self.shards(running))
+        """Whether prompts seldom wait too long for others."""
+        mix = self.mix
         if not mix.prompt_s:
             return True
         # What decodes leave of a step that is as long as it may be.
         decode_s = mix.decodes.seconds(running)
         prompt_s = mix.prompt_s / (1 - decode_s / max(self.config.target_itl_s, 2 * decode_s))
-        busy = mix.rate * prompt_s / shards
-        if busy >= 1:
-            return False
         differs = mix.prompt_s_squared / (2 * mix.prompt_s**2)
-        wait_s = differs * prompt_s * math.pow(busy, math.sqrt(2 * (shards + 1)) - 1) / (shards * (1 - busy))
-        return wait_s * _TAIL <= max(self.config.target_ttft_s - prompt_s, prompt_s)
-
-
-def _largest(most: float, suits: Callable[[float], bool]) -> float:
-    """Return the largest number up to ``most`` that ``suits``, as all smaller ones do; at least `_LEAST_RUNNING`."""
-    if suits(most):
-        return most
-    low, high = _LEAST_RUNNING, most
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if suits(middle) else (low, middle)
-    return low
+        return seldom_waits(self.config.target_ttft_s, prompt_s, differs, rate=mix.rate, servers=self.shards(running))
 
 
 class WantedShards:
-    """Says how many shards the load needs; remembers what room a shard has while there is none."""
+    """Says how many shards the load needs; remembers what room a shard has while there is none.
+
+    ``texts``: those of a model that only embeds, whose load is theirs.
+    """
 
     def __init__(self) -> None:
+        self.texts = TextLoad()
         self._room: Room | None = None
         self._number = 0.0
         self._looked_s = -math.inf
@@ -150,28 +137,42 @@ class WantedShards:
         these come and go. Of bulk work it counts only that there is some. Without any request it is 0, unless so many
         came lately that more than one shard is needed. It is computed once a second at most.
         """
-        if now >= self._looked_s + _EVERY_S or (state.sequences and not self._number):
+        if now >= self._looked_s + _EVERY_S or ((state.sequences or self.texts.calls) and not self._number):
             self._looked_s = now
             self._number = self._look(state, now)
         return self._number
 
     def _look(self, state: SchedulerState, now: float) -> float:
+        serving = [shard.capacity for shard in state.shards.values() if not shard.drain.has_begun]
         # A model that only embeds has no cells, and its texts are no sequences.
-        serving = [
-            shard.capacity for shard in state.shards.values() if shard.capacity.cells and not shard.drain.has_begun
-        ]
-        if serving:
+        generating = [one for one in serving if one.cells]
+        if generating:
             self._room = Room(
-                sequences=sum(one.most_running for one in serving) / len(serving),
-                cells=sum(math.inf if one.is_bounded_by_sequence else one.cells for one in serving) / len(serving),
+                sequences=sum(one.most_running for one in generating) / len(generating),
+                cells=sum(math.inf if one.is_bounded_by_sequence else one.cells for one in generating)
+                / len(generating),
             )
+        elif serving:
+            self._room = None
         if self._room is None:
-            return float(bool(state.sequences))
-        needed = _needed(state, now, self._room)
-        wanted = needed + min(needed, _RESERVE) * max(0.0, 1 - needed / _WITHOUT_RESERVE)
+            return self._of_texts(state, now)
+        wanted = _with_reserve(_needed(state, now, self._room))
         if state.sequences:
             return max(wanted, 1 / self._room.sequences)
         return wanted if wanted > 1 else 0.0
+
+    def _of_texts(self, state: SchedulerState, now: float) -> float:
+        """Return the number for a model that only embeds, or of which no shard was seen yet."""
+        if state.sequences:
+            return 1.0
+        wanted = _with_reserve(self.texts.needed(state.config, now))
+        if self.texts.calls:
+            return max(wanted, _LEAST_FOR_TEXTS)
+        return wanted if wanted > 1 else 0.0
+
+
+def _with_reserve(needed: float) -> float:
+    return needed + min(needed, _RESERVE) * max(0.0, 1 - needed / _WITHOUT_RESERVE)
 
 
 def _needed(state: SchedulerState, now: float, room: Room) -> float:
@@ -196,4 +197,4 @@ def _needed(state: SchedulerState, now: float, room: Room) -> float:
     )
     need = Need(room, mix, config)
     most = need.most_running()
-    return max(need.least_shards(), held, running / most) + waiting * need.shard_s(most) / _BACKLOG_S
+    return max(need.least_shards(), held, running / most) + waiting * need.shard_s(most) / BACKLOG_S

@@ -4,7 +4,7 @@
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_proto.messages.media import MediaSpan
@@ -34,7 +34,8 @@ class Claims:
     """A stream gives way to the prompts that could be computed when its own was complete.
 
     They came with it, and only the order of the queue put it first. It claims the target once so many more are
-    complete, or fewer are left than that. One that had streamed before it was seen here claims it at once.
+    complete, or fewer are left than that. One that had streamed before it was seen here claims it at once. Longer
+    prompts that started before it do not count: they are what it did not wait for.
     """
 
     def __init__(self) -> None:
@@ -46,14 +47,18 @@ class Claims:
         """Note that a prompt is complete."""
         self._prompts_done += 1
 
-    def any_of(self, decoding: list[Resident], prompts: int) -> bool:
-        """Whether any of ``decoding`` claims the target, while ``prompts`` have yet to be computed."""
+    def any_of(self, decoding: list[Resident], prompts: int, overtaken: Callable[[Resident], int]) -> bool:
+        """Whether any of ``decoding`` claims the target, while ``prompts`` have yet to be computed.
+
+        ``overtaken``: returns how many of these started before a stream.
+        """
         done, known = self._prompts_done, self._from
         latest = done + prompts
-        self._from = {
-            resident: min(known.get(resident, done if len(resident.sequence.output) > 1 else latest), latest)
-            for resident in decoding
-        }
+        self._from = {}
+        for resident in decoding:
+            if (claimed := known.get(resident)) is None:
+                claimed = done if len(resident.sequence.output) > 1 else latest - overtaken(resident)
+            self._from[resident] = min(claimed, latest)
         return any(claimed <= done for claimed in self._from.values())
 
 

@@ -1,6 +1,7 @@
 """The sequence ids of a shard, and the stays under them."""
 
 import heapq
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -117,6 +118,13 @@ class Stays:
     def adapters(self) -> set[str]:
         """The adapters of the residents."""
         return set(self._adapters)
+
+    def overtaken_by(self, resident: Resident) -> int:
+        """Return how many prompts are incomplete that started before ``resident``, whose own is complete."""
+        if not self._incomplete:
+            return 0
+        before = itertools.takewhile(lambda one: one is not resident, self.residents.values())
+        return sum(one.prefilling and not one.is_beam for one in before)
 
     def can_be_copied(self, sequence_id: int) -> bool:
         """Whether other sequences can start from ``sequence_id``."""

@@ -197,33 +197,47 @@ def streams(count: int, *, tokens: int = 1) -> list[Resident]:
     return made
 
 
+def no_one(resident: Resident) -> int:
+    """Say that ``resident`` overtook no prompt."""
+    return 0
+
+
 def test_a_stream_gives_way_to_as_many_prompts_as_there_were_when_it_began() -> None:
     claims, (stream,) = Claims(), streams(1)
-    assert not claims.any_of([stream], prompts=2)
+    assert not claims.any_of([stream], 2, no_one)
     claims.note_prompt()
-    assert not claims.any_of([stream], prompts=5), "one is complete, and more have come"
+    assert not claims.any_of([stream], 5, no_one), "one is complete, and more have come"
     claims.note_prompt()
-    assert claims.any_of([stream], prompts=5)
+    assert claims.any_of([stream], 5, no_one)
 
 
 def test_a_stream_gives_way_to_no_more_prompts_than_are_left() -> None:
     claims, (stream,) = Claims(), streams(1)
-    assert not claims.any_of([stream], prompts=3)
-    assert claims.any_of([stream], prompts=0)
-    assert claims.any_of([stream], prompts=3), "these came later"
+    assert not claims.any_of([stream], 3, no_one)
+    assert claims.any_of([stream], 0, no_one)
+    assert claims.any_of([stream], 3, no_one), "these came later"
+
+
+def test_a_stream_gives_way_to_no_prompts_that_it_overtook() -> None:
+    claims, (stream,) = Claims(), streams(1)
+    assert claims.any_of([stream], 2, lambda resident: 2)
+    claims, (stream,) = Claims(), streams(1)
+    assert not claims.any_of([stream], 2, lambda resident: 1)
+    claims.note_prompt()
+    assert claims.any_of([stream], 1, no_one), "what it overtook is counted when it is first seen"
 
 
 def test_one_stream_that_claims_the_target_is_enough() -> None:
     claims, (early, late) = Claims(), streams(2)
-    assert claims.any_of([early], prompts=0)
-    assert claims.any_of([early, late], prompts=2)
-    assert not claims.any_of([late], prompts=2)
-    assert not claims.any_of([], prompts=2)
+    assert claims.any_of([early], 0, no_one)
+    assert claims.any_of([early, late], 2, no_one)
+    assert not claims.any_of([late], 2, no_one)
+    assert not claims.any_of([], 2, no_one)
 
 
 def test_a_stream_that_comes_back_claims_the_target_at_once() -> None:
     claims, (stream,) = Claims(), streams(1, tokens=7)
-    assert claims.any_of([stream], prompts=3)
+    assert claims.any_of([stream], 3, no_one)
 
 
 def test_mixed_mode_carries_decodes_along_with_a_long_prompt() -> None:
