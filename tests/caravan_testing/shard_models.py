@@ -24,7 +24,7 @@ from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 from caravan_testing.shard_tiny_mrope import write_tiny_mrope
 from caravan_testing.shard_tiny_window import write_tiny_window
-from caravan_testing.tiny_eagle3 import Eagle3, write_tiny_target
+from caravan_testing.tiny_eagle3 import Eagle3, write_tiny_eagle3_llama
 from caravan_testing.tiny_heads import Heads
 
 ROOT = Path(__file__).parents[2]
@@ -85,10 +85,10 @@ _WRITERS: dict[Path, Callable[[Path], Path]] = {
     HEAD_MODEL: lambda path: write_tiny_glm(path, DEMO_MODEL, _HEADS),
     HYBRID_HEAD_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL, _HEADS),
     HYBRID_MOE_HEAD_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL, _HEADS, has_experts=True),
-    EAGLE3_MODEL: lambda path: write_tiny_target(path, DEMO_MODEL),
+    EAGLE3_MODEL: lambda path: write_tiny_eagle3_llama(path, DEMO_MODEL),
     EAGLE3_HEAD: lambda path: Eagle3().write(path, DEMO_MODEL),
     SMALL_EAGLE3_HEAD: lambda path: Eagle3(
-        vocabulary=[token for token in range(49_152) if token % 20], rms_norms=True
+        vocabulary=[token for token in range(49_152) if token % 20], norms_input=True
     ).write(path, DEMO_MODEL),
 }
 

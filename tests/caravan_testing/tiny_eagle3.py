@@ -24,13 +24,13 @@ _MODEL = Shape(layers=4, context=_CONTEXT, trunk=0.0003)
 @dataclass(frozen=True, slots=True)
 class Eagle3:
     """``state``: the share of what the model's ``layers`` read in what the head computes. ``vocabulary``: its tokens;
-    all those of the model if empty. ``rms_norms``: it has the optional ones. ``changed``: values of its metadata.
+    all those of the model if empty. ``norms_input``: it normalizes what it reads, too.
     """
 
     state: float = 0.01
     layers: Sequence[int] = (0, 2, 3)
     vocabulary: Sequence[int] = ()
-    rms_norms: bool = False
+    norms_input: bool = False
 
     def write(self, path: Path, tokenizer_of: Path) -> Path:
         """Write a GGUF with the tokenizer of another; always the same."""
@@ -46,7 +46,7 @@ class Eagle3:
         writer.add_uint32("eagle3.target_hidden_size", _EMBEDDING)
         # Without, what a draft token has read would stay in the state of the next one.
         writer.add_bool("eagle3.norm_before_residual", True)
-        writer.add_bool("eagle3.norm_before_fc", self.rms_norms)
+        writer.add_bool("eagle3.norm_before_fc", self.norms_input)
         tokens = copy_tokenizer(tokenizer_of, writer)
         for name, tensor in self._tensors(tokens).items():
             writer.add_tensor(name, tensor.astype(np.float32))
@@ -77,13 +77,13 @@ class Eagle3:
             "blk.0.ffn_up.weight": drawn(_FEED_FORWARD, _EMBEDDING),
             "blk.0.ffn_down.weight": drawn(_EMBEDDING, _FEED_FORWARD),
         }
-        if self.rms_norms:
+        if self.norms_input:
             tensors["enc.output_norm.weight"] = np.ones(len(self.layers) * _EMBEDDING)
         if self.vocabulary:
             tensors["output.weight"] = tensors_of(_MODEL, tokens)["output.weight"][list(self.vocabulary)]
         return tensors
 
 
-def write_tiny_target(path: Path, tokenizer_of: Path) -> Path:
+def write_tiny_eagle3_llama(path: Path, tokenizer_of: Path) -> Path:
     """Write the model of the heads that have an output layer: a llama, with the tokenizer of another."""
     return write_tiny_llama(path, _MODEL, tokenizer_of)

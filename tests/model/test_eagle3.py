@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from caravan_shard.backends.base import StartupError
+from caravan_shard.backends.llama.heads import eagle3_file
 from caravan_shard.backends.llama.heads.states import (
     compute_inputs,
     compute_states,
@@ -23,11 +24,13 @@ from caravan_testing.shard_models import (
     EAGLE3_MODEL,
     HEAD_MODEL,
     HYBRID_HEAD_MODEL,
+    HYBRID_MOE_HEAD_MODEL,
     PLAIN_MODEL,
     ModelDriver,
     fetched,
 )
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
+from caravan_testing.shard_tiny_targets import write_tiny_target
 from caravan_testing.tiny_eagle3 import Eagle3
 
 pytestmark = pytest.mark.model
@@ -100,13 +103,13 @@ class Reference:
         llama_cpp.llama_model_free(self._file)
 
 
-@pytest.mark.parametrize("norms", [False, True], ids=["plain", "norms"])
+@pytest.mark.parametrize("norms_input", [False, True])
 def test_drafts_are_those_of_a_head_that_reads_everything(
-    norms: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    norms_input: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the layers read matters as much as the tokens. Drafts are often wrong, and what was read of these goes."""
     model = write_tiny_llama(tmp_path / "model.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL)
-    kind = Eagle3(state=1.0, layers=(3, 0, 2), rms_norms=norms)
+    kind = Eagle3(state=1.0, layers=(3, 0, 2), norms_input=norms_input)
     head = kind.write(tmp_path / "head.gguf", DEMO_MODEL)
     driver = opened(model, head)
     seen: list[tuple[list[int], list[int]]] = []
@@ -132,6 +135,35 @@ def test_drafts_are_those_of_a_head_that_reads_everything(
     driver.engine.close()
 
 
+WRITTEN = ("qwen3", "qwen3moe", "gpt-oss")
+# The recurrent layers of two make rollbacks necessary.
+TARGETS: dict[str, tuple[Path, dict[str, Any]]] = {
+    "llama": (EAGLE3_MODEL, {}),
+    "qwen35": (HYBRID_HEAD_MODEL, {"rollback_tokens": MOST}),
+    "qwen35moe": (HYBRID_MOE_HEAD_MODEL, {"rollback_tokens": MOST, "kv_layout": "unified"}),
+}
+
+
+@pytest.mark.parametrize("architecture", sorted(eagle3_file._ARCHITECTURES))
+def test_all_listed_architectures_have_drafts(architecture: str, tmp_path: Path) -> None:
+    """With one whose graph lacked the layers' inputs, llama.cpp would end this process."""
+    if architecture in WRITTEN:
+        model = write_tiny_target(tmp_path / "model.gguf", architecture, DEMO_MODEL)
+        flags: dict[str, Any] = {"kv_layout": "unified"}
+    else:
+        path, flags = TARGETS[architecture]
+        model = fetched(path)
+    driver = opened(model, fetched(EAGLE3_HEAD), exact=False, **flags)
+    prompts = [driver.tokens(f"prompt {number} for a model that guesses its next word") for number in range(2)]
+    expected = [driver.alone(tokens, 24) for tokens in prompts]
+    for number, tokens in enumerate(prompts):
+        chunk = first_chunk(number, tokens, max_new=24, ignore_eos=True)
+        driver.prefill(with_parameters(chunk, max_draft_tokens=MOST))
+    assert len(driver.decode([0, 1], max_draft_tokens=2 * MOST)) < 15
+    assert [driver.output[0], driver.output[1]] == expected
+    driver.engine.close()
+
+
 def test_a_head_that_is_wrong_changes_no_token(tmp_path: Path) -> None:
     head = Eagle3(state=100.0).write(tmp_path / "wrong.gguf", DEMO_MODEL)
     driver = opened(fetched(EAGLE3_MODEL), head)
@@ -145,7 +177,7 @@ def test_a_head_that_is_wrong_changes_no_token(tmp_path: Path) -> None:
     driver.engine.close()
 
 
-def test_the_first_token_is_drafted_for_a_prompt_of_one_token() -> None:
+def test_a_prompt_of_one_token_has_drafts() -> None:
     driver = opened(fetched(EAGLE3_MODEL), fetched(EAGLE3_HEAD))
     expected = driver.alone([100], 8)
     driver.prefill(with_parameters(first_chunk(0, [100], max_new=8, ignore_eos=True), max_draft_tokens=MOST))

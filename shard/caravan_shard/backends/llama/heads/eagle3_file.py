@@ -4,16 +4,20 @@ Where a file lacks something, or has it in another shape, llama.cpp would end th
 before.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from caravan_models.cached_model import parts_of
 from caravan_models.errors import FetchError
-from caravan_models.gguf_header import ARCHITECTURE, GgufHeader, read_header
+from caravan_models.gguf_header import ARCHITECTURE, GgufHeader, read_architecture, read_header
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.heads.states import can_get_inputs
 from caravan_shard.config import ShardConfig
+
+_Read = TypeVar("_Read")
 
 _EAGLE3 = "eagle3"
 # Architectures of models whose graphs hand out what each layer reads: where one does not, llama.cpp ends the process.
@@ -38,8 +42,7 @@ def eagle3_layers(config: ShardConfig) -> tuple[int, ...]:
     if not config.model_draft:
         return ()
     model, draft = Path(config.model), Path(config.model_draft)
-    head = _read(draft)
-    architecture = head.text(ARCHITECTURE)
+    architecture = _read(read_architecture, draft)
     if architecture != _EAGLE3:
         if config.spec_type == "draft-eagle3":
             raise StartupError(
@@ -48,15 +51,16 @@ def eagle3_layers(config: ShardConfig) -> tuple[int, ...]:
         return ()
     if config.spec_type == "none":
         raise StartupError(f"{draft.name} is an EAGLE-3 head: pass --spec-type draft-eagle3")
-    reason = _why_not(draft, head, _read(parts_of(model)[0]))
+    head = _read(read_header, draft)
+    reason = _why_not(draft, head, _read(read_header, parts_of(model)[0]))
     if reason:
         raise StartupError(f"{draft.name} cannot draft for {model.name}: {reason}")
     return head.lists[_of_head("target_layers")]
 
 
-def _read(path: Path) -> GgufHeader:
+def _read(read: Callable[[Path], _Read], path: Path) -> _Read:
     try:
-        return read_header(path)
+        return read(path)
     except (OSError, FetchError) as error:
         raise StartupError(f"cannot read {path}: {error}") from error
 
