@@ -1,6 +1,5 @@
 """Writes models of architectures for which there are EAGLE-3 heads. Their layers write next to nothing."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +46,7 @@ def write_tiny_target(path: Path, architecture: str, tokenizer_of: Path) -> Path
     return path
 
 
-def _attention(drawn: RandomWeights) -> Mapping[str, Weights]:
+def _attention(drawn: RandomWeights) -> dict[str, Weights]:
     return {
         "attn_norm.weight": np.ones(_EMBEDDING),
         "attn_q.weight": drawn(_HEADS * _HEAD, _EMBEDDING),
@@ -74,7 +73,7 @@ def _of_qwen() -> dict[str, Weights]:
     }
 
 
-def _qwen3(drawn: RandomWeights) -> Mapping[str, Weights]:
+def _qwen3(drawn: RandomWeights) -> dict[str, Weights]:
     return _of_qwen() | {
         "ffn_gate.weight": drawn(_EXPERT, _EMBEDDING),
         "ffn_up.weight": drawn(_EXPERT, _EMBEDDING),
@@ -82,11 +81,11 @@ def _qwen3(drawn: RandomWeights) -> Mapping[str, Weights]:
     }
 
 
-def _qwen3moe(drawn: RandomWeights) -> Mapping[str, Weights]:
+def _qwen3moe(drawn: RandomWeights) -> dict[str, Weights]:
     return _of_qwen() | _experts(drawn)
 
 
-def _gpt_oss(drawn: RandomWeights) -> Mapping[str, Weights]:
+def _gpt_oss(drawn: RandomWeights) -> dict[str, Weights]:
     return _experts(drawn) | {
         "post_attention_norm.weight": np.ones(_EMBEDDING),
         "attn_sinks.weight": drawn(_HEADS),
