@@ -1,4 +1,4 @@
-"""Reads the beginning of a GGUF file: its metadata without the long lists, and what tensors it has.
+"""Reads the beginning of a GGUF file: its metadata without the long lists, and which tensors it has.
 
 The format is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file may come from anywhere, so every
 length is checked before it is believed.
@@ -7,7 +7,7 @@ length is checked before it is believed.
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,27 +15,52 @@ from caravan_models.errors import FetchError, FetchProblem
 
 ARCHITECTURE = "general.architecture"
 # The tensor that every such head has.
-_OF_HEAD = b".nextn.eh_proj.weight"
+_OF_HEAD = ".nextn.eh_proj.weight"
+_ALIGNMENT = "general.alignment"
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_INTEGERS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
 _STRING, _ARRAY = 8, 9
+# Longer lists are left out.
+_SHORT = 64
+_USUAL_ALIGNMENT = 32
 _MOST_KEYS, _MOST_TENSORS, _MOST_DIMENSIONS, _MOST_NAME = 1 << 16, 1 << 20, 8, 1 << 16
 
 Value = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
-class GgufHeader:
-    """Metadata by key, without lists; and the number of weights in the file.
+class GgufTensor:
+    """``lengths``: of its dimensions, the one whose numbers follow each other first. ``kind``: its ``enum ggml_type``.
 
-    ``has_head``: some are of a layer that predicts tokens after the next one (multi-token prediction).
+    ``start``: the byte of the file at which it begins.
     """
 
+    lengths: tuple[int, ...]
+    kind: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufHeader:
+    """Metadata by key, without lists; the short lists of whole numbers; how long each list is; and tensors by name."""
+
     metadata: Mapping[str, Value]
-    parameter_count: int
-    has_head: bool
+    lists: Mapping[str, tuple[int, ...]]
+    list_lengths: Mapping[str, int]
+    tensors: Mapping[str, GgufTensor]
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of weights in the file."""
+        return sum(math.prod(tensor.lengths) for tensor in self.tensors.values())
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a layer predicts tokens after the next one (multi-token prediction)."""
+        return any(name.endswith(_OF_HEAD) for name in self.tensors)
 
     def text(self, key: str) -> str:
         """Return a text of the metadata, empty if there is none."""
@@ -88,39 +113,50 @@ class _Reader:
         tensors = self._count(_MOST_TENSORS, "tensors")
         keys = self._count(_MOST_KEYS, "keys")
         metadata: dict[str, Value] = {}
+        lists: dict[str, tuple[int, ...]] = {}
+        lengths: dict[str, int] = {}
+        found: dict[str, GgufTensor] = {}
+        header = GgufHeader(metadata=metadata, lists=lists, list_lengths=lengths, tensors=found)
         for _ in range(keys):
             key, kind = self._string(), self._number("<I")
-            value = self._value(kind)
-            if value is not None:
-                metadata[key] = value
+            if kind == _ARRAY:
+                lengths[key], numbers = self._array()
+                if numbers is not None:
+                    lists[key] = numbers
+            else:
+                metadata[key] = self._value(kind)
             if key == last:
-                return GgufHeader(metadata, 0, has_head=False)
-        found = [self._tensor() for _ in range(tensors)]
-        has_head = any(name.endswith(_OF_HEAD) for name, _ in found)
-        return GgufHeader(metadata, sum(weights for _, weights in found), has_head)
+                return header
+        for _ in range(tensors):
+            name, tensor = self._tensor()
+            found[name] = tensor
+        alignment = header.number(_ALIGNMENT) or _USUAL_ALIGNMENT
+        data = -(-self._file.tell() // alignment) * alignment
+        for name, tensor in found.items():
+            found[name] = replace(tensor, start=data + tensor.start)
+        return header
 
-    def _tensor(self) -> tuple[bytes, int]:
-        """Return the name of a tensor and the number of its weights."""
-        name = self._read(self._count(_MOST_NAME, "bytes of a name"))
+    def _tensor(self) -> tuple[str, GgufTensor]:
+        """Return the name of a tensor, and the tensor, whose start is counted from where the first one begins."""
+        name = self._read(self._count(_MOST_NAME, "bytes of a name")).decode(errors="replace")
         dimensions = self._number("<I")
         if dimensions > _MOST_DIMENSIONS:
             raise ValueError(f"a tensor has {dimensions} dimensions")
-        lengths = [self._number("<Q") for _ in range(dimensions)]
-        self._skip(struct.calcsize("<IQ"))
-        return name, math.prod(lengths)
+        lengths = tuple(self._number("<Q") for _ in range(dimensions))
+        return name, GgufTensor(lengths, self._number("<I"), self._number("<Q"))
 
-    def _value(self, kind: int) -> Value | None:
+    def _value(self, kind: int) -> Value:
         if kind == _STRING:
             return self._string()
-        if kind == _ARRAY:
-            self._skip_array()
-            return None
         if kind not in _FORMATS:
             raise ValueError(f"a value has the type {kind}")
         return self._unpacked(_FORMATS[kind])
 
-    def _skip_array(self) -> None:
+    def _array(self) -> tuple[int, tuple[int, ...] | None]:
+        """Return the length of a list, and the list if it is short and of whole numbers."""
         kind, count = self._number("<I"), self._count(self._size, "entries")
+        if kind in _INTEGERS and count <= _SHORT:
+            return count, tuple(self._number(_FORMATS[kind]) for _ in range(count))
         if kind == _STRING:
             for _ in range(count):
                 self._skip(self._count(self._size, "bytes of a text"))
@@ -128,6 +164,7 @@ class _Reader:
             self._skip(count * struct.calcsize(_FORMATS[kind]))
         else:
             raise ValueError(f"a list has the type {kind}")
+        return count, None
 
     def _string(self) -> str:
         return self._read(self._count(self._size, "bytes of a text")).decode(errors="replace")

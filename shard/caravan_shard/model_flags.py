@@ -67,9 +67,10 @@ class ModelFlags:
     )
     spec_type: str = flag(
         "none",
-        "draft-mtp: draft with the model's own head for the tokens after the next one (MTP), where that saves time; "
-        "auto: if the file has such a head that can be used, and without --model-draft",
-        choices=("none", "auto", "draft-mtp"),
+        "what drafts where that saves time; draft-mtp: the model's own head for the tokens after the next one (MTP); "
+        "draft-eagle3: --model-draft, which is an EAGLE-3 head of the model; auto: --model-draft, or a head in the "
+        "model's file that can be used",
+        choices=("none", "auto", "draft-mtp", "draft-eagle3"),
     )
     ctx_size: int | None = flag(
         None,

@@ -24,6 +24,7 @@ from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 from caravan_testing.shard_tiny_mrope import write_tiny_mrope
 from caravan_testing.shard_tiny_window import write_tiny_window
+from caravan_testing.tiny_eagle3 import Eagle3, write_tiny_eagle3_llama
 from caravan_testing.tiny_heads import Heads
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,10 @@ RECURRENT_MODEL = ROOT / ".cache/models/tiny-mamba.gguf"
 HEAD_MODEL = ROOT / ".cache/models/tiny-glm4moe.gguf"
 HYBRID_HEAD_MODEL = ROOT / ".cache/models/tiny-qwen35-mtp.gguf"
 HYBRID_MOE_HEAD_MODEL = ROOT / ".cache/models/tiny-qwen35moe-mtp.gguf"
+# Heads of the first one, of which the second lacks one token in 20. The first may draft for the models with heads, too.
+EAGLE3_MODEL = ROOT / ".cache/models/tiny-eagle3-llama.gguf"
+EAGLE3_HEAD = ROOT / ".cache/models/tiny-eagle3.gguf"
+SMALL_EAGLE3_HEAD = ROOT / ".cache/models/tiny-eagle3-small.gguf"
 # Batch shapes and places in the cache change the rounding. Logits of two tokens that are closer than this count as
 # equal. Seen: below 0.1 on the demo model; 1.9 on the other, where a prompt's last token was computed alone instead of
 # with the rest.
@@ -64,6 +69,7 @@ TIE_LOGITS = {
     POSITIONS_MODEL: 0.01,
     CONVOLUTION_MODEL: 0.01,
     HEAD_MODEL: 0.01,
+    EAGLE3_MODEL: 0.01,
 }
 _HEADS = Heads(trunk=0.0003, state=0.001)
 _WRITERS: dict[Path, Callable[[Path], Path]] = {
@@ -79,6 +85,11 @@ _WRITERS: dict[Path, Callable[[Path], Path]] = {
     HEAD_MODEL: lambda path: write_tiny_glm(path, DEMO_MODEL, _HEADS),
     HYBRID_HEAD_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL, _HEADS),
     HYBRID_MOE_HEAD_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL, _HEADS, has_experts=True),
+    EAGLE3_MODEL: lambda path: write_tiny_eagle3_llama(path, DEMO_MODEL),
+    EAGLE3_HEAD: lambda path: Eagle3().write(path, DEMO_MODEL),
+    SMALL_EAGLE3_HEAD: lambda path: Eagle3(
+        vocabulary=[token for token in range(49_152) if token % 20], norms_input=True
+    ).write(path, DEMO_MODEL),
 }
 
 

@@ -26,13 +26,17 @@ CONTEXT, EPSILON = 512, 1e-5
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of dimensions, layers, heads, dimensions inside of a layer, and tokens that it was made for."""
+    """Numbers of dimensions, layers, heads, dimensions inside of a layer, and tokens that it was made for.
+
+    ``trunk``: how much the layers write, 1 for as much as usual.
+    """
 
     embedding: int = 64
     layers: int = 2
     heads: int = 4
     inner: int = 128
     context: int = CONTEXT
+    trunk: float = 1.0
 
 
 _TINY = Shape()
@@ -79,7 +83,7 @@ def write_tiny_llama(
         writer.add_token_list(TOKENS)
         writer.add_token_scores([0.0] * tokens)
         writer.add_token_types(TYPES)
-    tensors = _tensors(shape, tokens)
+    tensors = tensors_of(shape, tokens)
     for token, value in (broken or {}).items():
         tensors["token_embd.weight"][token] = value
     for name, tensor in tensors.items():
@@ -98,7 +102,7 @@ def _interleaved(tensor: NDArray[np.float32], heads: int) -> NDArray[np.float32]
     return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(tensor.shape))
 
 
-def _tensors(shape: Shape, tokens: int) -> dict[str, NDArray[np.float32]]:
+def tensors_of(shape: Shape, tokens: int) -> dict[str, NDArray[np.float32]]:
     """Return the weights by their names in GGUF, as transformers has them."""
     embedding, inner = shape.embedding, shape.inner
     random = np.random.default_rng(7)
@@ -118,11 +122,11 @@ def _tensors(shape: Shape, tokens: int) -> dict[str, NDArray[np.float32]]:
             "attn_q.weight": weights(embedding, embedding),
             "attn_k.weight": weights(embedding, embedding),
             "attn_v.weight": weights(embedding, embedding, scale=2.0),
-            "attn_output.weight": weights(embedding, embedding, scale=2.0),
+            "attn_output.weight": weights(embedding, embedding, scale=2.0 * shape.trunk),
             "ffn_norm.weight": np.ones(embedding, np.float32),
             "ffn_gate.weight": weights(inner, embedding),
             "ffn_up.weight": weights(inner, embedding),
-            "ffn_down.weight": weights(embedding, inner),
+            "ffn_down.weight": weights(embedding, inner, scale=shape.trunk),
         }
         tensors |= {f"blk.{layer}.{name}": tensor for name, tensor in block.items()}
     return tensors
@@ -159,7 +163,7 @@ def _model() -> Any:
     )
     model = transformers.LlamaForCausalLM(config).eval()
     state = {}
-    for name, tensor in _tensors(_TINY, len(TOKENS)).items():
+    for name, tensor in tensors_of(_TINY, len(TOKENS)).items():
         parts = name.removesuffix(".weight").split(".")
         layer = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
         state[f"{layer}{_NAMES[parts[-1]]}.weight"] = torch.from_numpy(tensor)

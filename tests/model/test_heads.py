@@ -32,10 +32,13 @@ from caravan_testing.shard_builders import (
 )
 from caravan_testing.shard_models import (
     DEMO_MODEL,
+    EAGLE3_HEAD,
+    EAGLE3_MODEL,
     HEAD_MODEL,
     HYBRID_HEAD_MODEL,
     HYBRID_MOE_HEAD_MODEL,
     PLAIN_MODEL,
+    SMALL_EAGLE3_HEAD,
     ModelDriver,
     fetched,
 )
@@ -58,11 +61,26 @@ KINDS: dict[str, tuple[Path, dict[str, Any]]] = {
     "hybrid": (HYBRID_HEAD_MODEL, {"exact": True}),
     "hybrid unified": (HYBRID_HEAD_MODEL, {"kv_layout": "unified"}),
     "hybrid experts": (HYBRID_MOE_HEAD_MODEL, {"kv_layout": "unified"}),
+    "eagle3": (EAGLE3_MODEL, {"exact": True, "model_draft": EAGLE3_HEAD}),
+    "eagle3 unified": (EAGLE3_MODEL, {"kv_layout": "unified", "model_draft": SMALL_EAGLE3_HEAD}),
+    "eagle3 hybrid": (HYBRID_HEAD_MODEL, {"exact": True, "model_draft": EAGLE3_HEAD}),
+}
+# A model with a head in its file, and one whose head is another file.
+BOTH: dict[str, tuple[Path, dict[str, Any]]] = {
+    "mtp": (HEAD_MODEL, {}),
+    "eagle3": (EAGLE3_MODEL, {"model_draft": EAGLE3_HEAD}),
 }
 
 
+def of_head(model_draft: Path | None = None, **flags: Any) -> dict[str, Any]:
+    """Return the flags of a shard that drafts with the model's own head, or the one in the file ``model_draft``."""
+    if model_draft is None:
+        return {"spec_type": "draft-mtp", **flags}
+    return {"spec_type": "draft-eagle3", "model_draft": str(fetched(model_draft)), **flags}
+
+
 def opened(model: Path, **flags: Any) -> ModelDriver:
-    return ModelDriver(model, **{"ctx_size": 1024, "rollback_tokens": MOST, "spec_type": "draft-mtp", **flags})
+    return ModelDriver(model, **{"ctx_size": 1024, "rollback_tokens": MOST, **of_head(**flags)})
 
 
 @pytest.fixture(params=KINDS.values(), ids=list(KINDS))
@@ -240,8 +258,9 @@ def test_copies_go_on_with_drafts(driver: ModelDriver) -> None:
         assert outputs[key] == driver.alone([*held, first], NEW)
 
 
-def test_a_rewound_sequence_goes_on_with_drafts() -> None:
-    driver = opened(fetched(HEAD_MODEL), exact=True)
+@pytest.mark.parametrize(("model", "flags"), BOTH.values(), ids=list(BOTH))
+def test_a_rewound_sequence_goes_on_with_drafts(model: Path, flags: dict[str, Any]) -> None:
+    driver = opened(fetched(model), exact=True, **flags)
     tokens = prompt(driver)
     begin(driver, 0, tokens)
     driver.decode([0], max_draft_tokens=MOST)
@@ -254,8 +273,9 @@ def test_a_rewound_sequence_goes_on_with_drafts() -> None:
     driver.engine.close()
 
 
-def test_in_another_layout_sequences_go_on_with_drafts() -> None:
-    driver = opened(fetched(HEAD_MODEL))
+@pytest.mark.parametrize(("model", "flags"), BOTH.values(), ids=list(BOTH))
+def test_in_another_layout_sequences_go_on_with_drafts(model: Path, flags: dict[str, Any]) -> None:
+    driver = opened(fetched(model), **flags)
     prompts = [prompt(driver, number) for number in range(3)]
     expected = [driver.alone(one, NEW) for one in prompts]
     for number, tokens in enumerate(prompts):
@@ -270,14 +290,15 @@ def test_in_another_layout_sequences_go_on_with_drafts() -> None:
     driver.engine.close()
 
 
-def test_behind_embeddings_the_head_goes_on_with_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("head", [None, EAGLE3_HEAD], ids=list(BOTH))
+def test_behind_embeddings_the_head_goes_on_with_tokens(head: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a library's model, whose drafts need not pay here."""
     monkeypatch.setattr(engine, "Drafting", partial(Drafting, always=True))
     model = fetched(HYBRID_HEAD_MODEL)
     rows = embeddings_of(model).astype(np.float32)[100:140]
     params = sampled(temperature=0, max_tokens=NEW, ignore_eos=True)
     outputs = []
-    kinds: list[dict[str, Any]] = [{}, {"spec_type": "draft-mtp", "speculate": MOST}]
+    kinds: list[dict[str, Any]] = [{}, of_head(head, speculate=MOST)]
     for options in kinds:
         with LLM(str(model), enable_prompt_embeds=True, parallel=2, ctx_size=1024, threads=1, **options) as llm:
             outputs.append(
@@ -301,5 +322,12 @@ def test_the_head_of_a_model_that_cannot_be_cut_back_is_not_used() -> None:
     driver.engine.close()
 
 
-def test_the_facts_name_the_head(driver: ModelDriver) -> None:
-    assert driver.backend.facts.draft_model == f"{driver.model.name} (MTP)"
+@pytest.mark.parametrize(
+    ("model", "flags", "name"),
+    [(HEAD_MODEL, {}, "tiny-glm4moe.gguf (MTP)"), (*BOTH["eagle3"], "tiny-eagle3.gguf (EAGLE-3)")],
+    ids=list(BOTH),
+)
+def test_the_facts_name_the_head(model: Path, flags: dict[str, Any], name: str) -> None:
+    driver = opened(fetched(model), **flags)
+    assert driver.backend.facts.draft_model == name
+    driver.engine.close()

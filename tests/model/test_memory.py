@@ -22,7 +22,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, FreeMemory
 from caravan_shard.model_flags import USUAL_CELLS
 from caravan_shard.service.memory_report import memory_report
-from caravan_testing.shard_models import DEMO_MODEL, HEAD_MODEL, fetched
+from caravan_testing.shard_models import DEMO_MODEL, EAGLE3_HEAD, EAGLE3_MODEL, HEAD_MODEL, fetched
 from caravan_testing.shard_tiny_bert import TinyBert
 from caravan_testing.shard_tiny_llama import CONTEXT, Shape, write_tiny_llama
 
@@ -106,6 +106,22 @@ def test_the_estimate_is_of_a_head_too() -> None:
     assert both["draft_states"] == 4 * 64 * (512 + 64 + 2 * 64)
     assert both["draft_logits"] == 4 * 49_152
     assert both["mapped_weights"] > alone["mapped_weights"]
+
+
+def test_the_estimate_is_of_an_eagle3_head_too() -> None:
+    flags = {"ctx_size": 512, "parallel": 1, "batch_size": 64}
+    alone = parts(fetched(EAGLE3_MODEL), **flags)
+    head = fetched(EAGLE3_HEAD)
+    both = parts(fetched(EAGLE3_MODEL), **flags, spec_type="auto", model_draft=str(head))
+    # One layer beside four.
+    assert both["draft_cells"] == alone["cells"] // 4
+    # Three layers of 64 floats for each of 512 cells and of 64 tokens of a draft, and of a batch, whose states follow.
+    assert both["draft_states"] == 4 * 64 * (3 * (512 + 64 + 64) + 64)
+    # llama.cpp makes room for those of all tokens.
+    assert both["draft_logits"] == 4 * 49_152 * 64
+    weights = 10 * 64 * 64 + 4 * 64 + 3 * 64 * 128
+    assert both["draft_mapped_weights"] == 4 * weights
+    assert {name: size for name, size in both.items() if not name.startswith("draft_")} == alone
 
 
 def test_the_estimate_is_of_a_draft_model_too(tiny: Path) -> None:

@@ -59,10 +59,12 @@ class ModelDrafter:
         self._failures = 0
         self.costs = StepCosts()
         self.seconds = 0.0
+        # Some heads do not read the first token of a sequence.
+        tokens = [0] * (1 + model.readable(0).start)
         for count in (1, _FIRST_STEPS):
             # The first step of all takes longer.
             self.costs = StepCosts()
-            self.propose([DraftInput(0, [0], SamplingParams(temperature=0.0), ())], count)
+            self.propose([DraftInput(0, tokens, SamplingParams(temperature=0.0), ())], count)
             self.keep(0, 0)
 
     @property

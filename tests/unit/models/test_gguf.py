@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,14 +34,35 @@ def test_every_type_of_value_is_read(tmp_path: Path) -> None:
     writer.add_string("text", "Zoë")
     writer.add_array("texts", ["a", "bb"])
     writer.add_array("numbers", [1, 2, 3])
+    writer.add_array("many", list(range(65)))
     writer.add_uint32("last", 7)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    metadata = read_header(path).metadata
-    assert metadata == {
+    header = read_header(path)
+    assert (header.lists, header.list_lengths) == ({"numbers": (1, 2, 3)}, {"texts": 2, "numbers": 3, "many": 65})
+    assert header.metadata == {
         "general.architecture": "llama", "u8": 255, "i64": -(2**63), "f64": 0.5, "flag": True, "text": "Zoë", "last": 7,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("alignment", [32, 64])
+def test_tensors_are_where_the_header_says(alignment: int, tmp_path: Path) -> None:
+    path = tmp_path / "tensors.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_custom_alignment(alignment)
+    writer.add_tensor("some", np.ones((2, 3), np.float32))
+    writer.add_tensor("others", np.arange(5, dtype=np.int64))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = read_header(path)
+    assert {name: tensor.lengths for name, tensor in header.tensors.items()} == {"some": (3, 2), "others": (5,)}
+    assert header.parameter_count == 11
+    others = header.tensors["others"]
+    assert others.kind == gguf.GGMLQuantizationType.I64
+    assert np.fromfile(path, "<i8", 5, offset=others.start).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_the_names_of_file_types_are_those_of_llama_cpp() -> None:

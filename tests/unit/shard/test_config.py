@@ -208,10 +208,12 @@ def test_sequences_may_be_as_long_as_the_scale_allows(flags: dict[str, Any], lon
     assert config(**flags).longest_context(8192) == longest
 
 
-def test_a_head_and_a_draft_model_exclude_each_other() -> None:
+def test_some_heads_are_files_of_their_own() -> None:
     with pytest.raises(ValueError, match="drop --model-draft"):
         config(model_draft="d.gguf", spec_type="draft-mtp")
     assert config(model_draft="d.gguf", spec_type="auto").of_draft_model(1024, None).spec_type == "none"
+    with pytest.raises(ValueError, match="spec-type draft-eagle3 needs the file of the head: pass --model-draft"):
+        config(spec_type="draft-eagle3")
 
 
 def test_a_draft_model_has_its_own_places_and_the_same_positions() -> None:

@@ -13,6 +13,10 @@ SIZE = 4
 HUGE = 1 << 22
 
 
+def kept_states(sequences: int, *, longest: int = 256, reads_first: bool = True) -> KeptStates:
+    return KeptStates(sequences, SIZE, longest, reads_first=reads_first)
+
+
 def batch(*parts: tuple[int, range], media: Any = ()) -> TokenBatch:
     """Return the rows of sequences at positions."""
     positions = np.concatenate([np.array(rows, np.int32) for _, rows in parts])
@@ -37,7 +41,7 @@ def read(kept: KeptStates, key: int, positions: range) -> list[float]:
 
 
 def test_each_token_is_read_with_the_state_before_it() -> None:
-    kept = KeptStates(2, SIZE, 256)
+    kept = kept_states(2)
     note(kept, (0, range(3)), (1, range(2)))
     note(kept, (0, range(3, 4)), (1, range(2, 5)))
     assert kept.readable(0) == range(5)
@@ -47,7 +51,7 @@ def test_each_token_is_read_with_the_state_before_it() -> None:
 
 
 def test_what_was_not_seen_cannot_be_read() -> None:
-    kept = KeptStates(2, SIZE, 256)
+    kept = kept_states(2)
     assert kept.readable(0) == range(1)
     note(kept, (0, range(7, 9)))
     assert kept.readable(0) == range(8, 10)
@@ -55,7 +59,7 @@ def test_what_was_not_seen_cannot_be_read() -> None:
 
 
 def test_what_is_computed_anew_replaces_what_came_later() -> None:
-    kept = KeptStates(2, SIZE, 256)
+    kept = kept_states(2)
     note(kept, (0, range(9)))
     note(kept, (0, range(4, 6)))
     assert kept.readable(0) == range(7)
@@ -68,7 +72,7 @@ def test_what_is_computed_anew_replaces_what_came_later() -> None:
 
 
 def test_the_last_ones_are_kept() -> None:
-    kept = KeptStates(2, SIZE, 10)
+    kept = kept_states(2, longest=10)
     note(kept, (0, range(30)), (1, range(3)))
     assert kept.readable(0) == range(21, 31)
     assert read(kept, 0, range(21, 31)) == [float(number) for number in range(21, 31)]
@@ -78,7 +82,7 @@ def test_the_last_ones_are_kept() -> None:
 
 
 def test_states_of_drafts_replace_none_that_are_kept() -> None:
-    kept = KeptStates(1, SIZE, 10)
+    kept = kept_states(1, longest=10)
     note(kept, (0, range(30)))
     drafted = batch((0, range(30, 38)))
     kept.put(drafted.sequence_ids, drafted.positions, states_of(drafted))
@@ -86,8 +90,28 @@ def test_states_of_drafts_replace_none_that_are_kept() -> None:
     assert kept.readable(0) == range(21, 31)
 
 
+def test_a_head_may_not_read_the_first_token() -> None:
+    kept = kept_states(1, reads_first=False)
+    assert kept.readable(0) == range(1, 1)
+    note(kept, (0, range(3)))
+    assert kept.readable(0) == range(1, 4)
+    kept.cut(0, 2)
+    note(kept, (0, range(5, 6)))
+    assert kept.readable(0) == range(6, 7)
+
+
+def test_states_of_drafts_are_told_apart_and_may_be_shorter() -> None:
+    kept = kept_states(1)
+    note(kept, (0, range(3)))
+    drafted = batch((0, range(3, 5)))
+    kept.put(drafted.sequence_ids, drafted.positions, states_of(drafted)[:, : SIZE - 1])
+    after = batch((0, range(2, 6)))
+    assert kept.are_computed(after.sequence_ids, after.positions).tolist() == [True, True, False, False]
+    assert kept.before(after.sequence_ids, after.positions)[2].tolist() == [4.0] * (SIZE - 1) + [0.0]
+
+
 def test_copies_begin_alike() -> None:
-    kept = KeptStates(2, SIZE, 256)
+    kept = kept_states(2)
     note(kept, (0, range(9)))
     kept.copy(0, 1, 5)
     note(kept, (1, range(5, 6)))
@@ -96,7 +120,7 @@ def test_copies_begin_alike() -> None:
 
 
 def test_reading_begins_behind_media() -> None:
-    kept = KeptStates(1, SIZE, 256)
+    kept = kept_states(1)
     note(kept, (0, range(4)))
     note(kept, (0, range(4, 9)), media=("a picture",))
     assert kept.readable(0) == range(9, 10)
@@ -107,4 +131,4 @@ def test_reading_begins_behind_media() -> None:
 
 @pytest.mark.parametrize(("size", "kept"), [(64, 256), (4096, 256), (1 << 16, 128), (HUGE, 64)])
 def test_room_is_limited(size: int, kept: int) -> None:
-    assert state_bytes(2, size, 256, 32) == 4 * size * (2 * (kept + 64) + 2 * 32)
+    assert state_bytes(2, size, 256) == 4 * size * 2 * (kept + 64)

@@ -29,7 +29,9 @@ from caravan_shard.backends.given_embeddings import EmbeddingsEncoder
 from caravan_shard.backends.llama.devices.devices import drafting_devices, find_devices
 from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.forward import LlamaForward
+from caravan_shard.backends.llama.heads.eagle3 import Eagle3Head
 from caravan_shard.backends.llama.heads.head import LlamaHead
+from caravan_shard.backends.llama.heads.mtp import MtpHead
 from caravan_shard.backends.llama.kernels.joint_draw import draw_threads, find_joint_draw
 from caravan_shard.backends.llama.kernels.joint_logprobs import find_joint_logprobs
 from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
@@ -41,6 +43,7 @@ from caravan_shard.backends.llama.memory.memory import clear_free_cells
 from caravan_shard.backends.llama.memory.recurrent import RecurrentMemory, RollbackMemory, what_restoring_changes
 from caravan_shard.backends.llama.model.adapters import LlamaAdapters
 from caravan_shard.backends.llama.model.loading import LoadedModel, open_model
+from caravan_shard.backends.llama.model.vocabulary import LlamaVocabulary
 from caravan_shard.backends.llama.numerics import CellNames, NumericsProbe, digest, known_equality, library_files
 from caravan_shard.backends.llama.sampling.candidates import PATIENCE, DeviceCandidates, chooses_candidates
 from caravan_shard.backends.llama.sampling.filter import LlamaFilter
@@ -135,7 +138,7 @@ class LlamaCppBackend:
             joint_embed=self._embedder.joint if self._embedder is not None else JointEmbed(texts=1, tokens=0),
             ranks=self._embedder is not None and self._embedder.ranks,
         )
-        self._head = self.draft_model = self._open_head(loaded)
+        self._head = self.draft_model = self._open_head(loaded, config)
         self._use(opened)
         if config.rollback_tokens and self.capacity.current.whole_only and not self.capacity.max_draft_tokens:
             _log.warning(
@@ -157,18 +160,37 @@ class LlamaCppBackend:
             self.find_candidates()
         if self._head is not None:
             self._head.forget_model()
-        if config.model_draft:
+        if config.model_draft and not loaded.eagle3_layers:
             self._load_draft_model(config)
 
-    def _open_head(self, loaded: LoadedModel) -> LlamaHead | None:
-        """Return the head that drafts, if the model has one and its drafts could be verified. Raises StartupError."""
-        if not loaded.has_head:
+    def _open_head(self, loaded: LoadedModel, config: ShardConfig) -> LlamaHead | None:
+        """Return the head that drafts, if there is one and its drafts could be verified. Raises StartupError."""
+        if not (loaded.has_head or loaded.eagle3_layers):
             return None
         if not self.capacity.max_draft_tokens:
-            _log.warning("the model's own head is not used: its memory cannot be cut back; see --rollback-tokens")
+            _log.warning("the head is not used: the memory of the model cannot be cut back; see --rollback-tokens")
             return None
-        self.facts = replace(self.facts, draft_model=f"{self.facts.name} (MTP)")
-        return LlamaHead(loaded.pointer, self._contexts, self.facts, self.capacity)
+        if loaded.has_head:
+            self.facts = replace(self.facts, draft_model=f"{self.facts.name} (MTP)")
+            return MtpHead(loaded.pointer, self._contexts, self.facts, self.capacity)
+        config = config.of_draft_model(self.capacity.current.cells, drafting_devices(config, find_devices()))
+        try:
+            draft = open_model(config, is_eagle3=True)
+        except StartupError as error:
+            raise StartupError(f"the draft model: {error}") from error
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(draft.close)
+            self._check_vocabulary(draft.facts.name, draft.vocabulary)
+            contexts = Contexts(draft.pointer, config, draft.facts.trained_context)
+            on_failure.pop_all()
+        self.facts = replace(self.facts, draft_model=f"{draft.facts.name} (EAGLE-3)")
+        return Eagle3Head(draft, loaded, contexts, self.capacity)
+
+    def _check_vocabulary(self, name: str, vocabulary: LlamaVocabulary) -> None:
+        """Raise StartupError if the draft model ``name`` has other tokens."""
+        difference = self.vocabulary.difference(vocabulary)
+        if difference is not None:
+            raise StartupError(f"{name} cannot draft for {self.facts.name}, as it has another vocabulary: {difference}")
 
     def _load_draft_model(self, config: ShardConfig) -> None:
         """Load the draft model, unless no draft could be verified. Raises StartupError."""
@@ -182,9 +204,7 @@ class LlamaCppBackend:
             raise StartupError(f"the draft model: {error}") from error
         self.draft_model = draft_model
         name = draft_model.facts.name
-        difference = self.vocabulary.difference(draft_model.vocabulary)
-        if difference is not None:
-            raise StartupError(f"{name} cannot draft for {self.facts.name}, as it has another vocabulary: {difference}")
+        self._check_vocabulary(name, draft_model.vocabulary)
         if not draft_model.capacity.max_draft_tokens:
             raise StartupError(f"{name} cannot draft: its memory cannot be cut back to accepted tokens")
         self.facts = replace(self.facts, draft_model=name)

@@ -21,8 +21,10 @@ from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices.cells import CELL_BYTES, tables_fit
 from caravan_shard.backends.llama.devices.devices import Device, drafting_devices
 from caravan_shard.backends.llama.embeddings.plan import plan_embedding
+from caravan_shard.backends.llama.heads.eagle3 import eagle3_parameters, state_size
+from caravan_shard.backends.llama.heads.eagle3_file import eagle3_layers
 from caravan_shard.backends.llama.heads.found import wants_head
-from caravan_shard.backends.llama.heads.head import head_parameters
+from caravan_shard.backends.llama.heads.mtp import mtp_parameters
 from caravan_shard.backends.llama.heads.states import state_bytes
 from caravan_shard.backends.llama.media.projector_file import find_projector
 from caravan_shard.backends.llama.memory.context import Contexts
@@ -167,31 +169,64 @@ def measure(config: ShardConfig, devices: Sequence[Device]) -> Measured:
         if config.embeddings and need is not None:
             need += _without_weights(_embedding_need(model, config, generates=True))
         if wants_head(config) and need is not None:
-            need += _head_need(model, contexts, config)
+            need += _mtp_need(model, contexts, config)
+        layers = eagle3_layers(config)
+        if layers and need is not None:
+            need += _eagle3_need(model, contexts, layers, config, devices)
     if need is not None:
         need += _adapters(config, need)
         need += _projector(config, need)
-    if config.model_draft and need is not None:
+    if config.model_draft and not layers and need is not None:
         try:
             draft = measure(config.of_draft_model(cells, drafting_devices(config, devices)), devices).need
         except StartupError as error:
             raise StartupError(f"the draft model: {error}") from error
-        parts = [part for part in draft.parts if part.what != "program"] if draft is not None else []
-        need += MemoryNeed(tuple(Part(part.place, f"draft_{part.what}", part.size) for part in parts))
+        need += _of_draft([part for part in draft.parts if part.what != "program"] if draft is not None else [])
     return Measured(shape=shape, need=need, cells=cells)
 
 
-def _head_need(model: Any, contexts: Contexts, config: ShardConfig) -> MemoryNeed:
+def _of_draft(parts: Sequence[Part]) -> MemoryNeed:
+    return MemoryNeed(tuple(Part(part.place, f"draft_{part.what}", part.size) for part in parts))
+
+
+def _mtp_need(model: Any, contexts: Contexts, config: ShardConfig) -> MemoryNeed:
     """Return what the model's own head takes beside its weights, which are among those of the model."""
-    parameters = head_parameters(contexts, config.parallel)
+    parameters = mtp_parameters(contexts, config.parallel)
     found = _need(model, parameters, config, StartupError("llama.cpp cannot make a context for the head of the model"))
     parts = [] if found is None else [part for part in found.parts if not part.what.endswith("weights")]
-    size, longest = (
-        int(llama_cpp.llama_model_n_embd_out(model)),
-        contexts.limits(contexts.layouts[0]).cells_per_sequence,
-    )
-    states = Part(HOST, "states", state_bytes(config.parallel, size, longest, parameters.n_batch))
-    return MemoryNeed(tuple(Part(part.place, f"draft_{part.what}", part.size) for part in (*parts, states)))
+    size = int(llama_cpp.llama_model_n_embd_out(model))
+    # Both contexts hand out those of a batch.
+    handed_out = 2 * 4 * size * parameters.n_batch
+    return _of_draft([*parts, Part(HOST, "states", _kept_bytes(contexts, config, size) + handed_out)])
+
+
+def _eagle3_need(
+    model: Any, contexts: Contexts, layers: Sequence[int], config: ShardConfig, devices: Sequence[Device]
+) -> MemoryNeed:
+    """Return what an EAGLE-3 head and its file take."""
+    cells = contexts.limits(contexts.layouts[0]).cells
+    of_head = config.of_draft_model(cells, drafting_devices(config, devices))
+    error = StartupError("llama.cpp cannot make a context for the EAGLE-3 head")
+    with measured_model(of_head, devices, is_eagle3=True) as head:
+        context = llama_cpp.llama_init_from_model(model, contexts.parameters(contexts.layouts[0]))
+        if not context:
+            raise contexts.cannot_open()
+        try:
+            of_file = Contexts(head, of_head, _shape(head).trained_context)
+            parameters = eagle3_parameters(of_file, config.parallel, context)
+            found = _need(head, parameters, of_head, error)
+        finally:
+            llama_cpp.llama_free(context)
+        size, embedding = state_size(model, head, layers), int(llama_cpp.llama_model_n_embd(model))
+        handed_out = len(layers) * embedding * contexts.batch_tokens
+        handed_out += int(llama_cpp.llama_model_n_embd(head)) * parameters.n_batch
+        states = Part(HOST, "states", _kept_bytes(contexts, config, size) + 4 * handed_out)
+        tables = [part for part in _tables(head).parts if part.what != "program"]
+    return _of_draft([*(found.parts if found is not None else ()), *tables, states])
+
+
+def _kept_bytes(contexts: Contexts, config: ShardConfig, size: int) -> int:
+    return state_bytes(config.parallel, size, contexts.limits(contexts.layouts[0]).cells_per_sequence)
 
 
 def _check_tables(cells: int) -> None:

@@ -1,10 +1,11 @@
-"""Drafts tokens with a model's own head for the tokens after the next one (multi-token prediction, MTP).
+"""What all heads have in common: layers that draft from the hidden states that a model has just computed.
 
-The head is a layer behind those of the model. At the position of a token, it reads that token and the hidden state that
-the model has computed at the position before, and predicts the next token. It has cells of its own, in a second context
-over the same weights. To draft a second token, it reads its own first one and its own hidden state.
+At the position of a token, a head reads that token and what the model has computed at the position before, and predicts
+the next token. It has cells of its own, in a second context. To draft a second token, it reads its own first one and
+its own hidden state.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import llama_cpp
@@ -16,36 +17,46 @@ from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Capacity, DecodeOutcome, StartupError, TokenBatch
 from caravan_shard.backends.llama.batch import LlamaBatch, outcome_of
 from caravan_shard.backends.llama.heads.states import KeptStates, compute_states, computed_states
-from caravan_shard.backends.llama.memory.context import Contexts, OpenContext
+from caravan_shard.backends.llama.memory.context import OpenContext
 from caravan_shard.backends.llama.memory.memory import TO_THE_END
 from caravan_shard.backends.llama.memory.places import Places
 
 
-def head_parameters(contexts: Contexts, sequences: int) -> Any:
-    """Return the ``llama_context_params`` of the head's context."""
-    parameters = contexts.parameters(contexts.layouts[0])
-    parameters.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+def set_head_parameters(parameters: Any, sequences: int) -> None:
+    """Set the fields of a ``llama_context_params`` that are the same for all heads."""
     parameters.kv_unified = True
     parameters.n_seq_max = parameters.n_outputs_max = sequences
     # Its layer attends: there is no recurrent state.
     parameters.n_rs_seq = 0
-    return parameters
 
 
-class LlamaHead:
-    """A DraftModel: the head of a model for its own sequences."""
+class LlamaHead(ABC):
+    """A DraftModel for the sequences of the model whose hidden states it reads."""
 
     # They were computed of the head's own hidden states, not of the model's.
     keeps_drafts = False
 
-    def __init__(self, model: Any, contexts: Contexts, facts: ModelFile, capacity: Capacity) -> None:
-        """``facts`` and ``capacity`` are those of the model; raises StartupError."""
-        sequences = capacity.max_sequences
-        self._context = llama_cpp.llama_init_from_model(model, head_parameters(contexts, sequences))
+    def __init__(self, facts: ModelFile, capacity: Capacity, states: KeptStates, size: int) -> None:
+        """``facts`` and ``capacity`` are those of the model. ``size``: floats of a hidden state of the head."""
+        self.facts = facts
+        # Of the head itself once it has a context.
+        self.capacity = capacity
+        self._states = states
+        self._size = size
+        self._places = Places()
+        self._context: Any = None
+        # How many tokens of each sequence it has read, or passed over.
+        self._lengths = np.zeros(capacity.max_sequences, np.int64)
+
+    def _open(self, model: Any, parameters: Any) -> None:
+        """Make the context; raises StartupError."""
+        self._context = llama_cpp.llama_init_from_model(model, parameters)
         if not self._context:
-            raise StartupError("llama.cpp cannot make a context for the head of the model: pass --spec-type none")
+            raise StartupError("llama.cpp cannot make a context for the head that drafts: pass a smaller -c")
         compute_states(self._context)
         self._memory = llama_cpp.llama_get_memory(self._context)
+        self._lengths[:] = 0
+        self._batch = LlamaBatch(parameters.n_batch)
         cells = int(llama_cpp.llama_n_ctx(self._context))
         limits = LayoutLimits(
             layout=KvLayout.UNIFIED,
@@ -55,28 +66,32 @@ class LlamaHead:
             rollback_tokens=0,
             saving=Saving.NOTHING,
         )
-        self.facts = facts
         self.capacity = Capacity(
             layouts=(limits,),
-            max_sequences=sequences,
-            max_batch_tokens=capacity.max_batch_tokens,
+            max_sequences=parameters.n_seq_max,
+            max_batch_tokens=parameters.n_batch,
             max_prompt_logprob_tokens=0,
         )
-        self._size = int(llama_cpp.llama_model_n_embd_out(model))
-        self._states = KeptStates(sequences, self._size, capacity.current.cells_per_sequence)
-        self._batch = LlamaBatch(capacity.max_batch_tokens)
-        self._places = Places()
-        # How many tokens of each sequence it has read, or passed over.
-        self._lengths = np.zeros(sequences, np.int64)
 
     def follow(self, opened: OpenContext) -> None:
-        """Get hidden states from this context of the model from now on."""
-        compute_states(opened.context)
+        """Get hidden states from this context of the model from now on, which may have replaced a freed one."""
         self._places = opened.memory.places
+
+    @abstractmethod
+    def _computed(self, context: Any, rows: int) -> Floats:
+        """Return what the model has computed in ``context`` for each of its last ``rows``, as `KeptStates` keeps it."""
+
+    @abstractmethod
+    def _read_with(self, batch: TokenBatch) -> Floats | None:
+        """Return the hidden states that the head reads with the tokens [rows, size]; None if that fails."""
+
+    def _has_outputs(self, batch: TokenBatch) -> TokenBatch:
+        """Return the batch with the outputs that llama.cpp must be asked for."""
+        return batch
 
     def note(self, batch: TokenBatch, context: Any) -> None:
         """Keep the hidden states of the last forward pass of the model, in ``context``."""
-        self._states.note(batch, computed_states(context, len(batch.tokens), self._size))
+        self._states.note(batch, self._computed(context, len(batch.tokens)))
 
     def forget_model(self) -> None:
         """Note that the model has no sequences any more."""
@@ -102,8 +117,10 @@ class LlamaHead:
             if self._lengths[sequence_id] != start:
                 # llama.cpp wants no gaps. What comes before is not seen any more.
                 self.trim(sequence_id, 0)
-        positions = self._places.positions(batch)
-        struct = self._batch.fill(batch, positions, self._states.before(batch.sequence_ids, batch.positions))
+        states = self._read_with(batch)
+        if states is None:
+            return DecodeOutcome.FAILED
+        struct = self._batch.fill(self._has_outputs(batch), self._places.positions(batch), states)
         outcome = outcome_of(llama_cpp.llama_decode(self._context, struct))
         llama_cpp.llama_synchronize(self._context)
         if outcome is DecodeOutcome.OK:
@@ -115,7 +132,7 @@ class LlamaHead:
         return outcome
 
     def logits(self, rows: int) -> Floats:
-        """Return [rows, vocabulary]; a view of llama.cpp's own buffer."""
+        """Return [rows, vocabulary]; maybe a view of llama.cpp's own buffer."""
         pointer = llama_cpp.llama_get_logits(self._context)
         assert pointer, "the last forward pass had no outputs"
         found: Floats = np.ctypeslib.as_array(pointer, (rows, self.facts.vocabulary_size))
@@ -136,4 +153,6 @@ class LlamaHead:
 
     def close(self) -> None:
         """Free the context."""
-        llama_cpp.llama_free(self._context)
+        if self._context is not None:
+            llama_cpp.llama_free(self._context)
+            self._context = None

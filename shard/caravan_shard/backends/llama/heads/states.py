@@ -5,6 +5,7 @@ llama.cpp hands them out by C++ functions (``src/llama-ext.h``). They are called
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -12,11 +13,14 @@ import numpy as np
 
 # llama.cpp by way of libllama: with LLAMA_CPP_LIB_PATH, llama_cpp._ggml would load a second one.
 from llama_cpp.llama_cpp import _lib as libllama
+from numpy.typing import NDArray
 
 from caravan_shard.arrays import Floats, Ids
 from caravan_shard.backends.base import TokenBatch
 
 _SET, _GET = "_Z26llama_set_embeddings_nextnP13llama_contextbb", "_Z26llama_get_embeddings_nextnP13llama_context"
+_SET_INPUT = "_Z30llama_set_embeddings_layer_inpP13llama_contextjb"
+_GET_INPUT = "_Z30llama_get_embeddings_layer_inpP13llama_contextj"
 
 # Room for the hidden states of tokens that the head has not read, all sequences together.
 _STATE_BYTES = 64 << 20
@@ -28,6 +32,11 @@ _MOST_DRAFTED = 64
 def can_get_states() -> bool:
     """Whether this build of llama.cpp has the functions."""
     return hasattr(libllama, _SET) and hasattr(libllama, _GET)
+
+
+def can_get_inputs() -> bool:
+    """Whether this build of llama.cpp has the functions for the inputs of layers, too."""
+    return can_get_states() and hasattr(libllama, _SET_INPUT) and hasattr(libllama, _GET_INPUT)
 
 
 @cache
@@ -51,21 +60,40 @@ def computed_states(context: Any, rows: int, size: int) -> Floats:
     return found
 
 
+def compute_inputs(context: Any, layers: Sequence[int]) -> None:
+    """Let a context hand out what ``layers`` read of all tokens from now on. Its graph must have them."""
+    for layer in layers:
+        _function(_SET_INPUT, None, ctypes.c_uint32, ctypes.c_bool)(context, layer, True)
+
+
+def computed_inputs(context: Any, layers: Sequence[int], rows: int, size: int) -> Floats:
+    """Return what ``layers`` read in the last forward pass, side by side: [rows, layers * size]."""
+    found = []
+    for layer in layers:
+        pointer = _function(_GET_INPUT, ctypes.POINTER(ctypes.c_float), ctypes.c_uint32)(context, layer)
+        found.append(np.ctypeslib.as_array(pointer, (rows, size)))
+    return np.concatenate(found, axis=1)
+
+
 def _kept_states(sequences: int, size: int, longest: int) -> int:
     """Return of how many last tokens of each sequence states are kept."""
     return min(longest, max(_LEAST_STATES, _STATE_BYTES // (4 * size * sequences)))
 
 
-def state_bytes(sequences: int, size: int, longest: int, batch: int) -> int:
-    """Return the room of `KeptStates` in bytes, and of what llama.cpp hands out of a ``batch`` in both contexts."""
-    return 4 * size * (sequences * (_kept_states(sequences, size, longest) + _MOST_DRAFTED) + 2 * batch)
+def state_bytes(sequences: int, size: int, longest: int) -> int:
+    """Return the room of `KeptStates` in bytes."""
+    return 4 * size * sequences * (_kept_states(sequences, size, longest) + _MOST_DRAFTED)
 
 
 class KeptStates:
     """The hidden states that the model has computed for the last tokens of each sequence, by position."""
 
-    def __init__(self, sequences: int, size: int, longest: int) -> None:
-        """``size``: floats of a state. ``longest``: most tokens of a sequence."""
+    def __init__(self, sequences: int, size: int, longest: int, *, reads_first: bool) -> None:
+        """``size``: floats of a state. ``longest``: most tokens of a sequence.
+
+        ``reads_first``: the head reads the first token of a sequence, too, without a state.
+        """
+        self._reads_first = reads_first
         self._kept = _kept_states(sequences, size, longest)
         # The state at a position is in the row of its remainder. Those of drafts come behind the kept ones.
         self._rows = self._kept + _MOST_DRAFTED
@@ -91,8 +119,8 @@ class KeptStates:
         self.put(batch.sequence_ids[kept], batch.positions[kept], states[kept])
 
     def put(self, ids: Ids, positions: Ids, states: Floats) -> None:
-        """Write states at positions of sequences."""
-        self._states[ids, positions % self._rows] = states
+        """Write states at positions of sequences. Those of a head may have fewer floats."""
+        self._states[ids, positions % self._rows, : states.shape[1]] = states
 
     def before(self, ids: Ids, positions: Ids) -> Floats:
         """Return the states [rows, size] before positions of sequences; zeros before the first."""
@@ -100,10 +128,15 @@ class KeptStates:
         found[positions == 0] = 0.0
         return found
 
+    def are_computed(self, ids: Ids, positions: Ids) -> NDArray[np.bool_]:
+        """Return whether the model has computed the states before positions of sequences: others are of drafts."""
+        return positions <= self._end[ids]
+
     def readable(self, sequence_id: int) -> range:
         """Return the positions before which there are states."""
         first = int(self._first[sequence_id])
-        return range(first and first + 1, int(self._end[sequence_id]) + 1)
+        without_state = self._reads_first and first == 0
+        return range(0 if without_state else first + 1, int(self._end[sequence_id]) + 1)
 
     def forget(self) -> None:
         """Keep no states of any sequence."""

@@ -23,6 +23,7 @@ from caravan_proto.host_memory import locked_memory
 from caravan_proto.messages.model import MetadataValue, ModelFile
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices.devices import Device, ModelPlacement, first_devices
+from caravan_shard.backends.llama.heads.eagle3_file import eagle3_layers
 from caravan_shard.backends.llama.heads.found import wants_head
 from caravan_shard.backends.llama.kernels.kernels_abi import check_kernels
 from caravan_shard.backends.llama.media.projector_file import find_projector
@@ -135,6 +136,7 @@ class LoadedModel:
     """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters.
 
     ``files``: those that were read, as they were before. ``has_head``: it was loaded with the head that drafts.
+    ``eagle3_layers``: which of its layers the draft model reads, if that is an EAGLE-3 head.
     """
 
     pointer: Any
@@ -142,6 +144,7 @@ class LoadedModel:
     facts: ModelFile
     files: SeenFiles
     has_head: bool
+    eagle3_layers: tuple[int, ...]
 
     @property
     def only_embeds(self) -> bool:
@@ -154,10 +157,10 @@ class LoadedModel:
         llama_cpp.llama_model_free(self.pointer)
 
 
-def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> LoadedModel:
+def open_model(config: ShardConfig, devices: Sequence[Device] | None = None, *, is_eagle3: bool = False) -> LoadedModel:
     """Load the model that ``config`` names; raises StartupError, also if another file that it names cannot be read.
 
-    ``devices``: those that there are; looked for if None.
+    ``devices``: those that there are; looked for if None. ``is_eagle3``: it is an EAGLE-3 head that was checked.
     """
     _check_files(config)
     config = _of_first_part(config)
@@ -167,10 +170,10 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
     route_llama_log()
     devices = first_devices(config.rpc_servers) if devices is None else devices
     check_kernels()
-    has_head = wants_head(config)
+    has_head, layers = wants_head(config), eagle3_layers(config)
     pointer = _load(config, ModelPlacement(config, devices), has_head=has_head)
     try:
-        _check_kind(path, pointer)
+        _check_kind(path, pointer, is_eagle3=is_eagle3)
         _warn_of_pre_tokenizer(path, pointer)
         vocab = llama_cpp.llama_model_get_vocab(pointer)
         vocabulary = LlamaVocabulary(vocab, llama_cpp.llama_model_chat_template(pointer, b"rerank") or b"")
@@ -185,11 +188,13 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None) -> 
     except BaseException:
         llama_cpp.llama_model_free(pointer)
         raise
-    return LoadedModel(pointer=pointer, vocabulary=vocabulary, facts=facts, files=files, has_head=has_head)
+    return LoadedModel(
+        pointer=pointer, vocabulary=vocabulary, facts=facts, files=files, has_head=has_head, eagle3_layers=layers
+    )
 
 
 @contextlib.contextmanager
-def measured_model(config: ShardConfig, devices: Sequence[Device]) -> Iterator[Any]:
+def measured_model(config: ShardConfig, devices: Sequence[Device], *, is_eagle3: bool = False) -> Iterator[Any]:
     """Yield a llama_model without weights, whose contexts have no memory either: it tells what both would take.
 
     llama.cpp must be initialized. Raises StartupError as `open_model` does.
@@ -208,7 +213,7 @@ def measured_model(config: ShardConfig, devices: Sequence[Device]) -> Iterator[A
     path = Path(config.model)
     model = _loaded(path, parameters)
     try:
-        _check_kind(path, model)
+        _check_kind(path, model, is_eagle3=is_eagle3)
         yield model
     finally:
         llama_cpp.llama_model_free(model)
@@ -332,11 +337,11 @@ def _loaded(path: Path, parameters: Any) -> Any:
     return model
 
 
-def _check_kind(path: Path, model: Any) -> None:
-    """Raise StartupError if this kind of model cannot be served."""
+def _check_kind(path: Path, model: Any, *, is_eagle3: bool) -> None:
+    """Raise StartupError if this kind of model cannot be served, nor be used as ``is_eagle3`` says."""
     if llama_cpp.llama_model_is_diffusion(model):
         raise StartupError(f"{path} is a diffusion model: only autoregressive models can be served")
-    if llama_cpp.llama_model_has_encoder(model):
+    if llama_cpp.llama_model_has_encoder(model) and not is_eagle3:
         raise StartupError(
             f"{path} has an encoder as T5 has: only decoder models, and BERT and its like, can be served"
         )
