@@ -29,6 +29,11 @@ def write_weights(writer: GGUFWriter, tensors: Mapping[str, Weights]) -> None:
     """Add the tensors in 32 bits, write the file and close it."""
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor.astype(np.float32))
+    finish(writer)
+
+
+def finish(writer: GGUFWriter) -> None:
+    """Write the file with the tensors that were added, and close it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -10,16 +10,22 @@ from caravan_shard.engine.step import Part
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.speculation.acceptance import Draft, DraftKind
+from caravan_shard.speculation.draft_plan import DraftCosts, Draftee, best_drafts, best_equal_drafts
 from caravan_shard.speculation.model_drafter import READ_AT_ONCE, DraftInput, ModelDrafter
 from caravan_shard.speculation.step_costs import StepCosts, best_count, best_lengths, gains
 
-# Where drafts do not pay, this share of the time is spent on drafts of this length, to find out whether they do by now.
+# Where drafts of the model do not pay, this share of the time is spent on short ones, to see whether they do by now.
 _EXPLORING = 0.005
 _EXPLORED_TOKENS = 2
+# About so many of these drafts need not wait for that.
+_FIRST_TRIES = 16
 # Most time that is saved up for that, in seconds.
 _MOST_SAVED_S = 5.0
 # A sequence is expected to get as many tokens again as its output has, and at least this many.
 _LEAST_COMING = 16
+# Where no draft of the model pays, so many steps pass before that is found out again: it takes a millisecond with many
+# sequences.
+_RESTS = 7
 # Fewest tokens of a sequence that the model reads in a step.
 _LEAST_READ = 32
 
@@ -40,14 +46,18 @@ class Draftable(NamedTuple):
 class _Candidate(NamedTuple):
     """A sequence that could get a draft of the model.
 
-    ``gains``: by how much a draft of each length, from 0 on, raises the logarithm of its expected tokens.
-    ``missing``: how many of its tokens the model must read.
+    ``draftee``: what a draft is worth. ``missing``: how many of its tokens the model must read.
     """
 
     place: int
     sequence: ShardSequence
-    gains: Sequence[float]
+    draftee: Draftee
     missing: int
+
+    @property
+    def most(self) -> int:
+        """Most tokens of a draft."""
+        return len(self.draftee.gains)
 
     @property
     def coming(self) -> int:
@@ -63,6 +73,14 @@ class _Candidate(NamedTuple):
         return DraftInput(sequence.sequence_id, sequence.tokens, sampling, sequence.penalties, sequence.biases)
 
 
+class _Sizes(NamedTuple):
+    """How many sequences a step has, the most draft tokens of all together, and whether all have as many."""
+
+    sequences: int
+    most: int
+    equal: bool
+
+
 class ModelDrafting:
     """Adds drafts of the model to a step where they raise the sum that `step_costs` describes, with the model's time.
 
@@ -76,30 +94,44 @@ class ModelDrafting:
         self._steps = steps
         self._always = always
         self._counted_from = drafter.seconds
-        self._saved_s = 0.0
+        # At first, nothing is known of the drafts.
+        self._saved_s = _FIRST_TRIES * _EXPLORED_TOKENS * drafter.costs.seconds(1)
+        self._explored = 0
+        # So many steps with this number of sequences are not worth a thought.
+        self._rests = self._resting = 0
 
     def start_step(self) -> None:
         """Begin to count the time of the model's steps."""
         self._counted_from = self._drafter.seconds
 
-    def add(self, drafts: list[Draft | None], parts: Sequence[Draftable], *, equal: bool) -> None:
+    def add(self, drafts: list[Draft | None], parts: Sequence[Draftable], most: int, *, equal: bool) -> None:
         """Add drafts to ``drafts``, one for each of ``parts``, where there is none or a less promising one.
 
-        ``equal``: drafts are of no use unless all ``parts`` have one.
+        ``most``: draft tokens of all together. ``equal``: drafts are of no use unless all ``parts`` have one.
         """
+        if self._rests > 0:
+            self._rests -= 1
+            if len(parts) == self._resting:
+                return
         candidates = self._candidates(drafts, parts)
         if not candidates:
             return
-        length, value = self._best_length(candidates, len(parts))
-        if length == 0:
-            self._explore(min(candidates, key=lambda one: one.missing))
+        sizes = _Sizes(len(parts), most, equal=equal)
+        chosen, value = self._plan(candidates, sizes)
+        if not chosen:
+            self._resting, self._rests = len(parts), _RESTS
+            self._explore(candidates)
             return
-        self._read(candidates, len(parts), value)
-        ready = [one for one in candidates if self._missing(one.sequence) <= READ_AT_ONCE]
-        length, _ = self._best_length(ready, len(parts))
-        is_useless = equal and sum(draft is None for draft in drafts) > sum(drafts[one.place] is None for one in ready)
-        if length and not is_useless:
-            self._propose(drafts, ready, length)
+        wanted = [one for one, _ in chosen]
+        ready = self._ready(wanted, sizes, value)
+        if len(ready) < len(wanted):
+            chosen, _ = self._plan(ready, sizes)
+        places = {one.place for one, _ in chosen}
+        if others := [one for one in candidates if one.place not in places]:
+            self._explore(others)
+        is_useless = equal and any(draft is None and place not in places for place, draft in enumerate(drafts))
+        if chosen and not is_useless:
+            self._propose(drafts, chosen)
 
     def forget_unused(self, parts: Sequence[Part]) -> None:
         """Let the model hold no draft tokens but those that the step over ``parts`` verifies."""
@@ -131,41 +163,58 @@ class ModelDrafting:
                 continue
             if not self._drafter.has_room(sequence_id, len(tokens) + most, ids):
                 continue
-            base = log(1 + sum(other))
-            gains = [log(expected) - base for expected in accumulate(survivals, initial=1.0)]
-            found.append(_Candidate(place, sequence, gains, self._missing(sequence)))
+            expected = list(accumulate(survivals, initial=1.0))
+            before = [1 + sum(other), *expected[1:]]
+            missing = self._missing(sequence)
+            draftee = Draftee(
+                [log(with_it / without) for with_it, without in zip(expected[1:], before, strict=False)],
+                max(1, min(missing, round(expected[-1]))),
+            )
+            found.append(_Candidate(place, sequence, draftee, missing))
         return found
 
-    def _best_length(self, candidates: Sequence[_Candidate], sequences: int) -> tuple[int, float]:
-        """Return the best length of the drafts of ``candidates`` and its value; (0, 0.0) if none pays."""
-        if not candidates or self._always:
-            return max((len(one.gains) - 1 for one in candidates), default=0), 0.0
-        steps, drafting = self._steps, self._drafter.costs
-        base = log(steps.seconds(sequences))
-        first = drafting.seconds(sum(min(one.missing, READ_AT_ONCE) for one in candidates))
-        next_s = drafting.seconds(len(candidates))
-        best, best_value = 0, 0.0
-        for length in range(1, max(len(one.gains) for one in candidates)):
-            gains = [one.gains[min(length, len(one.gains) - 1)] for one in candidates]
-            seconds = steps.seconds(sequences + length * len(candidates)) + first + (length - 1) * next_s
-            value = sum(gains) - sequences * (log(seconds) - base)
-            if value > best_value:
-                best, best_value = length, value
-        return best, best_value
+    def _plan(self, candidates: Sequence[_Candidate], sizes: _Sizes) -> tuple[list[tuple[_Candidate, int]], float]:
+        """Return the drafts that are worth their time, by their lengths, and what they are worth."""
+        if self._always or not candidates:
+            return [(one, one.most) for one in candidates], 0.0
+        find = best_equal_drafts if sizes.equal else best_drafts
+        draftees = [one.draftee for one in candidates]
+        plan = find(draftees, sizes.sequences, sizes.most, DraftCosts(self._steps, self._drafter.costs))
+        chosen = [(one, length) for one, length in zip(candidates, plan.lengths, strict=True) if length]
+        return chosen, plan.value
 
-    def _read(self, candidates: Sequence[_Candidate], sequences: int, value: float) -> None:
-        """Let the model read a part of a sequence that is worth it."""
-        unread = [one for one in candidates if one.missing > READ_AT_ONCE]
+    def _ready(self, wanted: Sequence[_Candidate], sizes: _Sizes, value: float) -> list[_Candidate]:
+        """Return those that can be drafted for. Lets the model read of the others what is worth it.
+
+        What is read only once takes little longer than a step of the main model.
+        """
         if self._always:
-            for one in unread:
+            for one in wanted:
                 self._drafter.read_up_to(one.sequence.sequence_id, one.sequence.tokens, READ_AT_ONCE)
-            return
-        step_s = self._steps.seconds(sequences)
-        saved_s = step_s * (1 - exp(-value / sequences)) / len(candidates)
-        for one in sorted(unread, key=lambda one: one.missing):
-            if saved_s * one.coming > self._reading_s(one.missing, step_s):
-                self._drafter.read(one.sequence.sequence_id, one.sequence.tokens, self._most_read(step_s))
-                return
+            return list(wanted)
+        step_s = self._steps.seconds(sizes.sequences)
+        saved_s = step_s * (1 - exp(-value / sizes.sequences)) / len(wanted)
+        left_s = step_s
+        found: list[_Candidate] = []
+        for one in sorted(wanted, key=lambda one: one.missing):
+            catching_up_s = self._catching_up_s(one, step_s)
+            if catching_up_s > saved_s * one.coming or (left_s <= 0 and not sizes.equal):
+                continue
+            if one.missing > READ_AT_ONCE:
+                most = self._most_read(step_s)
+                self._drafter.read(one.sequence.sequence_id, one.sequence.tokens, most)
+                catching_up_s = self._drafter.costs.seconds(min(most, one.missing))
+            left_s -= catching_up_s
+            if self._missing(one.sequence) <= READ_AT_ONCE:
+                found.append(one)
+        return sorted(found, key=lambda one: one.place)
+
+    def _catching_up_s(self, one: _Candidate, step_s: float) -> float:
+        """Return how long it takes to read what is read only once."""
+        if one.missing > READ_AT_ONCE:
+            return self._reading_s(one.missing, step_s)
+        costs = self._drafter.costs
+        return costs.seconds(one.missing) - costs.seconds(one.draftee.read)
 
     def _missing(self, sequence: ShardSequence) -> int:
         return self._drafter.missing(sequence.sequence_id, sequence.tokens)
@@ -182,8 +231,12 @@ class ModelDrafting:
             count *= 2
         return count
 
-    def _explore(self, one: _Candidate) -> None:
-        """Draft for a sequence without using the draft, if enough time was saved up for that."""
+    def _explore(self, candidates: Sequence[_Candidate]) -> None:
+        """Draft for a sequence without using the draft, if enough time was saved up for that; the next time, another.
+
+        It learns whether drafts for this sequence pay by now.
+        """
+        one = candidates[self._explored % len(candidates)]
         cost_s = self._drafter.costs.seconds(min(one.missing, _LEAST_READ)) + self._drafter.costs.seconds(1)
         if self._saved_s < cost_s:
             return
@@ -191,16 +244,17 @@ class ModelDrafting:
         if one.missing > READ_AT_ONCE:
             self._drafter.read(one.sequence.sequence_id, one.sequence.tokens, _LEAST_READ)
         else:
+            self._explored += 1
             drafts: list[Draft | None] = [None] * (one.place + 1)
-            self._propose(drafts, [one], min(_EXPLORED_TOKENS, len(one.gains) - 1))
+            self._propose(drafts, [(one, min(_EXPLORED_TOKENS, one.most))])
             self._drafter.keep(one.sequence.sequence_id, len(one.sequence.tokens))
         self._saved_s -= self._drafter.seconds - before
 
-    def _propose(self, drafts: list[Draft | None], candidates: Sequence[_Candidate], length: int) -> None:
-        proposed = self._drafter.propose([one.asked for one in candidates], length)
-        for one, tokens in zip(candidates, proposed, strict=True):
-            matching, most = one.sequence.matching, len(one.gains) - 1
-            count = min(len(tokens), most) if matching is None else matching.count_matching(tokens[:most])
+    def _propose(self, drafts: list[Draft | None], chosen: Sequence[tuple[_Candidate, int]]) -> None:
+        proposed = self._drafter.propose([one.asked for one, _ in chosen], [length for _, length in chosen])
+        for (one, _), tokens in zip(chosen, proposed, strict=True):
+            matching = one.sequence.matching
+            count = len(tokens) if matching is None else matching.count_matching(tokens)
             if count and one.sequence.drafter is not None:
                 draft = Draft(tokens[:count], DraftKind.MODEL)
                 drafts[one.place] = draft
@@ -252,9 +306,8 @@ class Drafting:
             if equal and drafts[-1] is None and self._model is None:
                 return parts
         if self._model is not None and not explores:
-            self._model.add(
-                drafts, [Draftable(part.sequence, _most(part, each, limits)) for part in parts], equal=equal
-            )
+            draftable = [Draftable(part.sequence, _most(part, each, limits)) for part in parts]
+            self._model.add(drafts, draftable, budget.total, equal=equal)
         survivals = [
             part.sequence.drafter.acceptance.survivals(draft) if draft is not None and part.sequence.drafter else ()
             for part, draft in zip(parts, drafts, strict=True)

@@ -6,13 +6,19 @@ from typing import NamedTuple
 
 from caravan_proto.messages.results import DraftSource
 
-# The weight of one draft token in what is known of its kind. The first ones weigh more, beside a guess that counts as
-# _GUESS_WEIGHT tokens.
-_NEWEST = 0.01
-_GUESS_WEIGHT = 20
+# What is known of a kind is weighted by _KIND_KEPT with each new draft token, and so is the guess, which counts as
+# _GUESS_WEIGHT tokens at first.
+_KIND_KEPT = 0.99
+_GUESS_WEIGHT = 10.0
 # What is known of a kind counts as this many draft tokens of a sequence, which are weighted by _KEPT with each new one.
+# It counts less the more a sequence has shown, down to the second number if its drafts are of one kind, as the model's.
 _KIND_WEIGHT = 4.0
+_LEAST_KIND_WEIGHT = 1.0
 _KEPT = 0.9
+# Places in a draft that are told apart. Those behind are like the last one.
+_PLACES = 8
+# Nothing is certain, so that what is rare is still weighed.
+_LEAST = 0.001
 
 
 class DraftKind(Enum):
@@ -48,48 +54,47 @@ class Draft(NamedTuple):
     kind: DraftKind
 
 
-class _Share:
-    """The share of draft tokens that were right, of a kind and of one sequence."""
-
-    __slots__ = ("right", "total")
-
-    def __init__(self) -> None:
-        self.right = self.total = 0.0
-
-    def observe(self, *, is_right: bool) -> None:
-        self.right = _KEPT * self.right + is_right
-        self.total = _KEPT * self.total + 1
-
-    def probability(self, of_kind: float) -> float:
-        return (self.right + _KIND_WEIGHT * of_kind) / (self.total + _KIND_WEIGHT)
-
-
 class KindAcceptance:
-    """How often drafts of all sequences were right, by kind: their first tokens, and each token behind right ones."""
+    """How often drafts of all sequences were right, by kind and by place in the draft, where all tokens before were.
+
+    Heads and draft models read their own guesses, so the third token of a draft is less often right than the second.
+    A place of which little is known is like the one before it.
+    """
 
     def __init__(self) -> None:
-        self.shares = {kind: [kind.first_guess, kind.next_guess] for kind in DraftKind}
-        self._counts = {kind: [_GUESS_WEIGHT, _GUESS_WEIGHT] for kind in DraftKind}
+        self._right = {kind: [0.0] * _PLACES for kind in DraftKind}
+        self._total = {kind: [0.0] * _PLACES for kind in DraftKind}
+        self._guess_weights = {kind: [_GUESS_WEIGHT] * _PLACES for kind in DraftKind}
+        self.probabilities = {kind: [kind.first_guess, *[kind.next_guess] * (_PLACES - 1)] for kind in DraftKind}
 
     @property
     def most_probable(self) -> float:
         """The probability of the first token of the most trusted kind that takes no model."""
-        return max(first for kind, (first, _) in self.shares.items() if kind is not DraftKind.MODEL)
+        return max(shares[0] for kind, shares in self.probabilities.items() if kind is not DraftKind.MODEL)
 
     def observe(self, kind: DraftKind, place: int, *, is_right: bool) -> None:
         """Learn from the token at ``place`` of a draft, before which all were right."""
-        shares, counts, part = self.shares[kind], self._counts[kind], min(place, 1)
-        counts[part] += 1
-        shares[part] += max(_NEWEST, 1 / counts[part]) * (is_right - shares[part])
+        place = min(place, _PLACES - 1)
+        right, total, weights = self._right[kind], self._total[kind], self._guess_weights[kind]
+        right[place] = _KIND_KEPT * right[place] + is_right
+        total[place] = _KIND_KEPT * total[place] + 1
+        weights[place] *= _KIND_KEPT
+        found = self.probabilities[kind]
+        for at in range(place, _PLACES):
+            guess = found[at - 1] if at > 1 else kind.next_guess if at else kind.first_guess
+            share = (right[at] + weights[at] * guess) / (total[at] + weights[at])
+            found[at] = min(max(share, _LEAST), 1 - _LEAST)
 
 
 class _Watch:
-    """How often drafts of one sequence were right, and the draft that is compared with its output."""
+    """How often drafts of one sequence were right by place, and the draft that is compared with its output."""
 
-    __slots__ = ("draft", "place", "shares")
+    __slots__ = ("_least_weight", "_right", "_total", "draft", "place")
 
-    def __init__(self) -> None:
-        self.shares = (_Share(), _Share())
+    def __init__(self, least_weight: float) -> None:
+        self._least_weight = least_weight
+        self._right = [0.0] * _PLACES
+        self._total = [0.0] * _PLACES
         # It need not be computed. ``place`` is that of its next token.
         self.draft: Draft | None = None
         self.place = 0
@@ -99,11 +104,42 @@ class _Watch:
             if self.draft is None:
                 return
             is_right = self.draft.tokens[self.place] == token
-            self.shares[min(self.place, 1)].observe(is_right=is_right)
+            at = min(self.place, _PLACES - 1)
+            self._right[at] = _KEPT * self._right[at] + is_right
+            self._total[at] = _KEPT * self._total[at] + 1
             kinds.observe(self.draft.kind, self.place, is_right=is_right)
             self.place += 1
             if not is_right or self.place == len(self.draft.tokens):
                 self.draft = None
+
+    def probability(self, place: int, of_kind: float) -> float:
+        """Return the probability of the token at ``place``, where ``of_kind`` holds for all sequences."""
+        total = self._total[place]
+        weight = max(self._least_weight, _KIND_WEIGHT * (1 - total * (1 - _KEPT)))
+        return (self._right[place] + weight * of_kind) / (total + weight)
+
+    def survivals(self, of_kind: Sequence[float], count: int) -> list[float]:
+        """Return for ``count`` tokens the probability that each is right and all before it are."""
+        found: list[float] = []
+        survival, probability = 1.0, 0.0
+        for place in range(min(count, _PLACES)):
+            known = of_kind[place]
+            if place > 1:
+                known = _as_different(known, probability, of_kind[place - 1])
+            probability = self.probability(place, known)
+            survival *= probability
+            found.append(survival)
+        while len(found) < count:
+            survival *= probability
+            found.append(survival)
+        return found
+
+
+def _as_different(usual: float, seen: float, usual_before: float) -> float:
+    """Return ``usual`` with the difference that ``seen`` makes to ``usual_before``."""
+    if seen < usual_before:
+        return usual * seen / usual_before
+    return 1 - (1 - usual) * (1 - seen) / (1 - usual_before)
 
 
 class SequenceAcceptance:
@@ -116,12 +152,12 @@ class SequenceAcceptance:
 
     def __init__(self, kinds: KindAcceptance) -> None:
         self._kinds = kinds
-        self._of_model, self._others = _Watch(), _Watch()
+        self._of_model, self._others = _Watch(_LEAST_KIND_WEIGHT), _Watch(_KIND_WEIGHT)
 
     @property
     def most_probable(self) -> float:
         """The probability of the first token of the most trusted kind of draft that takes no model."""
-        return self._others.shares[0].probability(self._kinds.most_probable)
+        return self._others.probability(0, self._kinds.most_probable)
 
     def watch(self, draft: Draft) -> None:
         """Compare ``draft`` with the next tokens, unless another one from a model, or not from one, is compared."""
@@ -136,15 +172,7 @@ class SequenceAcceptance:
 
     def survivals(self, draft: Draft) -> list[float]:
         """Return for each token of ``draft`` the probability that it is right and all before it are."""
-        first, following = self._kinds.shares[draft.kind]
-        shares = self._watch_of(draft).shares
-        survival = shares[0].probability(first)
-        step = shares[1].probability(following)
-        found = []
-        for _ in draft.tokens:
-            found.append(survival)
-            survival *= step
-        return found
+        return self._watch_of(draft).survivals(self._kinds.probabilities[draft.kind], len(draft.tokens))
 
     def _watch_of(self, draft: Draft) -> _Watch:
         return self._of_model if draft.kind is DraftKind.MODEL else self._others

@@ -64,7 +64,7 @@ class ModelDrafter:
         for count in (1, _FIRST_STEPS):
             # The first step of all takes longer.
             self.costs = StepCosts()
-            self.propose([DraftInput(0, tokens, SamplingParams(temperature=0.0), ())], count)
+            self.propose([DraftInput(0, tokens, SamplingParams(temperature=0.0), ())], [count])
             self.keep(0, 0)
 
     @property
@@ -136,8 +136,11 @@ class ModelDrafter:
         self._observe(count, began)
         return True
 
-    def propose(self, asked: Sequence[DraftInput], count: int) -> list[list[int]]:
-        """Return ``count`` tokens for each sequence, none if a step fails. ``asked`` are in ascending order of id."""
+    def propose(self, asked: Sequence[DraftInput], counts: Sequence[int]) -> list[list[int]]:
+        """Return so many tokens for each sequence, at least one, or none if a step fails.
+
+        ``asked`` are in ascending order of id.
+        """
         ids = [one.sequence_id for one in asked]
         most = self._model.capacity.max_batch_tokens // len(ids)
         for one in asked:
@@ -147,17 +150,18 @@ class ModelDrafter:
                 return [[] for _ in asked]
         drafts: list[list[int]] = [[] for _ in asked]
         new = [one.tokens[self._start(one.sequence_id) :] for one in asked]
-        for place in range(count):
+        for place in range(max(counts)):
+            going = [index for index, count in enumerate(counts) if count > place]
+            if place:
+                new = [drafts[index][-1:] for index in going]
             began = perf_counter()
-            if not self._decode(ids, new):
+            if not self._decode([ids[index] for index in going], new):
                 return [[] for _ in asked]
-            logits = self._logits(len(ids))
-            choices = [Choice(one.sampling, len(one.tokens) + place, one.penalties, biases=one.biases) for one in asked]
-            chosen = self._sampler.choose(logits, choices)
+            choices = [_choice(asked[index], place) for index in going]
+            chosen = self._sampler.choose(self._logits(len(going)), choices)
             self._observe(sum(map(len, new)), began)
-            new = [[token] for token in chosen]
-            for draft, token in zip(drafts, chosen, strict=True):
-                draft.append(token)
+            for index, token in zip(going, chosen, strict=True):
+                drafts[index].append(token)
         return drafts
 
     def _start(self, sequence_id: int) -> int:
@@ -203,3 +207,8 @@ class ModelDrafter:
         self.seconds += seconds
         if tokens <= _MEASURED or tokens.bit_count() == 1:
             self.costs.observe(tokens, seconds)
+
+
+def _choice(asked: DraftInput, place: int) -> Choice:
+    """Return how the token at ``place`` of a draft is chosen: as that of the sequence at its position would be."""
+    return Choice(asked.sampling, len(asked.tokens) + place, asked.penalties, biases=asked.biases)

@@ -17,8 +17,11 @@ _STALE_AFTER = 8
 _ENOUGH = 4
 # A disturbed step counts as at most this many times the expected one.
 _MOST_SURPRISE = 2.0
-# The guess for sizes that were not measured: reading the weights takes as long as computing this many tokens.
-_WEIGHTS_AS_TOKENS = 4.0
+# The guess for sizes that were not measured: reading the weights takes as long as computing this many tokens, as on a
+# GPU. On CPUs a step or two show that it takes less; nothing would show that too high a guess is wrong.
+_WEIGHTS_AS_TOKENS = 64.0
+# A size that was measured less than often enough is forgotten after so many steps: it may have been disturbed.
+_FORGOTTEN_AFTER = 256
 
 
 class StepCosts:
@@ -42,6 +45,8 @@ class StepCosts:
         """Learn from a step over ``tokens``."""
         self._steps += 1
         self._last[tokens] = self._steps
+        if self._steps % _FORGOTTEN_AFTER == 0:
+            self._forget()
         if tokens not in self._seconds:
             most = _MOST_SURPRISE * self.seconds(tokens) if self._sizes else seconds
             self._sizes.insert(bisect_left(self._sizes, tokens), tokens)
@@ -74,6 +79,13 @@ class StepCosts:
             return self._seconds[low] + share * (self._seconds[high] - self._seconds[low])
         near = self._sizes[min(place, len(self._sizes) - 1)]
         return self._seconds[near] * (_WEIGHTS_AS_TOKENS + tokens) / (_WEIGHTS_AS_TOKENS + near)
+
+    def _forget(self) -> None:
+        """Forget what was seldom measured, and not lately."""
+        oldest = self._steps - _FORGOTTEN_AFTER
+        for size in [size for size in self._sizes if not self.knows(size) and self._last[size] < oldest]:
+            self._sizes.remove(size)
+            del self._seconds[size], self._counts[size], self._last[size]
 
 
 def gains(survivals: Sequence[float]) -> list[float]:

@@ -43,11 +43,24 @@ def sure(probability: float, count: int = 8) -> list[float]:
 def test_unknown_sizes_are_guessed_from_the_nearest_known() -> None:
     costs = StepCosts()
     costs.observe(4, 0.08)
-    assert costs.seconds(8) == pytest.approx(0.12)
-    assert costs.seconds(1) == pytest.approx(0.05)
-    costs.observe(8, 0.2)
-    assert costs.seconds(6) == pytest.approx(0.14)
-    assert costs.seconds(20) == pytest.approx(0.4)
+    assert costs.seconds(8) == pytest.approx(0.08 * 72 / 68)
+    assert costs.seconds(1) == pytest.approx(0.08 * 65 / 68)
+    costs.observe(8, 0.16)
+    assert costs.seconds(6) == pytest.approx(0.12)
+    assert costs.seconds(16) == pytest.approx(0.16 * 80 / 72)
+
+
+def test_a_size_that_was_measured_once_is_forgotten() -> None:
+    """Its step may have been disturbed, and no other would show that."""
+    costs = StepCosts()
+    for _ in range(4):
+        costs.observe(1, 0.01)
+    costs.observe(8, 0.5)
+    disturbed = costs.seconds(8)
+    for _ in range(600):
+        costs.observe(1, 0.01)
+    assert disturbed > 0.02
+    assert costs.seconds(8) == pytest.approx(0.01 * 72 / 65)
 
 
 def test_costs_follow_the_machine_and_survive_a_disturbance() -> None:
@@ -118,13 +131,13 @@ def test_what_is_seen_of_a_sequence_outweighs_what_is_seen_of_all() -> None:
 def test_a_draft_is_watched_over_several_steps() -> None:
     kinds = KindAcceptance()
     acceptance = SequenceAcceptance(kinds)
-    first, following = kinds.shares[DraftKind.CONTEXT_3]
+    first, following = kinds.probabilities[DraftKind.CONTEXT_3][:2]
     acceptance.watch(Draft([1, 2, 3], DraftKind.CONTEXT_3))
     acceptance.observe([1])
     acceptance.watch(Draft([5], DraftKind.CONTEXT_3))
     acceptance.observe([9, 5])
-    assert kinds.shares[DraftKind.CONTEXT_3][0] > first, "the second draft was not watched"
-    assert kinds.shares[DraftKind.CONTEXT_3][1] < following
+    assert kinds.probabilities[DraftKind.CONTEXT_3][0] > first, "the second draft was not watched"
+    assert kinds.probabilities[DraftKind.CONTEXT_3][1] < following
 
 
 class Clock:
