@@ -137,6 +137,8 @@ class Executor(Closing):
         self._close = weakref.finalize(self, self._process.call, self._closing.close)
         # In the order in which they were made.
         self._conversations: dict[Conversation, None] = {}
+        # How many ended since media were last forgotten.
+        self._ended = 0
 
     @classmethod
     def open(cls, path: str | Path, model: str | Path | None = None, **options: Unpack[ExecutorOptions]) -> "Executor":
@@ -384,7 +386,11 @@ class Executor(Closing):
         self.check()
         self.cells.forget(conversation)
         del self._conversations[conversation]
-        self.media.keep(other.tokens for other in self._conversations)
+        self._ended += 1
+        # To find what is not used any more takes as long as all other conversations are.
+        if 2 * self._ended >= len(self._conversations):
+            self._ended = 0
+            self.media.keep(other.tokens for other in self._conversations)
 
     def save_all(self, conversations: Sequence[Conversation], path: str | Path | None) -> bytes:
         """Return the bytes of ``conversations``, and write them to ``path`` if it is given."""

@@ -45,7 +45,7 @@ class _Cell(NamedTuple):
 
 
 class ExecutorMedia:
-    """The media of one executor, by the numbers of their cells. They are kept as long as a conversation has them."""
+    """The media of one executor, by the numbers of their cells. As long as a conversation has them, they are kept."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

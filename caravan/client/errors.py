@@ -165,6 +165,7 @@ _BY_CODE: Mapping[str, type[ApiError]] = {
     "overloaded": OverloadedError,
     "previous_response_not_found": NotFoundError,
     "rate_limit_exceeded": RateLimitError,
+    "request_repeated": UnavailableError,
     "request_timeout": InvalidRequestError,
     "response_ended": InvalidRequestError,
     "store_unavailable": UnavailableError,

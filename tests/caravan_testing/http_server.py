@@ -50,9 +50,9 @@ class Service:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.client.post(path, json=body, headers=named)
 
-    async def reply(self, path: str, body: Any) -> Any:
-        """POST ``body`` and return the JSON of the reply, whose status must be 200."""
-        response = await self.post(path, body)
+    async def reply(self, path: str, body: Any, **headers: str) -> Any:
+        """`post` ``body`` and return the JSON of the reply, whose status must be 200."""
+        response = await self.post(path, body, **headers)
         assert response.status == 200, await response.text()
         return await response.json()
 

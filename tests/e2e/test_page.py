@@ -227,7 +227,9 @@ def test_what_fails_stays_and_what_the_server_forgot_is_sent_again(words: dict[s
     assert got["resent"] == [[1, True], [5, False]]
     assert re.fullmatch(r"\d+ of 100,000 tokens", got["meter"])
     assert got["checked"]
-    said = ("keep me", "next", "after a restart", "too long")
+    # A response whose reply was lost is found again, and not generated twice.
+    assert got["same"]
+    said = ("keep me", "next", "after a restart", "too long", "lost")
     assert got["answers"] == [f"You said {text}." for text in said]
 
 

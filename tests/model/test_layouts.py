@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_shard.backends.base import CellSlice
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import (
     DEMO_MODEL,
+    HYBRID_MODEL,
     PLAIN_MODEL,
     SMALL_WINDOW_MODEL,
     WINDOW_MODEL,
@@ -66,6 +68,22 @@ def test_a_state_that_does_not_fit_is_neither_saved_nor_restored(model: Path, ce
     else:
         assert driver.backend.restore(0, parts)
         assert driver.backend.length(0) == 90
+    driver.engine.close()
+
+
+@pytest.mark.parametrize("model", [PLAIN_MODEL, SMALL_WINDOW_MODEL, HYBRID_MODEL], ids=["plain", "window", "hybrid"])
+@pytest.mark.parametrize("layout", ["unified", "split"])
+def test_sequences_go_on_when_free_cells_are_cleared(model: Path, layout: str) -> None:
+    driver = ModelDriver(fetched(model), ctx_size=1024, kv_layout=layout, flash_attn="off")
+    tokens, tail = driver.tokens("a prompt for a model that reads it once"), driver.tokens(" and a tail")[1:]
+    expected, expected_tail = driver.alone(tokens, NEW_TOKENS), driver.alone(tokens + tail, NEW_TOKENS)
+    driver.prefill(first_chunk(0, tail, max_new=1))
+    driver.prefill(first_chunk(1, tokens, max_new=NEW_TOKENS))
+    driver.prefill(first_chunk(3, tail, max_new=NEW_TOKENS, copy=PrefixCopy(source_id=1, length=len(tokens))))
+    driver.backend.trim(0, 0)
+    driver.backend.clear_free_cells()
+    driver.decode([1, 3])
+    assert (driver.output[1], driver.output[3]) == (expected, expected_tail)
     driver.engine.close()
 
 

@@ -68,6 +68,18 @@ def test_a_program_gets_an_error_for_each_kind_of_request(llm: LLM, params: Samp
     assert good.outputs[0].token_ids
 
 
+@pytest.mark.parametrize("layout", ["unified", "split"])
+def test_without_flash_attention_what_it_leaves_in_cells_spoils_no_later_request(model: Path, layout: str) -> None:
+    with LLM(str(model), parallel=4, ctx_size=1024, threads=1, flash_attn="off", kv_layout=layout) as llm:
+        greedy = SamplingParams(temperature=0, max_tokens=6)
+        expected = llm.generate(_GOOD, greedy)[0].outputs[0].token_ids
+        with pytest.raises(GenerationError, match=_REASON):
+            # Its last cell is among those that llama.cpp multiplies by 0 for a short sequence.
+            llm.generate("wizard " * 40 + _BAD, greedy)
+        for _ in range(2):
+            assert llm.generate(_GOOD, greedy)[0].outputs[0].token_ids == expected
+
+
 def test_a_conversation_that_is_stepped_by_hand_gets_it_too(model: Path) -> None:
     with Executor(str(model), ctx_size=512) as executor, executor.create() as conversation:
         conversation.prompt(_BAD)

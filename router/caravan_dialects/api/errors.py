@@ -464,6 +464,13 @@ class ConversationBusyError(RequestError):
     sentence = "This conversation is being answered or changed. Wait until that has ended, or fork the conversation"
 
 
+class RepeatedRequestError(RequestError):
+    """A request with the same `Idempotency-Key` is being begun."""
+
+    kind = ErrorKind(409, "request_repeated", _CLIENT, None, RETRY_AFTER_S)
+    sentence = "A request with this `Idempotency-Key` is being begun. Send it again in a moment"
+
+
 class HeadMovedError(RequestError):
     """The conversation has changed since the expected `head`."""
 

@@ -16,10 +16,11 @@ import msgspec
 
 from caravan_dialects.bulk.parts import Parts
 from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, StoredFile
-from caravan_dialects.bulk.tables import VERSIONS, WRITE_BATCH
+from caravan_dialects.bulk.tables import ADD_BATCH, VERSIONS, WRITE_BATCH
 from caravan_dialects.conversations.nodes import new_id
 from caravan_dialects.conversations.store import StoreError
 from caravan_dialects.sql.connection import SQL_ERRORS, Place, VersionError, connected
+from caravan_dialects.sql.outage import Outage
 
 T = TypeVar("T")
 _SCHEMA = "caravan_files"
@@ -97,6 +98,7 @@ class BulkStore:
         self._thread = ThreadPoolExecutor(1, "bulk")
         self._opened: Tables | None = None
         self._temporary: str | None = None
+        self._outage = Outage("files and batches")
 
     async def close(self) -> None:
         """Finish the calls that run, and close the tables."""
@@ -151,8 +153,12 @@ class BulkStore:
         """Whether several servers use the store at a time."""
         return isinstance(self.settings.place, str)
 
+    async def add_batch(self, batch: Batch) -> bool:
+        """Add a batch; return False if there is one of this id."""
+        return await self.call(lambda tables: tables.write_batch(batch, is_new=True))
+
     async def write_batch(self, batch: Batch) -> bool:
-        """Add a batch, or write it as it is now; return False if it may not be written, see `WRITE_BATCH`."""
+        """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`."""
         return await self.call(lambda tables: tables.write_batch(batch))
 
     async def batch(self, owner: str, batch_id: str) -> tuple[Batch, Counts] | None:
@@ -170,9 +176,12 @@ class BulkStore:
     async def call(self, work: "Callable[[Tables], T]") -> T:
         """Run ``work`` in the thread of the store."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._tables()))
+            done = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._tables()))
         except (*SQL_ERRORS, VersionError, OSError) as error:
+            self._outage.failed(error)
             raise StoreError(str(error)) from error
+        self._outage.worked()
+        return done
 
     def _tables(self) -> "Tables":
         if self._opened is None:
@@ -268,10 +277,13 @@ class Tables:
 
     def delete_file(self, owner: str, file_id: str) -> bool:
         """Remove a file; return whether there was one."""
-        deleted = self._connection.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount
-        if deleted:
-            if self._parts is not None:
+        with self._connection.transaction():
+            deleted = self._connection.execute(
+                "DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)
+            ).rowcount
+            if deleted and self._parts is not None:
                 self._parts.delete(file_id)
+        if deleted:
             (self.folder / file_id).unlink(missing_ok=True)
         return deleted > 0
 
@@ -292,11 +304,14 @@ class Tables:
         if self._parts is not None:
             self._parts.forget_copies(but=_INCOMING)
 
-    def write_batch(self, batch: Batch) -> bool:
-        """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`."""
+    def write_batch(self, batch: Batch, *, is_new: bool = False) -> bool:
+        """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`.
+
+        ``is_new``: only if there is none of this id.
+        """
         record, server = msgspec.json.encode(batch), self._connection.server
         row = (batch.id, batch.owner, batch.status, batch.created, record, server)
-        return self._connection.execute(WRITE_BATCH, row).rowcount > 0
+        return self._connection.execute(ADD_BATCH if is_new else WRITE_BATCH, row).rowcount > 0
 
     def batch(self, owner: str, batch_id: str) -> tuple[Batch, Counts] | None:
         """Return a batch and what is answered of it; None if the owner has none of this id."""

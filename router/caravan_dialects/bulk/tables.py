@@ -58,11 +58,13 @@ _SHARED = (
 # What each version of the tables adds to the one before.
 VERSIONS = (_FIRST, _SHARED)
 
+_ADD = "INSERT INTO batches (id, owner, status, created, record, server) VALUES (?, ?, ?, ?, ?, ?)"
+ADD_BATCH = f"{_ADD} ON CONFLICT (id) DO NOTHING"
+
 # A batch that is to be cancelled is only cancelled, one whose lines all have an answer is not cancelled any more, and
 # nothing else is written of it by any but the server that works on it.
-WRITE_BATCH = """
-INSERT INTO batches (id, owner, status, created, record, server) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET status = excluded.status, record = excluded.record
+WRITE_BATCH = f"""
+{_ADD} ON CONFLICT (id) DO UPDATE SET status = excluded.status, record = excluded.record
 WHERE CASE excluded.status
     WHEN 'cancelling' THEN batches.status IN ('validating', 'in_progress', 'cancelling')
     WHEN 'cancelled' THEN batches.server = excluded.server

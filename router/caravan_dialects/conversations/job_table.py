@@ -77,17 +77,27 @@ class JobTable:
         self._connection = connection
         self._run = connection.execute
 
-    def add(self, job: Job, step: Step, now: float) -> None:
-        """Add a job with its first ``step``."""
+    def add(self, job: Job, step: Step, now: float, most: int | None = None) -> bool:
+        """Add a job with its first ``step``.
+
+        Return False and add nothing if several servers share the database, and its owner has ``most`` under way there.
+        """
         size = len(job.request) + len(job.response) + _JOB_BYTES
         with self._connection.transaction():
+            # A single server counts those that it works on.
+            if most is not None and self._connection.is_shared and self._under_way_of(job.owner) >= most:
+                return False
             row = (job.id, job.owner, job.request, job.response, size, now, self._connection.server)
             self._run(
                 "INSERT INTO jobs (id, owner, request, response, next, size, used, server) "
                 "VALUES (?, ?, ?, ?, 0, ?, ?, ?)",
                 row,
             )
-            self._append(job.id, step)
+            return self._append(job.id, step)
+
+    def _under_way_of(self, owner: str) -> int:
+        row = self._run("SELECT count(*) FROM jobs WHERE NOT ended AND owner = ?", (owner,)).fetchone()
+        return int(row[0])
 
     def append(self, job_id: str, step: Step) -> bool:
         """Add a step. Return False and change nothing if it does not follow the last one.

@@ -13,7 +13,8 @@ from typing import TypeVar
 from caravan_dialects.conversations.database import Bounds, Database
 from caravan_dialects.conversations.job_table import JobTable
 from caravan_dialects.conversations.nodes import Chain, Head, Job, Step, Transaction, UnderWay
-from caravan_dialects.sql.connection import SQL_ERRORS, Place, PostgresError
+from caravan_dialects.sql.connection import SQL_ERRORS, Place
+from caravan_dialects.sql.outage import Outage, is_away
 from caravan_scheduler.core.tokens import GeneratedToken
 
 T = TypeVar("T")
@@ -27,6 +28,11 @@ _PATIENCE_S, _RETRY_S = 30.0, 0.5
 
 class StoreError(Exception):
     """The store cannot be read or written, for example because its disk is full."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its database could not be reached. The store logs that."""
+        return is_away(self.__cause__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ class Store:
         self._pins: Counter[str] = Counter()
         self._thread = ThreadPoolExecutor(1, "conversations")
         self._database: Database | None = None
+        self._outage = Outage("responses and conversations")
 
     @property
     def place(self) -> Place:
@@ -116,9 +123,9 @@ class Store:
         """Forget a response; return whether there was one. Responses that continue it stay."""
         return await self._call(lambda database: database.delete_response(owner, response_id))
 
-    async def add_job(self, job: Job, step: Step) -> None:
-        """Add a job with its first step."""
-        await self._call(lambda database: database.jobs.add(job, step, time.time()))
+    async def add_job(self, job: Job, step: Step, most: int) -> bool:
+        """Add a job with its first step. Return False if its owner has ``most`` in a store that several servers use."""
+        return await self._call(lambda database: database.jobs.add(job, step, time.time(), most))
 
     async def append(self, job_id: str, step: Step) -> bool:
         """Add the next step of a job. Nothing is lost from then on if the process is killed.
@@ -162,17 +169,19 @@ class Store:
             try:
                 return await self._call(work)
             except StoreError as error:
-                cause = error.__cause__
-                if not (isinstance(cause, PostgresError) and cause.is_away and time.monotonic() < until):
+                if not error.is_away or time.monotonic() >= until:
                     raise
             await asyncio.sleep(_RETRY_S)
 
     async def _call(self, work: Callable[[Database], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._opened()))
+            done = await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._opened()))
         except SQL_ERRORS as error:
-            log.error("responses and conversations cannot be read or written: %s", error)
+            if not self._outage.failed(error):
+                log.error("responses and conversations cannot be read or written: %s", error)
             raise StoreError from error
+        self._outage.worked()
+        return done
 
     def _opened(self) -> Database:
         if self._database is None:

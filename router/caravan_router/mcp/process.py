@@ -43,12 +43,13 @@ _MEMORY_BYTES = 1 << 30
 _PING_S = 5.0
 _MAX_TOOLS, _MAX_PAGES, _MAX_LIST_BYTES = 1024, 64, 1 << 20
 _MAX_MESSAGE = 500
-# Runs a command without this process's limit on memory, and ends it with this process.
-_WITHOUT_LIMIT = """
+# Runs a command without this process's limit on memory. Linux ends it with this process; elsewhere, its input ends.
+WITHOUT_LIMIT = """
 import ctypes, os, resource, signal, sys
 hard = resource.getrlimit(resource.RLIMIT_AS)[1]
 resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 try:
     os.execvp(sys.argv[1], sys.argv[1:])
 except OSError as error:
@@ -76,7 +77,7 @@ async def _client(server: McpServer, held: AsyncExitStack) -> Client:
         http = await held.enter_async_context(create_mcp_http_client(headers=server.headers))
         return Client(streamable_http_client(server.url, http_client=http), cache=None)
     assert server.command is not None
-    arguments = ["-I", "-S", "-c", _WITHOUT_LIMIT, server.command, *server.args]
+    arguments = ["-I", "-S", "-c", WITHOUT_LIMIT, server.command, *server.args]
     return Client(
         StdioServerParameters(command=sys.executable, args=arguments, env=server.env, cwd=server.cwd), cache=None
     )

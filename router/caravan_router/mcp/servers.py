@@ -5,8 +5,10 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,6 +28,7 @@ from caravan_router.mcp.messages import (
     Start,
     Tools,
 )
+from caravan_router.mcp.restarts import Restarts
 
 _log = logging.getLogger(__name__)
 
@@ -93,17 +96,31 @@ class _Server:
         self._name = name
         self._start = Start(server=server, start_timeout_s=_START_S, max_result_bytes=limits.max_result_bytes)
         self._starting = asyncio.Lock()
+        self._restarts = Restarts()
+        # Why the last start failed.
+        self._failure = ToolServerError(NO_CONNECTION, "")
         self.process: _Process | None = None
 
     async def ask(self, asked: ListTools | Call) -> Answered:
         """Raises ToolServerError."""
         async with self._starting:
             if self.process is None or self.process.ended:
+                if wait_s := self._restarts.wait_s(time.monotonic()):
+                    failure = self._failure
+                    raise ToolServerError(
+                        failure.code, f"{failure.message}; it is not started again for {wait_s:.1f} s"
+                    )
                 self.process = await self._begin()
             process = self.process
         return await process.ask(asked)
 
+    def _ended(self, error: ToolServerError) -> None:
+        """Note that a process ended before its server has answered."""
+        self._failure = error
+        self._restarts.failed(time.monotonic())
+
     async def _begin(self) -> "_Process":
+        """Raises ToolServerError."""
         await self.close()
         environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         try:
@@ -118,9 +135,11 @@ class _Server:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ToolServerError(NO_CONNECTION, f"its process could not be started: {error.strerror}") from None
+            failure = ToolServerError(NO_CONNECTION, f"its process could not be started: {error.strerror}")
+            self._ended(failure)
+            raise failure from None
         _log.info("an MCP server is started", extra={"server": self._name})
-        return _Process(self._name, started, self._start)
+        return _Process(self._name, started, self._start, _Told(self._restarts.worked, self._ended))
 
     async def close(self) -> None:
         if self.process is not None:
@@ -128,13 +147,22 @@ class _Server:
             await process.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Who is told of the first answer of a process, or that it ended without one."""
+
+    answered: Callable[[], None]
+    ended: Callable[[ToolServerError], None]
+
+
 class _Process:
     """A process that speaks to a server. Requests are answered in any order, and those it leaves fail with its end."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, start: Start) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, start: Start, told: _Told) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self._name = name
+        self._told = told
         self._process = process
         self._requests, self._replies = process.stdin, process.stdout
         self._waiting: dict[int, asyncio.Future[Answered]] = {}
@@ -142,7 +170,7 @@ class _Process:
         # Set before it has ended, so that it gets no request that would end with it.
         self.ended = False
         self._closing = False
-        # Whether it has its connection.
+        # Whether its server has answered.
         self._connected = False
         self._send(start)
         self._reading = asyncio.create_task(self._read_all())
@@ -183,12 +211,14 @@ class _Process:
                 if size > _MAX_REPLY_BYTES:
                     break
                 answered = _DECODER.decode(await self._replies.readexactly(size))
-                self._connected = True
                 if isinstance(answered, Failed) and answered.ends:
                     self.ended = True
                     self._error = ToolServerError(answered.code, answered.message)
                     if answered.number == ALL:
                         break
+                elif not self._connected:
+                    self._connected = True
+                    self._told.answered()
                 if (waiting := self._waiting.get(answered.number)) is not None and not waiting.done():
                     waiting.set_result(answered)
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError, RecursionError):
@@ -197,6 +227,8 @@ class _Process:
             self.ended = True
             self._kill()
             if not self._closing:
+                if not self._connected:
+                    self._told.ended(self._error)
                 _log.warning("the process for an MCP server ended: %s", self._error, extra={"server": self._name})
             for waiting in self._waiting.values():
                 if not waiting.done():

@@ -153,13 +153,11 @@ def _begun(job: Job, remote: RemoteBatches, record: Record) -> Record:
     """Return the record with the batch that the server has of it. Raises ServerError, JobError."""
     if record.batch:
         return record
-    if (batch := remote.find(record.key)) is None:
-        # A single model answers to every name.
-        requests, endpoint = job.requests(record.model if record.server else "")
-        record = msgspec.structs.replace(record, file=remote.upload(requests))
-        job.keep(record)
-        batch = remote.begin(record.file, endpoint, record.key)
-    record = msgspec.structs.replace(record, batch=batch)
+    # A single model answers to every name.
+    requests, endpoint = job.requests(record.model if record.server else "")
+    record = msgspec.structs.replace(record, file=remote.upload(requests, record.key))
+    job.keep(record)
+    record = msgspec.structs.replace(record, batch=remote.begin(record.file, endpoint, record.key))
     job.keep(record)
     return record
 

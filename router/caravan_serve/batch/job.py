@@ -23,7 +23,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """``digest``: of the input. ``server``: URL of the server; "" for one that is started for the job.
 
     ``model``: what requests name; "" for what the input names.
-    ``key``: by which the batch is found on the server, also if its id was not noted. ``batch``: its id, once known.
+    ``key``: by which the server knows the file and the batch, also if their ids were not noted. ``batch``: its id, once
+    known.
     """
 
     digest: str

@@ -19,7 +19,8 @@ _TIMEOUT_S = 60.0
 _AWAY_S, _RETRY_S = 60.0, 0.5
 # The longest that a server gives a batch.
 _WINDOW = "168h"
-_KEY = "caravan_batch"
+# Has the server answer a request that is sent again with what the first one made.
+_KEY = "Idempotency-Key"
 _CHUNK_BYTES = 1 << 18
 _PASSING = frozenset({429, 502, 503, 504})
 
@@ -54,47 +55,20 @@ class RemoteBatches:
         """Close the connections."""
         self._http.close()
 
-    def upload(self, path: Path) -> str:
-        """Return the id of ``path`` as a file there."""
+    def upload(self, path: Path, key: str) -> str:
+        """Return the id of ``path`` as a file there, which is the same one for the same ``key``."""
 
         def send() -> httpx2.Response:
             with path.open("rb") as file:
-                form = {"purpose": "batch"}
-                return self._http.post("/v1/files", data=form, files={"file": (path.name, file)}, timeout=None)
+                form, files = {"purpose": "batch"}, {"file": (path.name, file)}
+                return self._http.post("/v1/files", data=form, files=files, headers={_KEY: key}, timeout=None)
 
         return str(self._asked(send)["id"])
 
     def begin(self, file_id: str, endpoint: str, key: str) -> str:
-        """Return the id of a new batch, which `find` finds by ``key``, also if its reply was lost."""
-        body = {
-            "input_file_id": file_id,
-            "endpoint": endpoint,
-            "completion_window": _WINDOW,
-            "metadata": {_KEY: key},
-        }
-        may_have_begun = False
-
-        def send() -> httpx2.Response:
-            nonlocal may_have_begun
-            if may_have_begun and (known := self.find(key)) is not None:
-                return self._http.get(f"/v1/batches/{known}")
-            may_have_begun = True
-            return self._http.post("/v1/batches", json=body)
-
-        return str(self._asked(send)["id"])
-
-    def find(self, key: str) -> str | None:
-        """Return the id of the batch that was begun with ``key``; None if there is none."""
-        after = None
-        while True:
-            query = {"limit": "100"} | ({} if after is None else {"after": after})
-            page = self._asked(lambda query=query: self._http.get("/v1/batches", params=query))  # type: ignore[misc]
-            for one in page["data"]:
-                if (one["metadata"] or {}).get(_KEY) == key:
-                    return str(one["id"])
-            if not page["has_more"]:
-                return None
-            after = page["last_id"]
+        """Return the id of a batch, which is the same one for the same ``key``."""
+        body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": _WINDOW}
+        return str(self._asked(lambda: self._http.post("/v1/batches", json=body, headers={_KEY: key}))["id"])
 
     def progress(self, batch_id: str) -> Progress:
         """Return how far a batch is."""

@@ -305,6 +305,10 @@ class Adapters(Protocol):
 class Backend(CachedModel, Protocol):
     """The model of a shard."""
 
+    def clear_free_cells(self) -> None:
+        """Let nothing be in free cells that might spoil other sequences, as NaN of a sequence that has ended."""
+        ...
+
     @property
     def contents(self) -> FileContents:
         """What is known of the bytes in its files."""

@@ -268,6 +268,7 @@ class Engine:
         self._finder.wait()
         if outcome is DecodeOutcome.OK:
             found = self._commit(parts, batch.output_count)
+            self._pool.spoiled.update(found.rows.without_logits)
             timings = _timings(started_ns, forward_ns, perf_counter_ns() - sampling_from)
             return StepResult(
                 StepOutcome.OK, found.rows, timings, found.prompt_logprobs, found.evaluations, found.drafts

@@ -35,6 +35,8 @@ class SequencePool:
     def __init__(self, backend: Backend, runs: RunStore, drafter: ModelDrafter | None = None) -> None:
         """``drafter``: holds beginnings of the same sequences, and no others."""
         self.held: dict[int, Sequence] = {}
+        # Those whose logits were NaN or infinite, so that their cells may be as well.
+        self.spoiled: set[int] = set()
         self.runs = runs
         self._backend = backend
         self._births = count()
@@ -68,6 +70,9 @@ class SequencePool:
                 self._keep_draft(sequence_id, 0)
             if sequence.phase is not Phase.ENDED:
                 log_traced(sequence, "sequence released", computed=sequence.computed)
+        if frees_cells and not self.spoiled <= self.held.keys():
+            self.spoiled &= self.held.keys()
+            self._backend.clear_free_cells()
 
     def clear(self, *, frees_cells: bool = True) -> None:
         """Forget every sequence. ``frees_cells``: as in `release`."""

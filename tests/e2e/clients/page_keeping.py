@@ -208,9 +208,26 @@ def failing(visit: Visit) -> Any:
     visit.button("Send").click()
     visit.button("Drop the oldest turns and try again").click()
     page.get_by_text("You said too long.").wait_for()
+    page.unroute("**/v1/responses", _full)
+    lost: list[str] = []
+
+    def lose(route: Route) -> None:
+        lost.append(route.fetch().text())
+        route.abort()
+
+    page.route("**/v1/responses", lose)
+    visit.message().fill("lost")
+    visit.button("Send").click()
+    visit.button("Try again").wait_for()
+    page.unroute("**/v1/responses", lose)
+    with page.expect_response("**/v1/responses") as again:
+        visit.button("Try again").click()
+    page.get_by_text("You said lost.").wait_for()
+    visit.ended()
     visit.wrong = [text for text in visit.wrong if "Failed to load resource" not in text]
     return {
         "draft": draft,
+        "same": [again.value.text()] == lost,
         "covers": bool(covers),
         "continued": continued.value.post_data_json["previous_response_id"][:5],
         "resent": [[len(body["input"]), "previous_response_id" in body] for body in sent[:2]],

@@ -1,6 +1,6 @@
 """`Executor` over the toy model: room, misuse, files, samplers, media. Any order of calls: tests/property."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +367,28 @@ def test_parts_of_a_prompt_are_read_as_what_they_spell(kind: str, batch: int) ->
         assert _generated(shown) == _generated(words)
         assert np.array_equal(shown.logits(), words.logits())
         assert shown.text == words.text.replace(_TEXT, "see  hear ?")
+
+
+def test_media_are_forgotten_with_their_conversations_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, kept = 32, list[int]()
+    with _media_executor() as executor:
+        shown = [executor.create() for _ in range(count)]
+        for number, conversation in enumerate(shown):
+            conversation.prompt(_picture(f"cat {number}"))
+        first, keep = shown[0].tokens, executor.media.keep
+
+        def counted(texts: Iterable[Sequence[int]]) -> None:
+            found = list(texts)
+            kept.append(len(found))
+            keep(found)
+
+        monkeypatch.setattr(executor.media, "keep", counted)
+        for conversation in shown[:-1]:
+            conversation.close()
+        assert sum(kept) <= 2 * count
+        assert executor.media.used_in([shown[-1].tokens]) == [_picture(f"cat {count - 1}")]
+        with pytest.raises(RequestError, match="no conversation has an image"):
+            executor.media.check(first)
 
 
 def test_a_picture_can_come_first_and_alone() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from openai.types.responses.response_output_item import McpCall
 import caravan_testing
 from caravan_dialects.tool_servers import TIMED_OUT, UNUSABLE, CallResult, ToolServerError
 from caravan_router.mcp.config import McpConfigError, McpLimits, McpServer, read_servers
+from caravan_router.mcp.process import WITHOUT_LIMIT
 from caravan_router.mcp.servers import McpServers
 from caravan_testing.http_server import serving
 from caravan_testing.programs import kept_ports
@@ -171,6 +173,17 @@ async def test_what_cannot_be_started_is_an_error_of_the_call() -> None:
     async with running({"none": McpServer(command="/nonesuch")}) as servers:
         error = await error_of(servers, "none", "ask")
         assert "closed" in error.message
+        [pid] = servers.pids.values()
+        # It is not started again for each request.
+        again = await error_of(servers, "none", "ask")
+        assert (again.code, again.message[: len(error.message)]) == (error.code, error.message)
+        assert "it is not started again for" in again.message
+        assert [*servers.pids.values()] == [pid]
+
+
+def test_a_command_is_run_where_there_is_no_prctl() -> None:
+    elsewhere = 'import ctypes, sys\nsys.platform = "darwin"\nctypes.CDLL = None\n'
+    subprocess.run([sys.executable, "-I", "-S", "-c", elsewhere + WITHOUT_LIMIT, "true"], check=True)
 
 
 @pytest.mark.parametrize(

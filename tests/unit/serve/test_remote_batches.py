@@ -4,7 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -13,33 +13,27 @@ from caravan_serve.servers import Server
 
 
 class LossyServer(ThreadingHTTPServer):
-    """Begins batches. The connection of the first one is closed without a reply."""
+    """Makes a file or batch for each key. The connection of the first request is closed without a reply."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.batches: list[dict[str, Any]] = []
+        self.made: dict[tuple[str, str], str] = {}
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: LossyServer
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.batches.append({"id": f"batch_{len(self.server.batches)}", "metadata": body["metadata"]})
-        if len(self.server.batches) > 1:
-            self._reply(self.server.batches[-1])
-
-    def do_GET(self) -> None:
-        name = self.path.rpartition("/")[2]
-        found = [one for one in self.server.batches if one["id"] == name]
-        self._reply(found[0] if found else {"data": self.server.batches, "has_more": False})
-
-    def _reply(self, body: object) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        made, asked = self.server.made, (self.path, self.headers["Idempotency-Key"])
+        is_first = not made
+        made.setdefault(asked, f"{self.path.rpartition('/')[2]}_{len(made)}")
+        if not is_first:
+            data = json.dumps({"id": made[asked]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
@@ -55,11 +49,20 @@ def server() -> Iterator[LossyServer]:
         thread.join()
 
 
-def test_a_batch_whose_reply_was_lost_is_not_begun_twice(server: LossyServer) -> None:
+@pytest.mark.parametrize("kind", ["files", "batches"])
+def test_what_was_made_before_its_reply_was_lost_is_not_made_twice(
+    server: LossyServer, kind: str, tmp_path: Path
+) -> None:
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text("{}")
     remote = RemoteBatches(Server(f"http://127.0.0.1:{server.server_port}"))
+
+    def make(key: str) -> str:
+        return remote.upload(requests, key) if kind == "files" else remote.begin("file_1", "/v1/completions", key)
+
     try:
-        assert remote.begin("file_1", "/v1/completions", "one") == "batch_0"
-        assert len(server.batches) == 1
-        assert remote.begin("file_1", "/v1/completions", "another") == "batch_1"
+        assert make("one") == f"{kind}_0"
+        assert len(server.made) == 1
+        assert make("another") == f"{kind}_1"
     finally:
         remote.close()

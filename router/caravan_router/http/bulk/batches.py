@@ -21,6 +21,7 @@ from caravan_dialects.conversations.nodes import new_id
 from caravan_router.http.bulk.files import file_of
 from caravan_router.http.bulk.line import ENDPOINTS
 from caravan_router.http.bulk.running import BULK, CANCELLABLE, RUNNING_BATCHES
+from caravan_router.http.server.repeated import REPEATABLE, keyed_id
 from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
@@ -40,10 +41,15 @@ ROUTES = Routes(OPENAI, tag=Tag.FILES)
     "POST",
     _PATH,
     "Answer the requests of a file at the lowest priority, when there is room",
+    parameters=(REPEATABLE,),
     reply=BatchObject,
     errors=(*BODY_ERRORS, *STORE_ERRORS),
 )
 async def create_batch(request: web.Request, body: BatchRequest) -> web.Response:
+    batch_id, owner = keyed_id(request, "batch"), owner_of(request)
+    # Its file may not be there any more.
+    if batch_id is not None and (known := await request.app[BULK].batch(owner, batch_id)) is not None:
+        return json_reply(batch_object(*known))
     if body.endpoint not in _ENDPOINTS:
         raise endpoint_error(_ENDPOINTS, body.endpoint)
     hours = window_hours(body.completion_window)
@@ -55,8 +61,8 @@ async def create_batch(request: web.Request, body: BatchRequest) -> web.Response
     check_range("bytes of the input file", file.size, 0, MAX_BYTES)
     now = time.time()
     batch = Batch(
-        id=new_id("batch"),
-        owner=owner_of(request),
+        id=batch_id or new_id("batch"),
+        owner=owner,
         endpoint=body.endpoint,
         input_file=file.id,
         window=body.completion_window,

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -29,6 +30,7 @@ from caravan_dialects.bulk.store import Upload
 from caravan_dialects.conversations.nodes import new_id
 from caravan_router.http.bulk.running import BULK
 from caravan_router.http.server.form import FORM
+from caravan_router.http.server.repeated import REPEATABLE, keyed_id
 from caravan_router.http.server.route import BODY_ERRORS, STORE_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE, owner_of
@@ -47,6 +49,7 @@ ROUTES = Routes(OPENAI, tag=Tag.FILES)
     "POST",
     _PATH,
     "Upload a file, such as the requests of a batch",
+    parameters=(REPEATABLE,),
     form=FileForm,
     reply=FileObject,
     errors=BODY_ERRORS,
@@ -55,11 +58,19 @@ async def upload_file(request: web.Request) -> web.Response:
     if request.content_type != FORM:
         raise UnsupportedMediaError(request.content_type, FORM)
     store, owner = request.app[BULK], owner_of(request)
+    file_id = keyed_id(request, "file")
     async with store.uploading() as upload:
-        fields = await _read(request, upload, await store.room(owner))
+        known = None if file_id is None else await store.file(owner, file_id)
+        room = await store.room(owner)
+        # What was uploaded before is read as well, as its client expects, and not kept twice.
+        fields = await _read(request, upload, room if known is None else room + known.size)
+        if known is not None:
+            return json_reply(file_object(known))
         file = _file_of(fields, owner, upload.size, store.settings.life_s)
-        if (room := await store.keep(upload, file)) is not None:
-            raise FileRoomError(room)
+        if file_id is not None:
+            file = replace(file, id=file_id)
+        if (left := await store.keep(upload, file)) is not None:
+            raise FileRoomError(left)
     return json_reply(file_object(file))
 
 

@@ -132,8 +132,9 @@ class RunningBatches:
         await asyncio.shield(self._add(batch))
 
     async def _add(self, batch: Batch) -> None:
-        await self._store.write_batch(batch)
-        self._begin(batch)
+        # One of the same id is there if its client has begun it twice at the same time.
+        if await self._store.add_batch(batch):
+            self._begin(batch)
 
     def _begin(self, batch: Batch) -> None:
         """Work on a batch that is in the store. Another server does if it has the lock."""
@@ -157,14 +158,18 @@ class RunningBatches:
 
     async def _run(self, running: _RunningBatch) -> None:
         """Work on a batch until it has ended, again and again while the store cannot be used."""
+        waits = False
         try:
             while not running.batch.status.has_ended:
                 try:
                     await self._step(running)
+                    waits = False
                 except StoreError as error:
-                    _log.error(
-                        "batch %s waits: files and batches cannot be read or written: %s", running.batch.id, error
-                    )
+                    if not (waits or error.is_away):
+                        waits = True
+                        _log.error(
+                            "batch %s waits: files and batches cannot be read or written: %s", running.batch.id, error
+                        )
                     await asyncio.sleep(_RETRY_S)
         finally:
             del self._batches[running.batch.id]
@@ -288,11 +293,14 @@ class RunningBatches:
 
     async def _until_stored(self, work: Callable[[Tables], T]) -> T:
         """Read or write, again and again while the store cannot be used: an answer is not computed twice."""
+        waits = False
         while True:
             try:
                 return await self._store.call(work)
             except StoreError as error:
-                _log.error("batches wait: they cannot be read or written: %s", error)
+                if not (waits or error.is_away):
+                    waits = True
+                    _log.error("batches wait: they cannot be read or written: %s", error)
                 await asyncio.sleep(_RETRY_S)
 
     async def _finish(self, running: _RunningBatch, status: BatchStatus) -> None:

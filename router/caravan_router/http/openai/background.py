@@ -16,6 +16,7 @@ from caravan_dialects.api.errors import (
     BackgroundLimitError,
     EndingError,
     InvalidKeyError,
+    RepeatedRequestError,
     RequestError,
     UnknownModelError,
 )
@@ -30,7 +31,7 @@ from caravan_dialects.api.openai.responses.background import (
     with_window,
 )
 from caravan_dialects.api.openai.responses.event_log import EventLog, LostJobError
-from caravan_dialects.api.openai.responses.reply import AskedResponse
+from caravan_dialects.api.openai.responses.reply import AskedResponse, new_response
 from caravan_dialects.api.openai.responses.schema import ResponseObject, ResponseRequest
 from caravan_dialects.api.openai.responses.turn import begun_turn
 from caravan_dialects.api.stream import NAMED_EVENTS
@@ -131,10 +132,12 @@ class BackgroundResponses:
         job = self._jobs.get(response_id)
         return job.log if job is not None and job.owner == owner else None
 
-    async def begin(self, request: web.Request, body: ResponseRequest) -> tuple[ResponseObject, EventLog]:
+    async def begin(
+        self, request: web.Request, body: ResponseRequest, response_id: str | None = None
+    ) -> tuple[ResponseObject, EventLog]:
         """Store a new response and generate it. Return it as it is queued, and its events.
 
-        Raises RequestError, EngineError, StoreError.
+        ``response_id``: one that its client knows how to find. Raises RequestError, EngineError, StoreError.
         """
         state, owner = self._app[STATE], owner_of(request)
         has_priority = body.priority is not None or PRIORITY_HEADER in request.headers
@@ -144,7 +147,13 @@ class BackgroundResponses:
             turn = await held.enter_async_context(
                 begun_turn(state.store, self._app[RUNNING], owner, body, extends=True)
             )
-            asked = AskedBackground(body, turn, self._app[REMEMBERED], life_s=state.limits.background_life_s)
+            head = new_response(body, turn)
+            if response_id is not None:
+                if self._app[RUNNING].find(owner, response_id) is not None:
+                    raise RepeatedRequestError
+                head = msgspec.structs.replace(head, id=response_id)
+            life_s = state.limits.background_life_s
+            asked = AskedBackground(body, turn, self._app[REMEMBERED], life_s=life_s, head=head)
             note_skipped(self._app, asked)
             held.enter_context(self._app[RUNNING].listing(asked.running))
             answer, progress = await admitted(request, asked, held.enter_context(ExitStack()))
@@ -152,7 +161,7 @@ class BackgroundResponses:
             progress.trace = NO_TRACE  # That of the request ends with its reply.
             log = EventLog(state.store, asked.running.id)
             try:
-                await answer.begin(log, asked.record)
+                await answer.begin(log, asked.record, state.limits.max_background)
             finally:
                 queued = answer.response()
                 # What is stored is generated, also if its client has left meanwhile. If this server ends, another does.
@@ -207,8 +216,9 @@ class BackgroundResponses:
                     job = await state.store.job(known.owner, known.id)
                     if job is not None and not job.ended:
                         await self._continue(job)
-        except StoreError:
-            _log.error("responses in the background cannot be read, so they do not go on")
+        except StoreError as error:
+            if not error.is_away:
+                _log.error("responses in the background cannot be read, so they do not go on")
 
     async def _continue(self, job: Job) -> None:
         """Continue a response; end it if that is not possible. Raises StoreError."""

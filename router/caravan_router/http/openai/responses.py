@@ -12,7 +12,7 @@ from caravan_dialects.api.generation.prompt import RenderedTokens, rendered_toke
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.openai.chat.validation import ValidChat
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_dialects.api.openai.responses.background import check_background
+from caravan_dialects.api.openai.responses.background import check_background, stored_response
 from caravan_dialects.api.openai.responses.event_log import EventLog
 from caravan_dialects.api.openai.responses.items import DEFAULT_LIMIT, MAX_LIMIT, page_of
 from caravan_dialects.api.openai.responses.reply import AskedResponse
@@ -36,6 +36,7 @@ from caravan_router.http.generation.models import asked_model, context_of, count
 from caravan_router.http.openai.background import BACKGROUND, followed, note_skipped
 from caravan_router.http.openai.websocket.connection import answer_socket
 from caravan_router.http.server.body import Tolerance
+from caravan_router.http.server.repeated import REPEATABLE, keyed_id
 from caravan_router.http.server.route import (
     BODY_ERRORS,
     GENERATION_ERRORS,
@@ -85,6 +86,7 @@ UNSUPPORTED = Routes(OPENAI, tolerance=Tolerance.ALWAYS, tag=Tag.RESPONSES)
     _PATH,
     "Generate a response of messages and tool calls, and store it so that it can be continued",
     around=counting_refusals,
+    parameters=(REPEATABLE,),
     reply=ResponseObject,
     events=ResponseEvent,
     errors=(*GENERATION_ERRORS, 409),
@@ -93,7 +95,10 @@ async def create_response(request: web.Request, body: ResponseRequest) -> web.St
     check_request(body)
     check_background(body)
     if body.background:
-        queued, log = await request.app[BACKGROUND].begin(request, body)
+        response_id = keyed_id(request, "resp")
+        if response_id is not None and await _is_stored(request, response_id):
+            return await (_stream_again if body.stream else _now)(request, owner_of(request), response_id)
+        queued, log = await request.app[BACKGROUND].begin(request, body, response_id)
         return await followed(request, log, 0) if body.stream else json_reply(queued)
     async with _begun_turn(request, body, extends=True) as turn:
         reply = AskedResponse(body, turn, request.app[REMEMBERED])
@@ -187,6 +192,11 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     response_id, owner = request.match_info["response_id"], owner_of(request)
     if request.query.get("stream") == "true":
         return await _stream_again(request, owner, response_id)
+    return await _now(request, owner, response_id)
+
+
+async def _now(request: web.Request, owner: str, response_id: str) -> web.StreamResponse:
+    """Return a response as it is now."""
     stored = await _find_stored(request, owner, response_id)
     if stored is not None:
         return web.Response(body=stored, content_type="application/json")
@@ -196,6 +206,11 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     return json_reply(running.progress.response())
 
 
+async def _is_stored(request: web.Request, response_id: str) -> bool:
+    store, owner = request.app[STATE].store, owner_of(request)
+    return await store.job(owner, response_id) is not None or await store.response(owner, response_id) is not None
+
+
 async def _find_stored(request: web.Request, owner: str, response_id: str) -> bytes | None:
     """Return a response as it is stored; None if there is none of this id, or it is under way here."""
     store = request.app[STATE].store
@@ -203,7 +218,7 @@ async def _find_stored(request: web.Request, owner: str, response_id: str) -> by
     if stored is None and request.app[RUNNING].find(owner, response_id) is None:
         job = await store.job(owner, response_id)
         # It may have ended since the first look.
-        stored = None if job is None else job.response or await store.response(owner, response_id)
+        stored = None if job is None else stored_response(job) or await store.response(owner, response_id)
     return stored
 
 

@@ -27,7 +27,10 @@ _MOST_LINE_BYTES = 4096
 
 
 class Connection(web.RequestHandler):
-    """A connection that aiohttp closes when idle for `KEEPALIVE_S`, and `check` when stuck."""
+    """A connection that aiohttp closes when idle for `KEEPALIVE_S`, and `check` when stuck.
+
+    The end of what the client sends is taken for its leaving: a client that closes its socket sends nothing else.
+    """
 
     __slots__ = (
         "_dialects",

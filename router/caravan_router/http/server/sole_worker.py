@@ -1,6 +1,7 @@
 """Work on what is stored that one server at a time may do, and that the next one continues."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from pathlib import Path
 
 from caravan_dialects.sql.connection import Place
 from caravan_proto.files import FileLock
+
+_log = logging.getLogger(__name__)
 
 _LOCK_POLL_S = 0.1
 # So often, servers that share a database look for what another one has left, and what clients ask of them there.
@@ -56,7 +59,10 @@ class SoleWorker:
     async def _look(self) -> None:
         """Go on with what other servers leave, and leave when this one ends."""
         while not await self._ends_within(_SHARED_POLL_S):
-            await self._work.go_on()
+            try:
+                await self._work.go_on()
+            except Exception:  # noqa: BLE001  whatever a bug raises: without the next look, nothing would be cancelled
+                _log.exception("what other servers have left cannot be continued")
         await self._leave()
 
     async def _ends_within(self, seconds: float) -> bool:

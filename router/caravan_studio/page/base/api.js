@@ -34,7 +34,7 @@ export const postJson = async (path, body, options) => (await send("POST", path,
 export const deleteJson = async (path, options) => (await send("DELETE", path, options)).json();
 
 /** Yields the events of a streamed response: `{event, data}`, whose data is decoded. Throws ApiError. */
-export const postForEvents = (path, body, signal) => eventsOf(send("POST", path, { body, signal }));
+export const postForEvents = (path, body, signal, headers) => eventsOf(send("POST", path, { body, signal, headers }));
 export const getForEvents = (path, signal) => eventsOf(send("GET", path, { signal }));
 
 async function* eventsOf(sent) {

@@ -4,9 +4,14 @@ import { getForEvents, getJson, postForEvents, postJson } from "../base/api.js";
 
 const path = (id, rest = "") => `v1/responses/${encodeURIComponent(id)}${rest}`;
 
-/** Yields the events of a new response, which goes on without its reader and is kept. */
-export const begin = (body, signal) =>
-  postForEvents("v1/responses", { ...body, background: true, store: true, stream: true }, signal);
+/**
+ * Yields the events of a response, which goes on without its reader and is kept. It is a new one, unless the server has
+ * begun one with this key already.
+ */
+export const begin = (body, key, signal) =>
+  postForEvents("v1/responses", { ...body, background: true, store: true, stream: true }, signal, {
+    "Idempotency-Key": key,
+  });
 /** Yields the events of a response behind the one with a sequence number. */
 export const resume = (id, sequence, signal) =>
   getForEvents(path(id, `?stream=true&starting_after=${sequence}`), signal);

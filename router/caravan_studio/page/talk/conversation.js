@@ -133,7 +133,9 @@ export class Conversation extends EventTarget {
   /** Asks for an answer once more that has failed. One with a text stays, beside the new one. */
   async retry(node) {
     if (node.items.length) return this.again(node);
-    const fresh = { status: "sending", response: null, sequence: -1, error: null, code: "", tab: TAB };
+    // One of which no event has come may have begun nevertheless, and is found by its key.
+    const asked = node.response ? node.version + 1 : node.asked;
+    const fresh = { status: "sending", response: null, sequence: -1, error: null, code: "", tab: TAB, asked };
     Object.assign(node, fresh, { version: node.version + 1 });
     this.#edits += 1;
     await archive.saveNode(node);

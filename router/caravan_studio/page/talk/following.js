@@ -30,9 +30,9 @@ export async function follow(live, body) {
 /** Takes events until there are no more for now. Returns whether there were any. */
 async function take(live, body) {
   const { signal } = live.abort;
-  const { response, sequence } = live.node;
+  const { id, response, sequence, asked = 0 } = live.node;
   try {
-    for await (const event of response ? again(response, sequence, signal) : begin(body, signal)) live.take(event);
+    for await (const event of response ? again(response, sequence, signal) : begin(body, `${id}-${asked}`, signal)) live.take(event);
   } catch (error) {
     const passes = error instanceof ApiError && PASSING.includes(error.status);
     if (!passes || !live.node.response) throw error;

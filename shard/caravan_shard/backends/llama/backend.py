@@ -37,6 +37,7 @@ from caravan_shard.backends.llama.kernels.row_by_row import ROW_BY_ROW, has_own_
 from caravan_shard.backends.llama.media.projector_file import load_projector
 from caravan_shard.backends.llama.memory.cell_state import StateFormat
 from caravan_shard.backends.llama.memory.context import Contexts, OpenContext, position_dimensions, reads_tokens_only
+from caravan_shard.backends.llama.memory.memory import clear_free_cells
 from caravan_shard.backends.llama.memory.recurrent import RecurrentMemory, RollbackMemory, what_restoring_changes
 from caravan_shard.backends.llama.model.adapters import LlamaAdapters
 from caravan_shard.backends.llama.model.loading import LoadedModel, open_model
@@ -345,6 +346,11 @@ class LlamaCppBackend:
         if self._head is not None:
             self._head.cut_model(sequence_id, length)
         return self._memory.trim(sequence_id, length)
+
+    def clear_free_cells(self) -> None:
+        """Do so where cells that a sequence may not see are multiplied by 0, and not skipped as by flash attention."""
+        if not self.numerics.flash_attention[self.capacity.current.layout.value]:
+            clear_free_cells(self._context)
 
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
         """Call llama_memory_seq_cp."""

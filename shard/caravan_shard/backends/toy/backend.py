@@ -207,6 +207,9 @@ class ToyBackend:
         self.cache.trim(sequence_id, length)
         return True
 
+    def clear_free_cells(self) -> None:
+        """Do nothing: a sequence reads its own cells alone."""
+
     def copy(self, source_id: int, destination_id: int, length: int) -> None:
         """Work like llama_memory_seq_cp."""
         assert self.cache.length(destination_id) == 0, f"sequence {destination_id} holds tokens"

@@ -151,7 +151,7 @@ async def test_readers_get_each_event_once_wherever_they_begin(place: Place) -> 
     store = Store(StoreSettings(place=place))
     log = EventLog(store, "r")
     first = step(0, 2)
-    await log.record(first, store.add_job(job(), first))
+    await log.record(first, store.add_job(job(), first, 1))
     readers = [asyncio.create_task(read(log, number)) for number in (0, 1, 5, 600)]
     number = 2
     while number < 1000:

@@ -222,16 +222,16 @@ async def test_a_response_that_is_stored_goes_on_though_its_client_leaves_meanwh
 ) -> None:
     handlers, names, written, add_job = list[asyncio.Task[Any]](), list[str](), asyncio.Event(), Store.add_job
 
-    async def slow(store: Store, job: Job, step: Step) -> None:
+    async def slow(store: Store, job: Job, step: Step, most: int) -> bool:
         await written.wait()
-        await add_job(store, job, step)
+        return await add_job(store, job, step, most)
 
-    def noted(store: Store, job: Job, step: Step) -> Coroutine[Any, Any, None]:
+    def noted(store: Store, job: Job, step: Step, most: int) -> Coroutine[Any, Any, bool]:
         handler = asyncio.current_task()
         assert handler is not None
         handlers.append(handler)
         names.append(job.id)
-        return slow(store, job, step)
+        return slow(store, job, step, most)
 
     monkeypatch.setattr(Store, "add_job", noted)
     async with serving(engine()) as service:
@@ -366,7 +366,7 @@ async def test_one_server_at_a_time_continues_what_is_in_a_file(tmp_path: Path) 
         second = await stack.enter_async_context(serving(after, store=Store(StoreSettings(place=file))))
         # The first one still has it, and what is stored can be read.
         assert await events_after(second, response_id) == shown
-        assert (await found(second, response_id))["status"] == "queued"
+        assert (await found(second, response_id))["status"] == "in_progress"
         assert after.streams == []
         await before.aclose()
         assert (await ended(second, response_id))["output"][0]["content"][0]["text"] == "ab"

@@ -226,6 +226,8 @@ async def test_an_error_in_a_started_stream_is_an_event(service: Service) -> Non
     [
         ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "[user]a\nb\n"),
         ([{"role": "developer", "content": "d"}, *HI], "[system]d\n[user]hi\n"),
+        # As a template without tools has the role "tool".
+        ([*HI, {"role": "ipython", "content": "3"}], "[user]hi\n[user]Result of the function: 3\n"),
         ([*HI, {"role": "assistant", "content": None, "refusal": "no", "annotations": []}, *HI],
          "[user]hi\n[assistant]\n[user]hi\n"),
     ],

@@ -237,6 +237,17 @@ async def test_a_client_disconnects_during_generation(
     assert await service.sample('tgi_request_failure{err="dropped"}') == generations
 
 
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_a_client_that_closes_its_side_only_has_left(service: Service, path: str) -> None:
+    # Else a client that gives up a request without a stream would hold its place until the whole reply is written.
+    service.engine.script = lambda _: [Pause()]
+    writer = await send(service, path, {"inputs": "a"})
+    await eventually(lambda: bool(service.engine.streams))
+    writer.write_eof()
+    await eventually(service.is_idle)
+    writer.close()
+
+
 @pytest.mark.parametrize(("path", "body"), ROUTES)
 async def test_a_client_disconnects_during_tokenization(service: Service, path: str, body: dict[str, Any]) -> None:
     service.engine.tokenizing = asyncio.Event()

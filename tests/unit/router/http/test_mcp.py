@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import FormData
 
+from caravan_dialects.auth.key import MIN_PRIORITY
 from caravan_dialects.conversations.store import Store, StoreSettings
 from caravan_dialects.tool_servers import TIMED_OUT, CallResult, ToolServerError
 from caravan_scheduler.core.generation import GenerationSpec
@@ -105,6 +107,36 @@ async def test_a_stream_tells_of_lists_and_calls_as_openai_does() -> None:
         assert json.loads("".join(event["delta"] for event in arguments)) == {"a": 1, "b": 2}
         done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
         assert done == events[-1]["response"]["output"]
+
+
+@pytest.mark.usefixtures("either_store")
+async def test_a_line_of_a_batch_calls_tools_as_its_route_does() -> None:
+    engine, servers = says(call("add", a=1, b=2), "It is 3."), adding()
+    async with serving(engine, tool_servers=servers) as service:
+        body = {"model": "scripted", "input": "Hi", "tools": [DEMO]}
+        line = {"custom_id": "one", "method": "POST", "url": PATH, "body": body}
+        form = FormData({"purpose": "batch"})
+        form.add_field("file", json.dumps(line).encode(), filename="requests.jsonl")
+        async with service.client.post("/v1/files", data=form) as response:
+            file = (await response.json())["id"]
+        batch = await service.reply(
+            "/v1/batches", {"input_file_id": file, "endpoint": PATH, "completion_window": "24h"}
+        )
+
+        async def now() -> Any:
+            async with service.client.get(f"/v1/batches/{batch['id']}") as response:
+                return await response.json()
+
+        ended = await eventually(now, "the batch ends", lambda one: one["status"] in ("completed", "failed"))
+        assert ended["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+        async with service.client.get(f"/v1/files/{ended['output_file_id']}/content") as response:
+            answered = json.loads(await response.text())["response"]["body"]
+        assert kinds(answered) == ["mcp_list_tools", "mcp_call", "message"]
+        assert answered["output"][-1]["content"][0]["text"] == "It is 3."
+        assert servers.made == ["demo", ("demo", "add", {"a": 1, "b": 2})]
+        # Both parts yield to every other request.
+        assert {stream.spec.priority for stream in engine.streams} == {MIN_PRIORITY}
+        await eventually(service.is_idle, "everything released")
 
 
 async def test_later_responses_know_the_tools_and_the_results() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from caravan_dialects.api.limits import Limits
 from caravan_dialects.bulk.store import BulkSettings, BulkStore
 from caravan_dialects.conversations.database import Bounds, Database
 from caravan_dialects.conversations.nodes import Job, JobEnd, Step, Transaction
@@ -37,9 +38,9 @@ def paused(*words: str, after: int) -> WordEngine:
 
 
 @asynccontextmanager
-async def server(url: str, engine: WordEngine) -> AsyncIterator[Service]:
+async def server(url: str, engine: WordEngine, limits: Limits | None = None) -> AsyncIterator[Service]:
     store, bulk = Store(StoreSettings(place=url)), BulkStore(BulkSettings(place=url))
-    async with serving(engine, store=store, bulk=bulk) as service:
+    async with serving(engine, limits, store=store, bulk=bulk) as service:
         yield service
 
 
@@ -82,7 +83,8 @@ async def test_a_response_is_followed_read_and_continued_at_another_server(url: 
         response_id = await begun(first)
         await until_running(second, response_id)
         following = asyncio.create_task(events_of(second, response_id))
-        assert (await found(second, f"{PATH}/{response_id}"))["status"] == "queued"
+        running = await found(second, f"{PATH}/{response_id}")
+        assert (running["status"], running["output"]) == ("in_progress", [])
         engine.resume.set()
         events = await following
         assert events == await events_of(first, response_id)
@@ -91,6 +93,26 @@ async def test_a_response_is_followed_read_and_continued_at_another_server(url: 
         more = await second.reply(PATH, {"input": "More", "previous_response_id": response_id})
         assert (await found(first, f"{PATH}/{more['id']}"))["status"] == "completed"
         assert second.engine.streams != []
+
+
+async def test_a_response_that_waits_is_queued_at_another_server(url: str) -> None:
+    async with two_servers(url, paused("a", after=0), WordEngine()) as (first, second):
+        response_id = await begun(first)
+        assert (await found(second, f"{PATH}/{response_id}"))["status"] == "queued"
+
+
+async def test_each_key_may_have_so_many_at_a_time_at_all_servers_together(url: str) -> None:
+    limits, engine = Limits(max_background=2), paused("a", after=0)
+    async with server(url, engine, limits) as first, server(url, WordEngine(), limits) as second:
+        for _ in range(2):
+            await begun(first)
+        refused = await second.post(PATH, {"input": "Hi", "background": True})
+        assert refused.status == 429
+        assert "2 responses in the background" in (await refused.json())["error"]["message"]
+        assert second.is_idle()
+        engine.resume.set()
+        await eventually(first.is_idle, "both end")
+        await begun(second)
 
 
 async def test_a_response_is_cancelled_and_deleted_at_another_server(url: str) -> None:
@@ -180,7 +202,9 @@ async def test_a_batch_and_its_files_are_read_and_cancelled_at_another_server(ur
             assert len((await response.text()).splitlines()) == 3
 
 
-async def test_what_runs_waits_for_a_database_that_is_away_and_the_rest_gets_503(url: str) -> None:
+async def test_what_runs_waits_for_a_database_that_is_away_and_the_rest_gets_503(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = paused("a", "b", after=1)
     async with server(url, engine) as service:
         response_id = await begun(service)
@@ -200,6 +224,9 @@ async def test_what_runs_waits_for_a_database_that_is_away_and_the_rest_gets_503
         assert events[-1]["response"]["output"][0]["content"][0]["text"] == "ab"
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         assert len(engine.streams) == 2, "nothing is computed twice"
+        # However often they are polled.
+        await eventually(lambda: caplog.text.count("again, the database was away") == 2, "both stores are back")
+        assert caplog.text.count("cannot be read") == 2, caplog.text
 
 
 def test_a_server_that_was_taken_for_lost_adds_nothing_to_what_another_one_continues(url: str) -> None:

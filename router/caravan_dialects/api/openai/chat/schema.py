@@ -59,10 +59,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One turn. A reply's message may be sent back with all its fields.
 
     ``reasoning_content`` (vLLM's newer name: ``reasoning``): the reasoning of an earlier reply, for chat templates that
-    show it to the model; others leave it out.
+    show it to the model; others leave it out. ``role``: "ipython" is "tool".
     """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "ipython"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -73,6 +73,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reasoning: str | None = None
     audio: Unsupported = None
     function_call: Unsupported = None
+
+    def __post_init__(self) -> None:
+        # Llama 3.1's name, which TGI hands to the template. Its template has the same for both.
+        if self.role == "ipython":
+            msgspec.structs.force_setattr(self, "role", "tool")
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

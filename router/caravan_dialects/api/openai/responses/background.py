@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from caravan_dialects.api.errors import BackgroundLimitError
 from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import SavedRun
 from caravan_dialects.api.openai.chat.output import ChatOutput
 from caravan_dialects.api.openai.chat.validation import ValidChat
-from caravan_dialects.api.openai.responses.event_log import EventLog
+from caravan_dialects.api.openai.responses.event_log import EventLog, LostJobError
 from caravan_dialects.api.openai.responses.output_parts import Plan
 from caravan_dialects.api.openai.responses.reply import (
     AskedResponse,
@@ -40,6 +41,8 @@ from caravan_scheduler.core.generation import Continued
 from caravan_scheduler.core.tokens import GeneratedToken
 
 WINDOWS_S = {"2h": 2 * 3600.0, "8h": 8 * 3600.0}
+# `PartialResponse.announce_queued` makes so many; the next event says that the response is no longer queued.
+_QUEUED_EVENTS = 2
 
 
 class JobRecord(msgspec.Struct, kw_only=True):
@@ -110,13 +113,16 @@ class _Steps:
         self._first = log.following
         self.record = record
 
-    async def begin(self, owner: str) -> None:
-        """Store the response as queued. Raises StoreError."""
+    async def begin(self, owner: str, most: int) -> None:
+        """Store the response as queued. ``most``: that an owner may have. Raises StoreError, BackgroundLimitError."""
         head = self._partial.head
         request, response = msgspec.json.encode(self.record), msgspec.json.encode(head)
         job = Job(id=head.id, owner=owner, request=request, response=response)
         step = self._step()
-        await self._log.record(step, self._store.add_job(job, step))
+        try:
+            await self._log.record(step, self._store.add_job(job, step, most))
+        except LostJobError:
+            raise BackgroundLimitError(most) from None
 
     async def append(self, tokens: Sequence[GeneratedToken], feedback: float | None) -> None:
         """Store events, and the tokens that they tell of. Raises StoreError."""
@@ -161,10 +167,10 @@ class BackgroundAnswer(ResponseAnswer):
         """Name of the model, or of its adapter."""
         return self._partial.head.model
 
-    async def begin(self, log: EventLog, record: JobRecord) -> None:
-        """Store the response as queued. Raises StoreError."""
+    async def begin(self, log: EventLog, record: JobRecord, most: int) -> None:
+        """Store the response as queued. ``most``: that an owner may have. Raises StoreError, BackgroundLimitError."""
         self._partial.announce_queued()
-        await _Steps(log, self._turn.store, self._partial, record).begin(self._turn.owner)
+        await _Steps(log, self._turn.store, self._partial, record).begin(self._turn.owner, most)
 
     def begin_again(self, saved: Saved, loop: LoopState | None) -> None:
         """Announce the response as it was announced before, without anybody seeing it."""
@@ -343,6 +349,17 @@ class AskedBackground(AskedResponse):
 def failed_end(head: ResponseObject, error: Exception, following: int) -> JobEnd:
     """Return the end of a response that cannot go on."""
     return _end_of(PartialResponse(head, offered_tools((), ()), streamed=True), error, following)
+
+
+def stored_response(job: Job) -> bytes:
+    """Return the JSON of a response of another server as the store shows it: while it is generated, without output.
+
+    Empty if it has ended as a node.
+    """
+    if job.ended or job.next <= _QUEUED_EVENTS:
+        return job.response
+    head = msgspec.json.decode(job.response, type=ResponseObject)
+    return msgspec.json.encode(msgspec.structs.replace(head, status="in_progress"))
 
 
 def _end_of(partial: PartialResponse, error: Exception | None, following: int) -> JobEnd:

@@ -109,6 +109,7 @@ class LlamaEmbeddingBackend:
         return NoAdapters()
 
     decode = logits = candidates = length = trim = copy = save = restore = set_layout = _not_called
+    clear_free_cells = _not_called
 
     def close(self) -> None:
         """Wait for the users of the model. Free the context, then the model."""

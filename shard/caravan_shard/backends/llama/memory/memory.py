@@ -196,6 +196,20 @@ class LlamaMemory:
         return False
 
 
+def clear_free_cells(context: Any) -> None:
+    """Fill the cells of a context that no sequence holds with zeros.
+
+    Raises RuntimeError if llama.cpp cannot read what it has written.
+    """
+    size = int(llama_cpp.llama_state_get_size(context))
+    state: State = np.empty(size, np.uint8)
+    written = llama_cpp.llama_state_get_data(context, _bytes_of(state), size)
+    # Before it reads a state of all sequences, it fills all cells with zeros.
+    read = llama_cpp.llama_state_set_data(context, _bytes_of(state), size)
+    if not size == written == read:
+        raise RuntimeError(f"llama.cpp has read {read} bytes of a state of {size} bytes")
+
+
 def _bytes_of(state: State) -> Any:
     return ctypes.cast(state.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
 
