@@ -187,8 +187,7 @@ def test_adapters_loaded_while_it_runs_equal_those_of_the_start(files: Files, ex
             # The last one is applied to the context when it is freed.
             assert adapters.unload(f"{name} key") == AdapterUnloaded()
         driver.engine.filter_batch(FilterBatch(keep=[3]))
-        refused = driver.try_prefill(chunk(0, tokens, "one key"))
-        assert isinstance(refused, Refusal)
+        assert isinstance(driver.try_prefill(chunk(0, tokens, "one key")), Refusal)
     driver.decode([3])
     assert driver.output[3] == expected[""]
     driver.engine.close()
