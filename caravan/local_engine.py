@@ -13,6 +13,7 @@ from caravan.python_names import in_python
 from caravan.server import Served
 from caravan_dialects.chat.template_renderer import TemplateRenderer
 from caravan_dialects.media.decoder import MediaDecoder
+from caravan_proto.messages.adapters import AdapterSource, LoadedAdapter
 from caravan_proto.messages.commands import Command, Decode
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.media import EncodedMedia, PromptPart, TokenizedParts
@@ -120,6 +121,14 @@ class LocalShard:
             )
             for run, on_disk in self._calls.list_runs()
         )
+
+    async def load_adapter(self, source: AdapterSource, epoch: int) -> LoadedAdapter:
+        """Let the shard load an adapter, until it is unloaded or the lease ends."""
+        return _accepted(await self._calls.adapters.load(source, epoch))
+
+    async def unload_adapter(self, key: str, epoch: int) -> None:
+        """Let the shard free an adapter."""
+        _accepted(await self._calls.adapters.unload(key, epoch))
 
     async def watch(self, interval_s: float, silence_s: float, epoch: int = 0) -> AsyncGenerator[ShardStatus, None]:
         """Yield the shard's status. It is never silent."""

@@ -25,6 +25,7 @@ class ShardError(Enum):
     HELD = ("HELD", grpc.StatusCode.FAILED_PRECONDITION)
     NOT_LEASED = ("NOT_LEASED", grpc.StatusCode.FAILED_PRECONDITION)
     UNKNOWN_RUN = ("UNKNOWN_RUN", grpc.StatusCode.NOT_FOUND)
+    ADAPTER_IN_USE = ("ADAPTER_IN_USE", grpc.StatusCode.FAILED_PRECONDITION)
     DRAINING = ("DRAINING", grpc.StatusCode.UNAVAILABLE)
     CHECK_FAILED = ("CHECK_FAILED", grpc.StatusCode.UNAVAILABLE)
     FORWARD_FAILED = ("FORWARD_FAILED", grpc.StatusCode.INTERNAL)

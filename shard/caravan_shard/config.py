@@ -78,6 +78,11 @@ class ShardConfig(MediaFlags, RopeFlags, DefaultFlags, PlacementFlags, ModelFlag
         (),
         "LoRA adapter for requests that name it: [NAME=]PATH[:SCALE], a GGUF file made for this model; repeatable",
     )
+    lora_dir: str = flag(
+        "",
+        "folder of LoRA adapters that operators may load and unload while the shard runs; without it, none may be",
+    )
+    max_loras: int = flag(8, "maximum number of adapters loaded from --lora-dir at a time", low=1, high=1024)
     sampling_threads: int = flag(
         1,
         "threads for sampling, and as many again for computing what constraints allow; more than 1 only with idle "
@@ -256,6 +261,7 @@ class ShardConfig(MediaFlags, RopeFlags, DefaultFlags, PlacementFlags, ModelFlag
             override_tensor=(),
             embeddings=False,
             lora=(),
+            lora_dir="",
             mmproj="",
             mmproj_auto=False,
         )

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caravan_proto.flags import flag
+from caravan_proto.messages.adapters import is_adapter_name
 from caravan_proto.messages.limits import KvLayout
 
 _SCALED = re.compile(r"(.+):(-?\d+(?:\.\d+)?)")
-_NAME = re.compile(r"[^\s=]{1,128}")
 
 # llama.cpp compiles with LLAMA_MAX_SEQ = 256.
 MAX_SEQUENCES = 256
@@ -34,7 +34,7 @@ def parse_adapter(text: str) -> AdapterFile:
     path = Path(scaled[1] if scaled else rest)
     if not separator:
         name = path.stem
-    if not path.name or not _NAME.fullmatch(name):
+    if not path.name or not is_adapter_name(name):
         raise ValueError(
             "lora must be PATH, NAME=PATH or NAME=PATH:SCALE, with a name of 1 to 128 characters that are not blank. "
             f"Given: {text!r}"

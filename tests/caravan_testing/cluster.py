@@ -74,6 +74,8 @@ class ClusterConfig:
     max_prompt_logprob_tokens: int = 64
     embedding_size: int = 0
     adapters: tuple[str, ...] = ()
+    lora_dir: str = ""
+    max_loras: int = 8
     chat_template: str | None = None
     hook: DecodeHook | None = None
     wrong_every: int | None = None
@@ -213,6 +215,8 @@ class Cluster:
                 address=address,
                 cache_dir="" if weights is None else str(self.cache_dir),
                 drain_timeout_s=config.drain_timeout_s,
+                lora_dir=config.lora_dir,
+                max_loras=config.max_loras,
             ),
             lambda: self.backends[address],
         )
@@ -330,9 +334,10 @@ async def cluster(config: ClusterConfig | None = None) -> AsyncIterator[Cluster]
                 engine.result()
 
 
-def expected_text(prompt: str, max_new_tokens: int) -> str:
-    """Return the toy model's greedy output for ``prompt`` as text."""
-    tokens = expected_output(VOCABULARY.tokenize(prompt, add_special=True, parse_special=True), max_new_tokens)
+def expected_text(prompt: str, max_new_tokens: int, adapter: str = "") -> str:
+    """Return the toy model's greedy output for ``prompt`` as text. ``adapter``: its key."""
+    prompt_tokens = VOCABULARY.tokenize(prompt, add_special=True, parse_special=True)
+    tokens = expected_output(prompt_tokens, max_new_tokens, adapter=adapter)
     pieces = [VOCABULARY.piece(token) for token in tokens]
     return b"".join(piece.data for piece in pieces if not piece.special).decode(errors="replace")
 

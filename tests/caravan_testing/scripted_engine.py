@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from caravan_proto.messages.adapters import AdapterSource, adapter_key
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.media import MediaFacts, MediaSpan, TokenizedParts
 from caravan_proto.messages.model import FillTokens, TokenizedText
@@ -390,6 +391,26 @@ class ScriptedEngine:
 
     def shards(self) -> list[ShardReport]:
         return self.reports
+
+    @property
+    def adapters(self) -> "ScriptedEngine":
+        return self
+
+    async def load(self, model: str, source: AdapterSource, *, replaces: bool) -> str:
+        if source.name in self.model.loaded_adapters and not replaces:
+            return f"lora_name must not be that of a loaded adapter, unless load_inplace is set. Given: {source.name!r}"
+        self._set_loaded({**self.model.loaded_adapters, source.name: adapter_key(source, source.path)})
+        return ""
+
+    def unload(self, name: str) -> bool:
+        loaded = dict(self.model.loaded_adapters)
+        was_served = loaded.pop(name, None) is not None
+        self._set_loaded(loaded)
+        return was_served
+
+    def _set_loaded(self, loaded: dict[str, str]) -> None:
+        own = [name for name in self.model.adapters if name not in self.model.loaded_adapters]
+        self.model = replace(self.model, adapters=(*own, *loaded), loaded_adapters=loaded)
 
     async def drain_shard(self, address: str) -> bool:
         standings = {report.address: report.standing.state for report in self.reports}

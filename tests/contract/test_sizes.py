@@ -24,7 +24,10 @@ MOST_ATTRIBUTES = 15
 MOST_LINES = 600
 
 REASONS = {
+    "Batcher": "the one owner of the requests of a model, and of the parts that work on them",
     "Conversation": "the calls of a conversation in the library; its methods are what users look up",
+    "Engine": "the parts that a step of the shard goes through, each of which is its own class",
+    "Fleet": "what the HTTP layer asks of all models, each part with an attribute or a method",
     "LlamaCppBackend": "what the protocol `Backend` says that a model has, and llama.cpp's parts of it",
     "ModelMetrics": "one method for each thing that the HTTP layer and the engine observe",
     "Resident": "a record of a stay, with an owner for each field, which `test_owners` checks",

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from caravan_proto.messages.commands import Chunk, PrefixCopy
+from caravan_models.contents import SeenFile
+from caravan_proto.errors import ShardError
+from caravan_proto.messages.adapters import LoadedAdapter
+from caravan_proto.messages.commands import Chunk, FilterBatch, PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_shard.backends.base import StartupError
+from caravan_shard.protocol.commands import LoadAdapter
+from caravan_shard.protocol.results import AdapterUnloaded, Refusal
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_lora import DEMO, Adapted, write_tiny_lora
@@ -154,6 +159,37 @@ def test_embeddings_do_not_depend_on_adapters(files: Files) -> None:
     driver = ModelDriver(files.model, **options, lora=(str(files.adapters["one"]),))
     driver.prefill(chunk(0, tokens, "one"))
     assert driver.backend.embed([tokens])[0].tolist() == pytest.approx(vector.tolist(), abs=1e-5)
+    driver.engine.close()
+
+
+def test_adapters_loaded_while_it_runs_equal_those_of_the_start(files: Files, expected: dict[str, list[int]]) -> None:
+    driver = ModelDriver(files.model, ctx_size=1024)
+    tokens, adapters = driver.tokens(TEXT), driver.engine.adapters
+
+    def load(name: str, path: Path, scale: float) -> LoadedAdapter | Refusal:
+        return adapters.load(LoadAdapter(f"{name} key", SeenFile.at(path), scale, most=3))
+
+    driver.prefill(chunk(3, tokens, ""))
+    for _ in range(2):  # the second time after all were freed
+        for name, scale in ADAPTERS.items():
+            assert isinstance(load(name, files.adapters[name], scale), LoadedAdapter)
+        refused = load("fourth", files.adapters["one"], 1.0)
+        assert isinstance(refused, Refusal)
+        assert "--max-loras allows 3 adapters" in refused.sentence
+        for key, name in enumerate(ADAPTERS):
+            driver.prefill(chunk(key, tokens, f"{name} key"))
+        assert adapters.unload("one key") == Refusal(
+            ShardError.ADAPTER_IN_USE, "sequences with adapter 'one' have not ended"
+        )
+        for key, name in enumerate(ADAPTERS):
+            driver.decode([key])
+            assert driver.output[key] == expected[name], name
+            # The last one is applied to the context when it is freed.
+            assert adapters.unload(f"{name} key") == AdapterUnloaded()
+        driver.engine.filter_batch(FilterBatch(keep=[3]))
+        assert isinstance(driver.try_prefill(chunk(0, tokens, "one key")), Refusal)
+    driver.decode([3])
+    assert driver.output[3] == expected[""]
     driver.engine.close()
 
 

@@ -17,10 +17,12 @@ from caravan_dialects.api.errors import (
     MissingKeyError,
     RateLimitedError,
     RequestError,
+    UnknownModelError,
     UpgradeRequiredError,
 )
 from caravan_dialects.conversations.store import StoreError
 from caravan_scheduler.core.errors import (
+    AdapterUnloadedError,
     ConstraintFailedError,
     DeadlineError,
     FaultError,
@@ -54,6 +56,7 @@ _OTHERS: dict[type[Exception], ErrorKind] = {
     DeadlineError: ErrorKind(504, "deadline_exceeded", _SERVER, Failure.DEADLINE),
     StoreError: ErrorKind(503, "store_unavailable", _SERVER, None, RETRY_AFTER_S, _STORE),
     ModelReplacedError: ErrorKind(503, "model_replaced", _SERVER, Failure.GENERATION, RETRY_AFTER_S, _REPLACED),
+    AdapterUnloadedError: UnknownModelError.kind,
     NoShardError: ErrorKind(503, "no_shard", _SERVER, Failure.GENERATION, RETRY_AFTER_S, "No shard is up"),
     ConstraintFailedError: ErrorKind(500, "constraint_failed", _SERVER, Failure.GENERATION, None, _DEAD_END),
     IncompleteGenerationError: ErrorKind(500, "incomplete_generation", _SERVER, Failure.INCOMPLETE),
@@ -82,6 +85,8 @@ def message_of(error: Exception) -> str:
             return "Responses and conversations cannot be read or written now"
         case ModelReplacedError():
             return f"The model {error.model} was replaced by another one while the request waited: send it again"
+        case AdapterUnloadedError():
+            return f"The model does not exist any more: {error}"
         case NoShardError():
             if error.told:
                 return error.told

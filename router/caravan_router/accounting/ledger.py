@@ -26,6 +26,7 @@ from caravan_dialects.auth.usage import (
     Spent,
     first_day_of_month,
 )
+from caravan_proto.messages.adapters import adapter_name
 from caravan_scheduler.actions import Action, Deliver, Drafted, Fail, FailureReason, Faulted, Left, Resume, Start
 from caravan_scheduler.core.generation import GenerationSpec, shown_session
 from caravan_scheduler.events import Cancelled, Event, Submitted, Taken
@@ -185,7 +186,7 @@ class Ledger:
 
     def _open(self, model: str, request_id: int, spec: GenerationSpec, *, is_known: bool = False) -> None:
         session = shown_session(spec.session)
-        account = Account(self._day, spec.tenant.name, session, spec.adapter or model, Kind.COMPLETIONS)
+        account = Account(self._day, spec.tenant.name, session, adapter_name(spec.adapter) or model, Kind.COMPLETIONS)
         shares = (spec.request_id, id(spec.prompt))
         self._sharing[shares] = self._sharing.get(shares, 0) + 1
         if is_known:

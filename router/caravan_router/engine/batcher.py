@@ -2,11 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import assert_never
 
+from caravan_proto.messages.adapters import adapter_name, is_loaded_key
 from caravan_proto.messages.commands import Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_router.engine.absence import Absence
+from caravan_router.engine.adapters import ModelAdapters
 from caravan_router.engine.followers import Followers
 from caravan_router.engine.model_prefixes import ModelPrefixes
 from caravan_router.engine.observer import EngineObserver, QueueUse, ShardUse
@@ -37,6 +40,7 @@ from caravan_scheduler.actions import (
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.errors import (
+    AdapterUnloadedError,
     DeadlineError,
     EngineError,
     FaultError,
@@ -102,6 +106,11 @@ class Batcher:
         self._posted = asyncio.Event()
         # When the last generation was asked for, on time.monotonic.
         self.used_s = 0.0
+        self.adapters = ModelAdapters(
+            self.replicas,
+            lambda: _adapters_of(self._events, self.scheduler.sequences.values()),
+            lambda key: _end_those_with(key, self),
+        )
         self.prefixes = ModelPrefixes(facts, self.scheduler, self.post)
         # They are told of each call of the scheduler.
         self.followers = Followers()
@@ -110,24 +119,25 @@ class Batcher:
 
     async def run(self) -> None:
         """Serve until cancelled. Raises the bug that every call of the scheduler meets, if there is one."""
-        while True:
-            await self._posted.wait()
-            self._posted.clear()
-            events, self._events = self._events, []
-            now = time.monotonic()
-            if self.followers:
-                self.followers.hear(events)
-            actions = recovery.handle(self.scheduler, events, now)
-            if self.followers:
-                self.followers.note(events, actions, now)
-            for action in actions:
-                try:
-                    self._execute(action)
-                except Exception as error:  # noqa: BLE001  whatever a bug raises
-                    self._give_up(action, error)
-            if self.scheduler.shards:
-                self.ready.set()
-            self._faults.check(actions)
+        with closing(self.adapters):
+            while True:
+                await self._posted.wait()
+                self._posted.clear()
+                events, self._events = self._events, []
+                now = time.monotonic()
+                if self.followers:
+                    self.followers.hear(events)
+                actions = recovery.handle(self.scheduler, events, now)
+                if self.followers:
+                    self.followers.note(events, actions, now)
+                for action in actions:
+                    try:
+                        self._execute(action)
+                    except Exception as error:  # noqa: BLE001  whatever a bug raises
+                        self._give_up(action, error)
+                if self.scheduler.shards:
+                    self.ready.set()
+                self._faults.check(actions)
 
     def _give_up(self, action: Action, error: Exception) -> None:
         """End the request of which an action was not carried out; let all shards be lost if it was one of theirs."""
@@ -164,6 +174,7 @@ class Batcher:
     def tick(self) -> None:
         """Tell the scheduler the time, and the observer what is held. Call it every fraction of a second."""
         self.post(Tick())
+        self.adapters.free_unused()
         for name, shard in self.scheduler.shards.items():
             link = self.replicas.links.get(name)
             if link is None or link.client is None:
@@ -178,7 +189,7 @@ class Batcher:
                     disk_bytes=shard.runs.used_bytes[Tier.DISK],
                     pinned_bytes=sum(shard.runs.pinned.values()),
                     sequences=len(shard.stays.residents),
-                    adapters=frozenset(shard.stays.adapters),
+                    adapters=frozenset(map(adapter_name, shard.stays.adapters)),
                 )
             )
 
@@ -192,7 +203,9 @@ class Batcher:
             oldest_s=max(
                 (now - sequence.request.arrived_s for sequence in waiting if not sequence.started), default=0.0
             ),
-            adapters=frozenset(sequence.spec.adapter for sequence in waiting) if self.model.adapters else frozenset(),
+            adapters=frozenset(adapter_name(sequence.spec.adapter) for sequence in waiting)
+            if self.model.adapters
+            else frozenset(),
             max_adapters=len(self.model.adapters),
             wanted_shards=self.scheduler.wanted.number(self.scheduler.state, now),
         )
@@ -310,6 +323,9 @@ class Batcher:
         if self._successor is not None:
             stream.fail(ModelReplacedError(self.model.name))
             return stream
+        if is_loaded_key(spec.adapter) and not self.adapters.accepts(spec.adapter):
+            stream.fail(AdapterUnloadedError(adapter_name(spec.adapter)))
+            return stream
         self._streams[request_id] = stream
         trace.queued()
         now = self.used_s = time.monotonic()
@@ -392,3 +408,17 @@ class Batcher:
     def _sequences_on(self, address: str) -> int:
         shard = self.scheduler.shards.get(address)
         return 0 if shard is None else len(shard.stays.residents)
+
+
+def _adapters_of(events: Iterable[Event], sequences: Iterable[Sequence]) -> set[str]:
+    """Return the adapters of requests, those included that the scheduler has yet to hear of."""
+    queued = {event.request.spec.adapter for event in events if isinstance(event, Submitted)}
+    return queued | {sequence.spec.adapter for sequence in sequences}
+
+
+def _end_those_with(key: str, batcher: Batcher) -> None:
+    """End the requests with an adapter that not every shard has any more."""
+    for request_id, sequence in batcher.scheduler.sequences.items():
+        if sequence.spec.adapter == key and (stream := batcher._streams.pop(request_id, None)) is not None:
+            stream.fail(AdapterUnloadedError(adapter_name(key)))
+            batcher.post(Cancelled(request_id))

@@ -11,6 +11,7 @@ import grpc.aio
 
 from caravan_proto.channel import client_options
 from caravan_proto.errors import parse_error
+from caravan_proto.messages.adapters import AdapterSource, LoadedAdapter
 from caravan_proto.messages.commands import Command, Decode, Evaluate, FilterBatch, Load, Prefill, Save, SetLayout
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.media import EncodedMedia, PromptPart, TokenizedParts
@@ -49,6 +50,8 @@ _TOKENIZE_TIMEOUT_S = 30.0
 _COMPILE_TIMEOUT_S = 30.0
 # A large picture takes a minute on a slow processor, and several may wait.
 _ENCODE_TIMEOUT_S = 600.0
+# All bytes of an adapter are read, maybe from a slow file system.
+_LOAD_TIMEOUT_S = 600.0
 
 
 async def _checked(call: Awaitable[_T], timeout_s: float) -> _T:
@@ -174,6 +177,16 @@ class ShardClient:
         while isinstance(message := await _checked(call.read(), _CONTROL_TIMEOUT_S), shard_pb2.ListRunsResponse):
             runs += reply_codec.saved_runs(message)
         return tuple(runs)
+
+    async def load_adapter(self, source: AdapterSource, epoch: int) -> LoadedAdapter:
+        """Let the shard load an adapter, until it is unloaded or the lease ends."""
+        request = shard_pb2.LoadAdapterRequest(epoch=epoch, name=source.name, path=source.path, scale=source.scale)
+        message = await _checked(self._stub.LoadAdapter(request), _LOAD_TIMEOUT_S)
+        return LoadedAdapter(key=message.key, size_bytes=message.size_bytes)
+
+    async def unload_adapter(self, key: str, epoch: int) -> None:
+        """Let the shard free an adapter; refused with ADAPTER_IN_USE while a sequence with it has not ended."""
+        await _checked(self._stub.UnloadAdapter(shard_pb2.UnloadAdapterRequest(epoch=epoch, key=key)), _LOAD_TIMEOUT_S)
 
     async def watch(self, interval_s: float, silence_s: float, epoch: int = 0) -> AsyncGenerator[ShardStatus, None]:
         """Yield the shard's status when it starts to drain and at least every ``interval_s``; end when it ends.

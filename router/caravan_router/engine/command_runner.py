@@ -52,6 +52,14 @@ class StepPace:
         return min(self._longest_s, max(self._shortest_s, _TIMES_SLOWER * slowest_s))
 
 
+class Adapters(Protocol):
+    """What the shards of a model have loaded while they ran."""
+
+    async def bring(self, client: ShardCalls, epoch: int) -> None:
+        """Load on a shard that joins what the others have. Raises RefusedError, ShardRpcError."""
+        ...
+
+
 class EventSink(Protocol):
     """What a shard works for: the engine of its model, which gets its events."""
 
@@ -59,6 +67,9 @@ class EventSink(Protocol):
     def observer(self) -> EngineObserver: ...
 
     def post(self, event: Event) -> None: ...
+
+    @property
+    def adapters(self) -> Adapters: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

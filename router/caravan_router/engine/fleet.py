@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from caravan_proto.messages.adapters import AdapterSource
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.demand import Demand
@@ -26,6 +27,7 @@ from caravan_router.engine.viewers import Viewers
 from caravan_router.engine.wall import guarded, lasting
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.engine import ModelFacts, ModelNames
+from caravan_scheduler.core.errors import NoShardError
 from caravan_scheduler.core.prefixes import PinRefusal, PrefixReport, ShardPrefixes
 from caravan_scheduler.core.shards import ShardReport, ShardRoom, ShardState
 
@@ -66,6 +68,7 @@ def report_of(link: ShardLink, batcher: Batcher | None) -> ShardReport:
         numerics=link.info.numerics,
         sequences=0 if leased is None else len(leased.stays.residents),
         used_cells=0 if leased is None else leased.cells.live,
+        adapters=() if leased is None or batcher is None else batcher.adapters.loaded,
     )
 
 
@@ -113,6 +116,42 @@ class FleetPrefixes:
         """Return the prefixes of the model that has such ids, and the key of the prefix there; None if none has."""
         keys = ((batcher.prefixes, batcher.prefixes.key_of(prefix_id)) for batcher in self._batchers)
         return next(((prefixes, key) for prefixes, key in keys if key is not None), None)
+
+
+class FleetAdapters:
+    """Loads and unloads adapters. ``batchers``: those of the known models, which come and go."""
+
+    def __init__(
+        self, batchers: Collection[Batcher], engine: Callable[[str], Batcher | None], names: ModelNames
+    ) -> None:
+        """``engine`` returns the engine that serves a name."""
+        self._batchers = batchers
+        self._engine = engine
+        self._names = names
+
+    async def load(self, model: str, source: AdapterSource, *, replaces: bool) -> str:
+        """Load an adapter on every shard of a model, and on those to come. Return why not, "" if it is served now."""
+        engine = self._engine(model)
+        if engine is None:
+            raise NoShardError(model=model)
+        taken = {*self._names.expected, *self._names.aliases}
+        for known in self._batchers:
+            own = known.adapters.names if known is engine else ()
+            taken |= {known.model.name, *known.model.aliases, *known.model.adapters} - {*own}
+        if source.name in taken:
+            return f"lora_name must not be the name of another model or adapter. Given: {source.name!r}"
+        problem = await engine.adapters.load(source, replaces=replaces)
+        if not problem:
+            self._names.unloaded.discard(source.name)
+        return problem
+
+    def unload(self, name: str) -> bool:
+        """Serve no more requests with an adapter that was loaded so; return whether there was one."""
+        holders = [batcher.adapters for batcher in self._batchers if name in batcher.adapters.names]
+        for adapters in holders:
+            adapters.unload(name)
+            self._names.unloaded.add(name)
+        return bool(holders)
 
 
 @dataclass(slots=True)
@@ -173,6 +212,7 @@ class Fleet:
         self._batcher_of: dict[str, Batcher] = {}
         self._runs: dict[Batcher, asyncio.Task[None]] = {}
         self.prefix_cache = FleetPrefixes(self._batchers)
+        self.adapters = FleetAdapters(self._batchers, self.engine, self.names)
         self.timeline = Viewers(self._batchers)
         self._tasks = asyncio.TaskGroup()
         # Whether a model that is no longer known had a shard.
@@ -337,6 +377,7 @@ class Fleet:
         return batcher
 
     def _retire(self, batcher: Batcher) -> None:
+        self.names.unloaded.update(batcher.adapters.names)
         self._batchers.remove(batcher)
         del self._last[batcher]
         self._served = self._served or batcher.ready.is_set()

@@ -322,6 +322,7 @@ class ShardLink:
             runs = await client.saved_runs()
             # The engine may have been replaced meanwhile, when no shard of it was left.
             self._sink = self._owner.engine_of(self, info)
+            await self._sink.adapters.bring(client, epoch)
             hostname = "" if self._config.tls is None else self._config.tls.hostname
             session = Session(address=self.address, client=client, epoch=epoch, sink=self._sink, hostname=hostname)
             self._runner = runner = CommandRunner(session, self._pace)

@@ -78,4 +78,5 @@ def can_continue(spec: GenerationSpec, new: ModelFacts) -> bool:
     """Whether ``new``, whose tokens mean the same, has what a request was promised by the model that it replaces."""
     if spec.media is not None and (new.media is None or new.media.fingerprint != spec.media.encoder):
         return False
-    return (not spec.adapter or spec.adapter in new.adapters) and spec.sampling.top_n_tokens <= new.max_top_n_tokens
+    keys = {new.adapter_key(name) for name in new.adapters}
+    return (not spec.adapter or spec.adapter in keys) and spec.sampling.top_n_tokens <= new.max_top_n_tokens

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 
 from caravan_router.engine.link import ShardLink
 from caravan_scheduler.core.engine import ModelFacts
@@ -21,6 +22,7 @@ class Replicas:
         self.facts = facts
         self.links: dict[str, ShardLink] = {}
         self._facts: dict[str, ModelFacts] = {}
+        self._loaded: Mapping[str, str] = {}
         self._reported: set[str] = set()
 
     def add(self, link: ShardLink, facts: ModelFacts) -> None:
@@ -29,6 +31,12 @@ class Replicas:
         self._facts[link.address] = facts
         self._combine()
         self._compare_numerics()
+
+    def set_loaded(self, adapters: Mapping[str, str]) -> None:
+        """Note the adapters that were loaded while shards ran, which all have: their keys by name."""
+        self._loaded = adapters
+        if self._facts:
+            self._combine()
 
     def numerics(self, address: str) -> str:
         """Return the fingerprint of how the shard at ``address`` computes; "" if it is not known."""
@@ -65,7 +73,11 @@ class Replicas:
             max_top_n_tokens=min(facts.max_top_n_tokens for facts in every),
             max_tokenize_bytes=min(facts.max_tokenize_bytes for facts in every),
             total_cells=sum(facts.total_cells for facts in every),
-            adapters=tuple(name for name in every[0].adapters if all(name in facts.adapters for facts in every)),
+            adapters=(
+                *(name for name in every[0].adapters if all(name in facts.adapters for facts in every)),
+                *self._loaded,
+            ),
+            loaded_adapters=self._loaded,
             embedding_size=min(facts.embedding_size for facts in every),
             max_embed_tokens=min(facts.max_embed_tokens for facts in every),
             ranks=all(facts.ranks for facts in every),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Protocol
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.adapters import AdapterSource, LoadedAdapter
 from caravan_proto.messages.commands import Command
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.limits import Limits
@@ -163,6 +164,14 @@ class ShardCalls(Protocol):
 
     async def saved_runs(self) -> tuple[SavedRun, ...]:
         """Return the runs that the shard has saved."""
+        ...
+
+    async def load_adapter(self, source: AdapterSource, epoch: int) -> LoadedAdapter:
+        """Let the shard load an adapter, until it is unloaded or the lease ends."""
+        ...
+
+    async def unload_adapter(self, key: str, epoch: int) -> None:
+        """Let the shard free an adapter; refused with ADAPTER_IN_USE while a sequence with it has not ended."""
         ...
 
     def watch(self, interval_s: float, silence_s: float, epoch: int = 0) -> AsyncGenerator[ShardStatus, None]:

@@ -5,7 +5,19 @@ from caravan_dialects.api.gemini.errors import GEMINI
 from caravan_dialects.api.ollama.errors import OLLAMA
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.tgi.errors import TGI
-from caravan_router.http import admin, anthropic, cloud, gemini, llama_server, metrics, model_lists, ops, page, tgi
+from caravan_router.http import (
+    adapters,
+    admin,
+    anthropic,
+    cloud,
+    gemini,
+    llama_server,
+    metrics,
+    model_lists,
+    ops,
+    page,
+    tgi,
+)
 from caravan_router.http.bulk import batches, files, message_batches
 from caravan_router.http.docs import routes as docs
 from caravan_router.http.ollama import models as ollama_models
@@ -45,6 +57,7 @@ ROUTES: tuple[Route, ...] = (
     *docs.ROUTES,
     *metrics.ROUTES,
     *admin.ROUTES,
+    *adapters.ROUTES,
 )
 
 # Answered with the reason why they are not supported, and not described.

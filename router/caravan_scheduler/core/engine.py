@@ -5,6 +5,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from caravan_proto.messages.adapters import AdapterSource
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.model import ModelFile, TokenizedText
 from caravan_proto.messages.results import DraftCount
@@ -24,13 +25,15 @@ class ModelNames:
 
     ``aliases``: other names that models answer to, each with the name that it means. ``strict``: a model answers to its
     own names only, since there are expected models, or several were served at a time. ``load_on_demand``: a request may
-    have its model loaded, so that all may be without a shard.
+    have its model loaded, so that all may be without a shard. ``unloaded``: adapters that were served. No model answers
+    to their names.
     """
 
     expected: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
     load_on_demand: bool = False
+    unloaded: set[str] = field(default_factory=set)
 
     def meant(self, name: str) -> str:
         """Return the name of the model that ``name`` means, itself if it is no alias."""
@@ -120,7 +123,8 @@ class TokenStream(Protocol):
 class ModelFacts(ModelFile):
     """A model that shards serve, with the smallest of their limits.
 
-    ``adapters``: those that all shards have. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no
+    ``adapters``: those that all shards have, with those of ``loaded_adapters``: the keys, by name, of those that were
+    loaded while shards ran. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no
     vectors are served. ``ranks``: texts are pairs of a query and a document, and get a relevance from 0 to 1 instead of
     a vector. ``generates`` is false for a model that can do nothing but that: no generation may be submitted.
     """
@@ -133,6 +137,11 @@ class ModelFacts(ModelFile):
     max_embed_tokens: int = 0
     ranks: bool = False
     generates: bool = True
+    loaded_adapters: Mapping[str, str] = field(default_factory=dict)
+
+    def adapter_key(self, name: str) -> str:
+        """Return what tells cells of an adapter apart, which may be "" for none: see `adapters.adapter_key`."""
+        return self.loaded_adapters.get(name, name)
 
 
 class TextQueries(Protocol):
@@ -268,6 +277,24 @@ class Timeline(Protocol):
         ...
 
 
+class Adapters(Protocol):
+    """The adapters that are loaded while shards run."""
+
+    async def load(self, model: str, source: AdapterSource, *, replaces: bool) -> str:
+        """Load an adapter on every shard of a model, and on those to come. Return why not, "" if it is served now.
+
+        ``replaces``: in place of the one that has its name, if there is one. Raises NoShardError.
+        """
+        ...
+
+    def unload(self, name: str) -> bool:
+        """Serve no more requests with an adapter that was loaded so; return whether there was one.
+
+        Running and waiting requests go on. Its memory is free once they have ended.
+        """
+        ...
+
+
 class Fleet(Protocol):
     """All models, and the shards that serve them."""
 
@@ -280,6 +307,9 @@ class Fleet(Protocol):
     def prefix_cache(self) -> PrefixCache:
         """What the shards keep of ended sequences."""
         ...
+
+    @property
+    def adapters(self) -> Adapters: ...
 
     @property
     def engines(self) -> Sequence[Engine]:

@@ -7,6 +7,7 @@ class EngineError(Exception):
     EngineError
      +-- NoShardError         no shard is up, so that nothing could be tried (503)
      |    +-- ModelReplacedError   other weights of the same name replaced the model (503)
+     +-- AdapterUnloadedError the adapter of the request was unloaded (404)
      +-- GenerationError      a started generation could not continue (424)
      |    +-- ConstraintFailedError       its output does not match its constraint and cannot go on (500)
      |    +-- IncompleteGenerationError   its stream ended without a finish reason (500)
@@ -36,6 +37,13 @@ class ModelReplacedError(NoShardError):
 
     def __init__(self, model: str) -> None:
         super().__init__("the model was replaced", model=model)
+
+
+class AdapterUnloadedError(EngineError):
+    """The adapter was unloaded before the request was queued, or other bytes took its place on a shard."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the adapter {name} was unloaded")
 
 
 class GenerationError(EngineError):

@@ -96,7 +96,7 @@ class GenerationSpec:
     may take the cells of lower ones. ``session``: what shares with the other sessions of the ``tenant``; empty for all
     requests that name none. ``namespace``: specs with the same namespace and ``adapter`` share prefixes; a
     common prefix of specs that are submitted together is computed once. ``constraint`` has passed
-    `Queries.compile_constraint`. ``adapter``: one of `ModelFacts.adapters`, or empty for the model itself.
+    `Queries.compile_constraint`. ``adapter``: the key of one of `ModelFacts.adapters`, or empty for the model itself.
     ``prompt_logprobs``: whether to return the logprobs of the prompt; such specs share prefixes with each other, if
     they ask for as many alternatives. ``timeout_s``: from submission to the last token. ``traceparent``: of the
     request's span, for the log of its shards; empty if it is not traced. ``max_draft_tokens``: most draft tokens in one

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from caravan_proto.messages.adapters import LoadedAdapter
 from caravan_proto.messages.model import Numerics
 
 
@@ -57,6 +58,7 @@ class ShardReport:
 
     ``shard_id``, ``version``, ``model``, ``model_fingerprint``, ``room`` and ``numerics`` are what the shard said of
     itself, "" and None until it has answered. ``sequences`` run there and use ``used_cells``.
+    ``adapters``: those that were loaded while it ran.
     """
 
     address: str
@@ -70,3 +72,4 @@ class ShardReport:
     numerics: Numerics | None = None
     sequences: int = 0
     used_cells: int = 0
+    adapters: tuple[LoadedAdapter, ...] = ()

@@ -15,6 +15,7 @@ from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
 from caravan_shard.arrays import Flags, Floats, Ids, State
 from caravan_shard.media import CellSpan, MediaEncoder, MediaRows
+from caravan_shard.model_flags import AdapterFile
 from caravan_shard.sampling.joint_draw import JointDraw
 from caravan_shard.sampling.logprobs import JointLogprobs
 from caravan_shard.sampling.token_candidates import CandidateFilter
@@ -289,6 +290,18 @@ class DraftModel(CachedModel, Protocol):
         ...
 
 
+class Adapters(Protocol):
+    """LoRA adapters that come and go while the model is in use. Only the model's own thread calls it."""
+
+    def load(self, key: str, file: AdapterFile) -> str:
+        """Load an adapter for batches that name ``key``. Return why it cannot be used, "" if it can."""
+        ...
+
+    def unload(self, key: str) -> None:
+        """Free an adapter that `load` has loaded."""
+        ...
+
+
 class Backend(CachedModel, Protocol):
     """The model of a shard."""
 
@@ -388,6 +401,11 @@ class Backend(CachedModel, Protocol):
         With a ``lane`` below ``capacity.joint_embed.lanes``, the pass has the threads of that lane only, and other
         threads may call this with other lanes meanwhile. Without one, no other call may run.
         """
+        ...
+
+    @property
+    def adapters(self) -> Adapters:
+        """Those that batches can name apart from ``facts.adapters``, which are none at first."""
         ...
 
     def close(self) -> None:

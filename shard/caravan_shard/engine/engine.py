@@ -28,6 +28,7 @@ from caravan_shard.backends.base import Backend, DecodeOutcome
 from caravan_shard.checks.command import CommandCheck
 from caravan_shard.checks.media import FoundMedia
 from caravan_shard.constraints.matching import Finder
+from caravan_shard.engine.adapters import LeasedAdapters
 from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget, Drafting
 from caravan_shard.engine.logprobs import take_evaluations, take_prompt_logprobs
 from caravan_shard.engine.step import Part, assemble, candidates_of, find_media, parts_with_media
@@ -89,6 +90,7 @@ class Engine:
             drafter = ModelDrafter(backend.draft_model, self._sampler, backend.facts.vocabulary_size)
         self._drafting.use_model(drafter)
         self._pool = SequencePool(backend, runs, drafter)
+        self.adapters = LeasedAdapters(backend, self._unfinished_adapters)
         self.media = MediaStore(_MEDIA_BYTES) if media is None else media
         self.step_count = 0
         self.failures_in_a_row = 0
@@ -106,6 +108,10 @@ class Engine:
         held = list(self._pool.held.values())
         return sum(sequence.phase is not Phase.ENDED for sequence in held)
 
+    def _unfinished_adapters(self) -> set[str]:
+        held = self._pool.held.values()
+        return {sequence.parameters.adapter for sequence in held if sequence.phase is not Phase.ENDED}
+
     @property
     def free_cells(self) -> int:
         """Number of cells that no sequence holds."""
@@ -118,13 +124,13 @@ class Engine:
     def prefill(self, command: Prefill, started_ns: int) -> StepResult | Refusal:
         """Run one step over chunks and riders."""
         media = find_media(self.media, command.chunks)
-        refusal = self._new_check().prefill(command, facts=self.backend.facts, media=media, draining=self.draining)
+        refusal = self._new_check().prefill(command, facts=self.adapters.facts, media=media, draining=self.draining)
         return refusal or self._run_new(command, command.chunks, media, started_ns)
 
     def evaluate(self, command: Evaluate, started_ns: int) -> StepResult | Refusal:
         """Run one step over rows."""
         media = find_media(self.media, command.rows)
-        refusal = self._new_check().evaluate(command, facts=self.backend.facts, media=media, draining=self.draining)
+        refusal = self._new_check().evaluate(command, facts=self.adapters.facts, media=media, draining=self.draining)
         return refusal or self._run_new(command, command.rows, media, started_ns)
 
     def begin_decode(self, command: Decode) -> Refusal | None:
@@ -166,7 +172,7 @@ class Engine:
 
     def load(self, command: Load, started_ns: int) -> Loaded | Refusal:
         """Make sequences of saved runs."""
-        checked = self._new_check().load(command, facts=self.backend.facts, draining=self.draining)
+        checked = self._new_check().load(command, facts=self.adapters.facts, draining=self.draining)
         if (refusal := self._accept(command, checked)) is not None:
             return refusal
         bad_runs = [self._pool.load(entry) for entry in command.entries]

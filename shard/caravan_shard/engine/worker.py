@@ -1,10 +1,10 @@
 """The one thread that calls the backend. It executes commands in the order in which they came.
 
 A running Decode yields at the next step boundary, after at least one step, when another command is queued. Texts to
-embed, runs of other shards and news of the model's files have a queue of their own. They are taken one at a time
-between two commands or two steps, so that no sequence waits for more than one of them, and take at most half of the
-time while a Decode runs. While no sequence could wait, texts share forward passes. Where the backend has lanes, texts
-that wait then are computed side by side: threads of their own call `Engine.embed` and nothing else, while the one
+embed, runs of other shards, adapters and news of the model's files have a queue of their own. They are taken one at a
+time between two commands or two steps, so that no sequence waits for more than one of them, and take at most half of
+the time while a Decode runs. While no sequence could wait, texts share forward passes. Where the backend has lanes,
+texts that wait then are computed side by side: threads of their own call `Engine.embed` and nothing else, while the one
 thread is a lane itself.
 """
 
@@ -28,7 +28,17 @@ from caravan_shard.engine.drafts import NO_DRAFTS, DraftBudget
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.replies import Replies, call_on
 from caravan_shard.media import MediaStore
-from caravan_shard.protocol.commands import Adopt, EmbedText, KnowContents, ReleaseAll, Work
+from caravan_shard.protocol.commands import (
+    Adopt,
+    Aside,
+    DropAdapters,
+    EmbedText,
+    KnowContents,
+    LoadAdapter,
+    ReleaseAll,
+    UnloadAdapter,
+    Work,
+)
 from caravan_shard.protocol.results import Refusal, Result, StepResult
 from caravan_shard.sequences.runs import RunStore
 
@@ -159,7 +169,7 @@ class Worker:
             if self._stopping:
                 replies.answer(ENDING)
                 return replies
-            queue = self._asides if isinstance(command, EmbedText | Adopt | KnowContents) else self._queue
+            queue = self._asides if isinstance(command, Aside) else self._queue
             queue.append(_Job(command, replies))
             if self._working_since is None:
                 self._working_since = monotonic()
@@ -175,6 +185,7 @@ class Worker:
             if not isinstance(job.command, ReleaseAll):
                 job.replies.answer(refusal)
         self.submit(ReleaseAll())
+        self.submit(DropAdapters())
 
     @property
     def is_busy(self) -> bool:
@@ -266,7 +277,7 @@ class Worker:
                 job.replies.put(engine.load(command, started_ns))
             case SetLayout():
                 job.replies.put(engine.set_layout(command, started_ns))
-            case EmbedText() | Adopt() | KnowContents():
+            case EmbedText() | Adopt() | KnowContents() | LoadAdapter() | UnloadAdapter() | DropAdapters():
                 self._aside_began_ns = started_ns
                 self._do_aside(engine, command, job.replies)
                 self._aside_ended_ns = perf_counter_ns()
@@ -277,7 +288,7 @@ class Worker:
                 assert_never(command)
         job.replies.end()
 
-    def _do_aside(self, engine: Engine, command: EmbedText | Adopt | KnowContents, replies: Replies) -> None:
+    def _do_aside(self, engine: Engine, command: Aside, replies: Replies) -> None:
         match command:
             case EmbedText():
                 self._embed_waiting(engine, WaitingText(command, replies))
@@ -286,6 +297,12 @@ class Worker:
                 replies.put(engine.adopt(command))
             case KnowContents():
                 engine.know_contents(command)
+            case LoadAdapter():
+                replies.put(engine.adapters.load(command))
+            case UnloadAdapter():
+                replies.put(engine.adapters.unload(command.key))
+            case DropAdapters():
+                engine.adapters.drop()
         replies.end()
 
     def _embed_waiting(self, engine: Engine, first: WaitingText) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from caravan_models.contents import Contents
+from caravan_models.contents import Contents, SeenFile
 from caravan_proto.messages.commands import Command, Prefill, SequenceParameters
 from caravan_proto.messages.constraint import Constraint
 from caravan_shard.arrays import State
@@ -61,11 +61,42 @@ class KnowContents:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Load the adapter in ``file``, which was checked, under ``key``. Needs no turn, since it touches no sequence.
+
+    It is refused if the lease has ``most`` others already.
+    """
+
+    key: str
+    file: SeenFile
+    scale: float
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Free an adapter that `LoadAdapter` has loaded. Needs no turn."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropAdapters:
+    """Free every adapter that `LoadAdapter` has loaded: the lease changed hands or ended.
+
+    It has the queue of `LoadAdapter`, so that it never frees what the next lease has loaded.
+    """
+
+
+Aside = EmbedText | Adopt | KnowContents | LoadAdapter | UnloadAdapter | DropAdapters
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseAll:
     """Release every sequence: the lease changed hands or ended. Saved runs stay."""
 
 
-Work = Command | EmbedText | Adopt | KnowContents | ReleaseAll
+Work = Command | Aside | ReleaseAll
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from caravan_proto.errors import ShardError
+from caravan_proto.messages.adapters import LoadedAdapter
 from caravan_proto.messages.results import DraftSource, FinishReason, Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Vocabulary
@@ -161,4 +162,11 @@ class Adopted:
     kept: bool
 
 
-Result = StepResult | Holdings | Saved | Loaded | LayoutSet | Embedded | Adopted | Refusal
+@dataclass(frozen=True, slots=True)
+class AdapterUnloaded:
+    """An adapter is not loaded any more."""
+
+
+Result = (
+    StepResult | Holdings | Saved | Loaded | LayoutSet | Embedded | Adopted | LoadedAdapter | AdapterUnloaded | Refusal
+)

@@ -20,6 +20,7 @@ from caravan_shard.engine.worker import Worker
 from caravan_shard.protocol.commands import EmbedText, StoredRun, prepared
 from caravan_shard.protocol.results import Embedded, Refusal, bad_request
 from caravan_shard.sampling.processors import ProcessorRegistry
+from caravan_shard.service.adapters import AdapterService
 from caravan_shard.service.lease import ShardLease
 from caravan_shard.service.media import MediaService
 from caravan_shard.service.model_calls import ModelCalls
@@ -49,6 +50,7 @@ class CallHandler:
     media: MediaService
     compiler: ConstraintCompiler | None
     exchange: RunExchange
+    adapters: AdapterService
     model_calls: ModelCalls
     processors: ProcessorRegistry
     ask_drain: Callable[[], None] | None

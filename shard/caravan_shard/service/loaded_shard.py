@@ -21,6 +21,7 @@ from caravan_shard.engine.worker import Worker
 from caravan_shard.media import MediaStore
 from caravan_shard.sampling.processors import ProcessorRegistry
 from caravan_shard.sequences.runs import CLOSE_S
+from caravan_shard.service.adapters import AdapterService
 from caravan_shard.service.calls import CallHandler
 from caravan_shard.service.contents import ContentsReader
 from caravan_shard.service.lease import ShardLease
@@ -101,6 +102,8 @@ class LoadedShard:
         reader = ContentsReader(self._config, self.worker, self.engine)
         self._acquired.callback(reader.end)
         self.lease = ShardLease(self.worker.release_all)
+        adapters = AdapterService(self._config, self.worker, self.lease, model_calls)
+        self._acquired.callback(adapters.close)
         self.calls = CallHandler(
             info=self._make_info(self.engine),
             worker=self.worker,
@@ -111,6 +114,7 @@ class LoadedShard:
             media=media,
             compiler=compiler,
             exchange=exchange,
+            adapters=adapters,
             model_calls=model_calls,
             processors=self.processors,
             ask_drain=self._ask_drain,

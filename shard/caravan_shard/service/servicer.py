@@ -10,6 +10,7 @@ import grpc.aio
 
 from caravan_proto.codec import Codec, MalformedError
 from caravan_proto.errors import ShardError, format_error
+from caravan_proto.messages.adapters import AdapterSource
 from caravan_proto.messages.model import ShardClaim
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
@@ -111,6 +112,19 @@ class ShardServicer(shard_pb2_grpc.ShardServiceServicer):
     async def SetLayout(self, request: shard_pb2.SetLayoutRequest, context: Context) -> shard_pb2.SetLayoutResponse:
         replies = await self._submit(SET_LAYOUT, request, context)
         return LAYOUT_SET.encode(await _result(replies, LayoutSet, context))
+
+    async def LoadAdapter(
+        self, request: shard_pb2.LoadAdapterRequest, context: Context
+    ) -> shard_pb2.LoadAdapterResponse:
+        source = AdapterSource(name=request.name, path=request.path, scale=request.scale)
+        loaded = await _accepted(await self._calls.adapters.load(source, request.epoch), context)
+        return shard_pb2.LoadAdapterResponse(key=loaded.key, size_bytes=loaded.size_bytes)
+
+    async def UnloadAdapter(
+        self, request: shard_pb2.UnloadAdapterRequest, context: Context
+    ) -> shard_pb2.UnloadAdapterResponse:
+        await _accepted(await self._calls.adapters.unload(request.key, request.epoch), context)
+        return shard_pb2.UnloadAdapterResponse()
 
     async def ListRuns(
         self, request: shard_pb2.ListRunsRequest, context: Context

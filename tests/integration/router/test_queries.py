@@ -17,7 +17,7 @@ from caravan_router.engine.client import ShardClient
 from caravan_router.engine.link import LinkOwner, ShardLink
 from caravan_router.engine.link_config import LinkConfig
 from caravan_router.engine.observer import EngineObserver
-from caravan_router.engine.shard_calls import ShardRpcError
+from caravan_router.engine.shard_calls import ShardCalls, ShardRpcError
 from caravan_router.metrics.recorder import Metrics
 from caravan_scheduler.core.errors import GenerationError, HelperError, TextTooLongError
 from caravan_scheduler.events import Event, ShardDraining, ShardJoined, ShardLost
@@ -197,6 +197,13 @@ class Sink:
 
     observer: EngineObserver
     post: Callable[[Event], None]
+
+    @property
+    def adapters(self) -> "Sink":
+        return self
+
+    async def bring(self, client: ShardCalls, epoch: int) -> None:
+        """Bring none."""
 
 
 async def test_the_router_hears_of_a_drain_before_the_shard_is_gone(tmp_path: Path) -> None:

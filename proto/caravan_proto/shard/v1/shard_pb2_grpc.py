@@ -104,6 +104,16 @@ class ShardServiceStub:
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainRequest.SerializeToString,
                 response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/LoadAdapter',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/caravan.shard.v1.ShardService/UnloadAdapter',
+                request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
         self.SetLayout = channel.unary_unary(
                 '/caravan.shard.v1.ShardService/SetLayout',
                 request_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.SetLayoutRequest.SerializeToString,
@@ -250,6 +260,21 @@ class ShardServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads a LoRA adapter of --lora-dir beside the commands, until it is unloaded or the lease ends. One that is loaded
+        already stays. Its file is read between two steps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Frees an adapter. Refused with ADAPTER_IN_USE while a sequence with it has not ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetLayout(self, request, context):
         """Makes the KV cache anew in another layout, with all sequences in it.
         """
@@ -372,6 +397,16 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainRequest.FromString,
                     response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=caravan__proto_dot_shard_dot_v1_dot_shard__pb2.UnloadAdapterResponse.SerializeToString,
             ),
             'SetLayout': grpc.unary_unary_rpc_method_handler(
                     servicer.SetLayout,
@@ -770,6 +805,60 @@ class ShardService:
             '/caravan.shard.v1.ShardService/Drain',
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainRequest.SerializeToString,
             caravan__proto_dot_shard_dot_v1_dot_shard__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/LoadAdapter',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadAdapterRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/caravan.shard.v1.ShardService/UnloadAdapter',
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.UnloadAdapterRequest.SerializeToString,
+            caravan__proto_dot_shard_dot_v1_dot_shard__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,12 @@ class ShardServiceStub:
     """Sends a saved run to the shard that fetches it."""
     Drain: _grpc.UnaryUnaryMultiCallable[_shard_pb2.DrainRequest, _shard_pb2.DrainResponse]
     """Begins to drain the shard, as SIGTERM does."""
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_shard_pb2.LoadAdapterRequest, _shard_pb2.LoadAdapterResponse]
+    """Loads a LoRA adapter of --lora-dir beside the commands, until it is unloaded or the lease ends. One that is loaded
+    already stays. Its file is read between two steps.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_shard_pb2.UnloadAdapterRequest, _shard_pb2.UnloadAdapterResponse]
+    """Frees an adapter. Refused with ADAPTER_IN_USE while a sequence with it has not ended."""
     SetLayout: _grpc.UnaryUnaryMultiCallable[_shard_pb2.SetLayoutRequest, _shard_pb2.SetLayoutResponse]
     """Makes the KV cache anew in another layout, with all sequences in it."""
     CompileConstraint: _grpc.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]
@@ -133,6 +139,12 @@ class ShardServiceAsyncStub(ShardServiceStub):
     """Sends a saved run to the shard that fetches it."""
     Drain: _aio.UnaryUnaryMultiCallable[_shard_pb2.DrainRequest, _shard_pb2.DrainResponse]  # type: ignore[assignment]
     """Begins to drain the shard, as SIGTERM does."""
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_shard_pb2.LoadAdapterRequest, _shard_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Loads a LoRA adapter of --lora-dir beside the commands, until it is unloaded or the lease ends. One that is loaded
+    already stays. Its file is read between two steps.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_shard_pb2.UnloadAdapterRequest, _shard_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Frees an adapter. Refused with ADAPTER_IN_USE while a sequence with it has not ended."""
     SetLayout: _aio.UnaryUnaryMultiCallable[_shard_pb2.SetLayoutRequest, _shard_pb2.SetLayoutResponse]  # type: ignore[assignment]
     """Makes the KV cache anew in another layout, with all sequences in it."""
     CompileConstraint: _aio.UnaryUnaryMultiCallable[_shard_pb2.CompileConstraintRequest, _shard_pb2.CompileConstraintResponse]  # type: ignore[assignment]
@@ -269,6 +281,24 @@ class ShardServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_shard_pb2.DrainResponse, _abc.Awaitable[_shard_pb2.DrainResponse]]:
         """Begins to drain the shard, as SIGTERM does."""
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _shard_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.LoadAdapterResponse, _abc.Awaitable[_shard_pb2.LoadAdapterResponse]]:
+        """Loads a LoRA adapter of --lora-dir beside the commands, until it is unloaded or the lease ends. One that is loaded
+        already stays. Its file is read between two steps.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _shard_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_shard_pb2.UnloadAdapterResponse, _abc.Awaitable[_shard_pb2.UnloadAdapterResponse]]:
+        """Frees an adapter. Refused with ADAPTER_IN_USE while a sequence with it has not ended."""
 
     @_abc_1.abstractmethod
     def SetLayout(

@@ -7,6 +7,7 @@ from typing import Any
 from caravan_dialects.api.admin.schema import (
     CachedPrefix,
     CachedPrefixes,
+    LoadedAdapter,
     Prefix,
     PrefixContent,
     PrefixPlace,
@@ -17,6 +18,7 @@ from caravan_dialects.api.admin.schema import (
     ShardPrefixes,
     ShardSpeculation,
 )
+from caravan_proto.messages.adapters import adapter_name
 from caravan_proto.messages.model import Numerics
 from caravan_scheduler.core import prefixes as core
 from caravan_scheduler.core.shards import ShardReport, ShardRoom
@@ -38,7 +40,7 @@ def cached_prefixes(found: Iterable[core.ShardPrefixes], pins: Iterable[core.Pre
                     request_id=sequence.request_id,
                     tokens=sequence.tokens,
                     tenant=sequence.tenant or None,
-                    adapter=sequence.adapter or None,
+                    adapter=adapter_name(sequence.adapter) or None,
                 )
                 for sequence in one.running
             ],
@@ -56,7 +58,7 @@ def _cached_prefix(prefix_id: str, prefix: core.CachedPrefix, now: float) -> Cac
         memory_bytes=prefix.memory_bytes,
         disk_bytes=prefix.disk_bytes,
         tenant=prefix.tenant or None,
-        adapter=prefix.adapter or None,
+        adapter=adapter_name(prefix.adapter) or None,
         idle_s=_idle_s(prefix, now),
         pinned=prefix.pinned,
     )
@@ -85,7 +87,7 @@ def _fields(report: core.PrefixReport) -> dict[str, Any]:
         "model": report.model,
         "tokens": report.tokens,
         "tenant": report.tenant or None,
-        "adapter": report.adapter or None,
+        "adapter": adapter_name(report.adapter) or None,
         "pinned": report.pinned,
         "shards": [
             PrefixPlace(
@@ -127,6 +129,9 @@ def shard_of(report: ShardReport, now: float, speculate: int) -> Shard:
         numerics=None if report.numerics is None else _numerics(report.numerics, room),
         sequences=report.sequences,
         used_cells=report.used_cells,
+        adapters=[
+            LoadedAdapter(name=adapter_name(adapter.key), size_bytes=adapter.size_bytes) for adapter in report.adapters
+        ],
     )
 
 

@@ -29,7 +29,7 @@ async def pinned_spec(context: Context, body: PinRequest, tenant: Tenant) -> Gen
         stopping=StoppingParams(max_new_tokens=1),
         tenant=tenant,
         namespace=namespace,
-        adapter=context.adapter,
+        adapter=context.adapter_key,
         traceparent=context.sender.traceparent,
         request_id=context.sender.request_id,
     )

@@ -156,6 +156,13 @@ class ShardNumerics(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Literal["own", "sampling", "stock"] | None
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter in the memory of a shard. ``size_bytes``: of its file. One that is being unloaded is there, too."""
+
+    name: str
+    size_bytes: int
+
+
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
     """A shard that the router knows, whatever its state.
 
@@ -167,7 +174,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     ``numerics``: what the shard says of itself, null until it has answered. ``model_fingerprint``: SHA-256 of the
     model's file, of several parts that of their digests, null also until the shard has read them. Shards whose
     ``model`` is one and whose ``model_fingerprint`` differ have different weights under one name. ``sequences`` run
-    there now and use ``used_cells`` KV cells.
+    there now and use ``used_cells`` KV cells. ``adapters``: those that were loaded while it ran.
     """
 
     address: str
@@ -186,6 +193,28 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     numerics: ShardNumerics | None
     sequences: int
     used_cells: int
+    adapters: list[LoadedAdapter]
+
+
+class LoadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter to load on every shard of a model.
+
+    ``lora_path``: of a GGUF file, in the folder that the shards have for ``--lora-dir``. ``load_inplace``: replace the
+    loaded adapter of this name. ``scale``: the effect is multiplied by it. ``model``: see the header ``X-Model``.
+    """
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool | None = None
+    scale: float | None = None
+    model: ModelName = None
+
+
+class UnloadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter to unload, which `LoadAdapterRequest` has loaded. ``lora_int_id`` has no effect."""
+
+    lora_name: str
+    lora_int_id: int | None = None
 
 
 class Shards(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ def diagnosed(
 
 def _fingerprint(context: Context, body: MessagesRequest, prompt: tuple[int, ...]) -> Fingerprint:
     parts = {
-        "model": [context.model.name, context.adapter, context.model.fingerprint],
+        "model": [context.model.name, context.adapter_key, context.model.fingerprint],
         "system": system_text(body),
         "tools": [msgspec.structs.replace(tool, cache_control=None) for tool in body.tools or ()],
         "salt": body.cache_salt,

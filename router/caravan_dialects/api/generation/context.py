@@ -42,7 +42,7 @@ def model_name(fleet: Fleet, asked: str) -> str:
     for engine in engines:
         if asked in (*engine.model.adapters, *engine.model.aliases):
             return engine.model.name
-    if asked and fleet.names.strict:
+    if asked and (fleet.names.strict or asked in fleet.names.unloaded):
         raise UnknownModelError(asked)
     return (*expected, *names, "")[0]
 
@@ -122,6 +122,11 @@ class Context:
     @property
     def engine(self) -> Engine:
         return self.served.engine
+
+    @property
+    def adapter_key(self) -> str:
+        """The key of the adapter, "" for none."""
+        return self.model.adapter_key(self.adapter)
 
     def check_generates(self) -> None:
         """Raise ValidationError if the model only embeds texts."""

@@ -9,6 +9,7 @@ import msgspec
 from caravan_dialects.api.generation.in_progress import RequestInProgress
 from caravan_dialects.api.generation.run import Run
 from caravan_dialects.api.generation.schema import NoEffect
+from caravan_proto.messages.adapters import adapter_name
 from caravan_scheduler.core.generation import GenerationState
 from caravan_scheduler.core.recomputed import Reason
 
@@ -127,7 +128,7 @@ def _status(entry: RequestInProgress) -> RequestStatus:
         id=entry.request_id,
         object="request",
         route=entry.route,
-        model=None if entry.model is None else specs[0].adapter or entry.model.engine.model.name,
+        model=None if entry.model is None else adapter_name(specs[0].adapter) or entry.model.engine.model.name,
         arrived=round(time.time() - (time.monotonic() - entry.arrived), 3),
         state=_most_advanced({generation.state for generation in generations}),
         priority=max((spec.priority for spec in specs), default=None),

@@ -90,7 +90,7 @@ async def validate_generate(
     check_range("top_n_tokens", parameters.top_n_tokens, 0, bounds.max_top_n_tokens)
     if parameters.watermark:
         raise unsupported_field_error("watermark", "set it to false", parameters.watermark)
-    adapter = _adapter(parameters.adapter_id, model) or context.adapter
+    adapter = model.adapter_key(_adapter(parameters.adapter_id, model) or context.adapter)
     media = MediaParts(context.model.media)
     inputs = with_pictures(body.inputs, media)
     prompt = await _prompt(context, inputs, media, parameters.truncate)

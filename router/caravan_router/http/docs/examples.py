@@ -25,6 +25,7 @@ _LLAMA_PROMPT = {"prompt": "The capital of France is", "n_predict": _TOKENS}
 
 _VECTORS = "Needs a server that was started with `--embeddings`."
 _CATALOGUE = "Needs models that are loaded on demand, see `--models-dir`."
+_ADAPTERS = "Needs shards with `--lora-dir`, and the file in it."
 _STOCK = "Needs `--models-hub` of `caravan serve`."
 _AUDIO = "Needs a model that reads audio. Without a file, the page sends a second of a tone."
 
@@ -229,5 +230,7 @@ EXAMPLES: Mapping[str, Example] = {
     "pin_prefix": _OF_PREFIX,
     "unpin_prefix": _OF_PREFIX,
     "drop_prefix": _OF_PREFIX,
+    "load_lora_adapter": _of({"lora_name": "poet", "lora_path": "poet.gguf"}, _ADAPTERS),
+    "unload_lora_adapter": _of({"lora_name": "poet"}, _ADAPTERS),
     "timeline": Example(needs="The stream has no end."),
 }

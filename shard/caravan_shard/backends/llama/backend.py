@@ -100,8 +100,8 @@ class LlamaCppBackend:
         self.vocabulary = loaded.vocabulary
         if loaded.only_embeds:
             raise StartupError(f"{loaded.facts.name} embeds texts and cannot generate any")
-        self._adapters = LlamaAdapters(loaded.pointer, config.adapters)
-        self.facts = replace(loaded.facts, adapters=self._adapters.names)
+        self.adapters = LlamaAdapters(loaded.pointer, config.adapters)
+        self.facts = replace(loaded.facts, adapters=self.adapters.names)
         self.candidate_filter = LlamaFilter(self.vocabulary.size)
         self.joint_draw = find_joint_draw(draw_threads(config))
         self.joint_logprobs = find_joint_logprobs()
@@ -225,7 +225,7 @@ class LlamaCppBackend:
     def _use(self, opened: OpenContext) -> None:
         self._context = opened.context
         self._memory = opened.memory
-        self._forward = LlamaForward(opened, self._adapters, self.capacity, self.vocabulary.size)
+        self._forward = LlamaForward(opened, self.adapters, self.capacity, self.vocabulary.size)
         if self._head is not None:
             self._forward.use_head(self._head)
         if self._contexts.take_candidates:

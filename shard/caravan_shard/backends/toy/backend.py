@@ -36,6 +36,7 @@ from caravan_shard.backends.toy.model import (
     toy_logits,
 )
 from caravan_shard.media import CellSpan
+from caravan_shard.model_flags import AdapterFile
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.logprobs import leave_all_logprobs
@@ -53,6 +54,17 @@ TOY_INPUT_SIZE = 1
 # What is said of the bytes of the toy, which has no file.
 TOY_SHA256 = "toy-1"
 TOY_STATES = "70" * 32
+
+
+class ToyAdapters:
+    """Loads any file but one that is called damaged."""
+
+    def load(self, key: str, file: AdapterFile) -> str:
+        """Return why a file cannot be used."""
+        return f"the toy model cannot use {file.path}" if "damaged" in file.path.name else ""
+
+    def unload(self, key: str) -> None:
+        """Do nothing."""
 
 
 class ToyBackend:
@@ -276,6 +288,11 @@ class ToyBackend:
         if self.capacity.ranks:
             return [np.array([toy_relevance(text)], np.float32) for text in texts]
         return [toy_embedding(text, self.capacity.embedding_size) for text in texts]
+
+    @property
+    def adapters(self) -> ToyAdapters:
+        """What an adapter does follows from its key."""
+        return ToyAdapters()
 
     def close(self) -> None:
         """Wait for the users of the model. There is nothing to free."""

@@ -180,7 +180,7 @@ async def validate_whole_chat(context: Context, source: ChatSource, choices: Cho
                     stopping=stopping,
                     media=prompt.media,
                     constraint=constraint,
-                    adapter=context.adapter,
+                    adapter=context.adapter_key,
                     prediction=prediction,
                     thought=thought,
                     **serving,

@@ -33,6 +33,7 @@ from caravan_dialects.api.openai.usage import completion_details, prompt_details
 from caravan_dialects.api.stream import Events
 from caravan_dialects.text.assembler import Piece
 from caravan_dialects.text.detokenize import PromptText, display_text
+from caravan_proto.messages.adapters import adapter_name
 from caravan_proto.messages.results import FinishReason
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.prompt_media import text_ids
@@ -187,7 +188,7 @@ class CompletionsAnswer(Answer):
             id=f"cmpl-{time.time_ns():x}",
             object="text_completion",
             created=int(time.time()),
-            model=requests[0].specs[0].adapter or model.name,
+            model=adapter_name(requests[0].specs[0].adapter) or model.name,
             system_fingerprint=model.digest,
             choices=[],
         )

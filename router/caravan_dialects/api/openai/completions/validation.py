@@ -136,7 +136,7 @@ async def validate_completion(context: Context, body: CompletionRequest, plan: C
                         sampling=sampling,
                         stopping=stopping,
                         constraint=constraint,
-                        adapter=context.adapter,
+                        adapter=context.adapter_key,
                         prompt_logprobs=_wants_prompt_logprobs(body, index),
                         **serving,
                     )

@@ -63,7 +63,7 @@ class AskedDecision(Asked):
                     sampling=sampling,
                     stopping=StoppingParams(max_new_tokens=1),
                     media=media,
-                    adapter=context.adapter,
+                    adapter=context.adapter_key,
                     **serving,
                 )
                 requests.append(ValidRequest(specs=(spec,), text=TextOptions(), characters=0))

@@ -51,7 +51,7 @@ def diagnosed(
 def fingerprint(context: Context, body: ResponseRequest, items: Sequence[Json], turn: ValidTurn) -> Fingerprint:
     """Return hashes of a request, which has ``items`` with those that it continues."""
     parts = {
-        "model": [context.model.name, context.adapter, context.model.fingerprint],
+        "model": [context.model.name, context.adapter_key, context.model.fingerprint],
         "tools": body.tools or [],
         "text": None if body.text is None else body.text.format,
         "effort": None if body.reasoning is None else body.reasoning.effort,

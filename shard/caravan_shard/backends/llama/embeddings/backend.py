@@ -14,10 +14,22 @@ from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
 from caravan_shard.backends.llama.model.loading import LoadedModel
 from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.config import ShardConfig
+from caravan_shard.model_flags import AdapterFile
 from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.logprobs import leave_all_logprobs
 
 _log = logging.getLogger(__name__)
+
+
+class NoAdapters:
+    """Says why a model that only embeds has no adapters."""
+
+    def load(self, key: str, file: AdapterFile) -> str:
+        """Return why none is loaded."""
+        return "the model only embeds texts, and vectors are the model's own"
+
+    def unload(self, key: str) -> None:
+        """Not called: none is loaded."""
 
 
 class LlamaEmbeddingBackend:
@@ -90,6 +102,11 @@ class LlamaEmbeddingBackend:
     def _not_called(self, *_args: Any, **_kwargs: Any) -> Any:
         """Not called: there are no cells, no sequences, and one layout."""
         raise NotImplementedError
+
+    @property
+    def adapters(self) -> NoAdapters:
+        """Loads none."""
+        return NoAdapters()
 
     decode = logits = candidates = length = trim = copy = save = restore = set_layout = _not_called
     clear_free_cells = _not_called
