@@ -10,9 +10,10 @@ from caravan_proto.flags import flag
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.model import ModelFile
 from caravan_proto.tls import TlsFiles
+from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.cores import usable_cores
 from caravan_shard.default_flags import DefaultFlags
-from caravan_shard.model_flags import AdapterFile, MediaFlags, ModelFlags, RopeFlags, parse_adapter
+from caravan_shard.model_flags import MediaFlags, ModelFlags, RopeFlags, parse_adapter
 from caravan_shard.placement_flags import PlacementFlags
 
 # llama.cpp rounds the cells of each sequence up to a multiple of this.

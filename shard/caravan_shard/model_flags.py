@@ -7,6 +7,7 @@ from pathlib import Path
 from caravan_proto.flags import flag
 from caravan_proto.messages.adapters import is_adapter_name
 from caravan_proto.messages.limits import KvLayout
+from caravan_shard.adapter_file import AdapterFile
 
 _SCALED = re.compile(r"(.+):(-?\d+(?:\.\d+)?)")
 
@@ -14,15 +15,6 @@ _SCALED = re.compile(r"(.+):(-?\d+(?:\.\d+)?)")
 MAX_SEQUENCES = 256
 # Cells of a shard that chooses none by what the model was trained for and by what is free.
 USUAL_CELLS = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterFile:
-    """A LoRA adapter. Its effect is multiplied by ``scale``."""
-
-    name: str
-    path: Path
-    scale: float = 1.0
 
 
 def parse_adapter(text: str) -> AdapterFile:

@@ -115,8 +115,8 @@ def test_drafts_are_those_of_a_head_that_reads_everything(
     seen: list[tuple[list[int], list[int]]] = []
     propose = ModelDrafter.propose
 
-    def noted(self: ModelDrafter, asked: Sequence[DraftInput], count: int) -> list[list[int]]:
-        found = propose(self, asked, count)
+    def noted(self: ModelDrafter, asked: Sequence[DraftInput], counts: Sequence[int]) -> list[list[int]]:
+        found = propose(self, asked, counts)
         seen.extend((list(one.tokens), draft) for one, draft in zip(asked, found, strict=True))
         return found
 

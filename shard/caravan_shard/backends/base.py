@@ -13,9 +13,9 @@ from caravan_models.contents import Contents, SeenFiles
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits
 from caravan_proto.messages.model import ModelFile, Numerics
+from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.arrays import Flags, Floats, Ids, State
 from caravan_shard.media import CellSpan, MediaEncoder, MediaRows
-from caravan_shard.model_flags import AdapterFile
 from caravan_shard.sampling.joint_draw import JointDraw
 from caravan_shard.sampling.logprobs import JointLogprobs
 from caravan_shard.sampling.token_candidates import CandidateFilter

@@ -6,8 +6,8 @@ from dataclasses import replace
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.adapters import LoadedAdapter, adapter_name
 from caravan_proto.messages.model import ModelFile
+from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.backends.base import Backend
-from caravan_shard.model_flags import AdapterFile
 from caravan_shard.protocol.commands import LoadAdapter
 from caravan_shard.protocol.results import AdapterUnloaded, Refusal, bad_request
 

@@ -10,11 +10,11 @@ import pytest
 
 from caravan_proto.flags import load
 from caravan_proto.messages.limits import KvLayout
+from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.backends.llama.memory.context import set_rope
 from caravan_shard.backends.toy.model import TOY_FACTS
 from caravan_shard.config import ShardConfig
 from caravan_shard.cores import quota_cpus, usable_cores
-from caravan_shard.model_flags import AdapterFile
 from caravan_shard.placement_flags import EXPERTS, TensorOverride
 
 ALL = float(os.cpu_count() or 1)

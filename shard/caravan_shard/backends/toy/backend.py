@@ -14,6 +14,7 @@ from caravan_models.contents import Contents, SeenFiles
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import Numerics
+from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.arrays import Floats, State
 from caravan_shard.backends.base import (
     Capacity,
@@ -36,7 +37,6 @@ from caravan_shard.backends.toy.model import (
     toy_logits,
 )
 from caravan_shard.media import CellSpan
-from caravan_shard.model_flags import AdapterFile
 from caravan_shard.sampling.filters import filter_candidates
 from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.logprobs import leave_all_logprobs

@@ -7,6 +7,7 @@ from typing import Any
 
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import Numerics
+from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Capacity, FileContents, StartupError
 from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
@@ -14,7 +15,6 @@ from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
 from caravan_shard.backends.llama.model.loading import LoadedModel
 from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.config import ShardConfig
-from caravan_shard.model_flags import AdapterFile
 from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.logprobs import leave_all_logprobs
 
