@@ -135,7 +135,8 @@ class Job:
     """A response that is generated in the background, and has the ``id`` of the job.
 
     ``request``: JSON of what is needed to continue it. ``response``: JSON of the response as it was at the start, or of
-    one that has ended without a node. ``next``: number of the next event.
+    one that has ended without a node. ``next``: number of the next event. ``position``: what the response extends,
+    which stays until the job has ended; None if it has, or if an earlier version of Caravan began it.
     """
 
     id: str
@@ -144,6 +145,7 @@ class Job:
     response: bytes
     ended: bool = False
     next: int = 0
+    position: Position | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

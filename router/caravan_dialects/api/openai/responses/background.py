@@ -113,11 +113,11 @@ class _Steps:
         self._first = log.following
         self.record = record
 
-    async def begin(self, owner: str, most: int) -> None:
+    async def begin(self, turn: Turn, most: int) -> None:
         """Store the response as queued. ``most``: that an owner may have. Raises StoreError, BackgroundLimitError."""
         head = self._partial.head
         request, response = msgspec.json.encode(self.record), msgspec.json.encode(head)
-        job = Job(id=head.id, owner=owner, request=request, response=response)
+        job = Job(id=head.id, owner=turn.owner, request=request, response=response, position=turn.chain.position)
         step = self._step()
         try:
             await self._log.record(step, self._store.add_job(job, step, most))
@@ -170,7 +170,7 @@ class BackgroundAnswer(ResponseAnswer):
     async def begin(self, log: EventLog, record: JobRecord, most: int) -> None:
         """Store the response as queued. ``most``: that an owner may have. Raises StoreError, BackgroundLimitError."""
         self._partial.announce_queued()
-        await _Steps(log, self._turn.store, self._partial, record).begin(self._turn.owner, most)
+        await _Steps(log, self._turn.store, self._partial, record).begin(self._turn, most)
 
     def begin_again(self, saved: Saved, loop: LoopState | None) -> None:
         """Announce the response as it was announced before, without anybody seeing it."""
