@@ -434,6 +434,14 @@ async def test_calls_keep_their_ids(place: Place) -> None:
         assert "".join(deltas) == call["arguments"]
 
 
+OTHERS_TURN = {
+    "id": "i",
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "Meanwhile"}],
+}
+
+
 @pytest.mark.parametrize("forgets", [False, True], ids=["moved", "rewound"])
 async def test_a_response_goes_on_from_where_it_began_though_its_conversation_has_moved(
     place: Place, forgets: bool
@@ -447,7 +455,7 @@ async def test_a_response_goes_on_from_where_it_began_though_its_conversation_ha
     named = await other.conversation("", conversation)
     assert named is not None
     head = named[0]
-    node = Node(id="n", parent=START if forgets else head.position, items=({"id": "i", "type": "message"},))
+    node = Node(id="n", parent=START if forgets else head.position, items=(OTHERS_TURN,))
     moved = Transaction(node=node, head=replace(head, position=Position(node="n", items=1)), expected=head.position)
     assert await other.commit("", moved)
     await other.close()

@@ -41,22 +41,25 @@ class Turn:
 
         Raises HeadMovedError, NotStoredError.
         """
-        head = self.head
         if self.is_local:
             node = whole(self.chain, node)
-        moved = None
-        if head is not None:
-            position = Position(node=node.id, items=len(node.items))
-            moved = Head(id=head.id, created=head.created, position=position, metadata=head.metadata)
-        expected = None if head is None else head.position
-        transaction = Transaction(node=node, head=moved, expected=expected, ended=ended)
         try:
-            committed = await self.store.commit(self.owner, transaction)
+            committed = await self._written(node, ended)
+            if not committed and self.head is None and not self.is_local:
+                # Another server has removed what the turn continues: that it is in use is known here only.
+                committed = await self._written(whole(self.chain, node), ended)
         except StoreError as error:
             raise NotStoredError from error
         if not committed:
             raise HeadMovedError
         self.held.close()
+
+    async def _written(self, node: Node, ended: JobEnd | None) -> bool:
+        head, moved = self.head, None
+        if head is not None:
+            moved = replace(head, position=Position(node=node.id, items=len(node.items)))
+        expected = None if head is None else head.position
+        return await self.store.commit(self.owner, Transaction(node=node, head=moved, expected=expected, ended=ended))
 
     def keep(self, node: Node) -> None:
         """Let the connection, if there is one, continue the turn, which is not stored."""
