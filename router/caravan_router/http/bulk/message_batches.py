@@ -23,9 +23,10 @@ from caravan_dialects.api.errors import BatchEndedError, FileRoomError, UnknownE
 from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.paging import page_size
+from caravan_dialects.bulk.file_table import Upload
 from caravan_dialects.bulk.lines import MAX_LINES
 from caravan_dialects.bulk.records import Batch, Counts, StoredFile
-from caravan_dialects.bulk.store import Page, Upload
+from caravan_dialects.bulk.store import Page
 from caravan_dialects.conversations.nodes import new_id
 from caravan_router.http.bulk.batches import batch_of
 from caravan_router.http.bulk.line import MESSAGES
@@ -68,8 +69,9 @@ async def create_message_batch(request: web.Request, body: MessageBatchRequest) 
             created=now,
             expires=now + store.settings.life_s,
         )
-        if (room := await store.keep(upload, file)) is not None:
-            raise FileRoomError(room)
+        kept = await store.keep(upload, file)
+    if not isinstance(kept, StoredFile):
+        raise FileRoomError(kept)
     batch = Batch(
         id=new_id("msgbatch"),
         owner=owner,
