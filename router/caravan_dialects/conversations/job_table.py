@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.conversations.nodes import Job, JobEnd, Position, Step, UnderWay
+from caravan_dialects.conversations.nodes import Added, Job, JobEnd, Position, Step, UnderWay
 from caravan_dialects.sql.connection import Connection
 from caravan_scheduler.core.tokens import GeneratedToken
 
@@ -98,16 +98,18 @@ class JobTable:
         self._connection = connection
         self._run = connection.execute
 
-    def add(self, job: Job, step: Step, now: float, most: int | None = None) -> bool:
-        """Add a job with its first ``step``.
+    def add(self, job: Job, step: Step, now: float, most: int | None = None) -> Added:
+        """Add a job with its first ``step``, if there is none of its id.
 
-        Return False and add nothing if several servers share the database, and its owner has ``most`` under way there.
+        ``most``: jobs that an owner may have under way, if several servers share the database.
         """
         size = len(job.request) + len(job.response) + _JOB_BYTES
         with self._connection.transaction():
+            if self._run("SELECT 1 FROM jobs WHERE id = ?", (job.id,)).fetchone() is not None:
+                return Added.KNOWN
             # A single server counts those that it works on.
             if most is not None and self._connection.is_shared and self._under_way_of(job.owner) >= most:
-                return False
+                return Added.FULL
             at = job.position
             place = (None, None) if at is None else (at.node or None, at.items)
             row = (job.id, job.owner, job.request, job.response, size, now, self._connection.server, *place)
@@ -116,7 +118,8 @@ class JobTable:
                 "VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?)",
                 row,
             )
-            return self._append(job.id, step)
+            self._append(job.id, step)
+        return Added.ADDED
 
     def _under_way_of(self, owner: str) -> int:
         row = self._run("SELECT count(*) FROM jobs WHERE NOT ended AND owner = ?", (owner,)).fetchone()

@@ -8,6 +8,7 @@ generated for nobody in particular, with what is needed to continue it after the
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from caravan_scheduler.core.tokens import GeneratedToken
@@ -146,6 +147,14 @@ class Job:
     ended: bool = False
     next: int = 0
     position: Position | None = None
+
+
+class Added(Enum):
+    """What became of a new job. ``FULL``: its owner has as many as it may. ``KNOWN``: there is one of its id."""
+
+    ADDED = auto()
+    FULL = auto()
+    KNOWN = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

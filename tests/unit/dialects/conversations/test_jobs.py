@@ -11,7 +11,7 @@ import pytest
 from caravan_dialects.api.openai.responses.event_log import EventLog
 from caravan_dialects.conversations import job_table
 from caravan_dialects.conversations.database import Bounds, Database
-from caravan_dialects.conversations.nodes import Job, JobEnd, Node, Position, Step, Transaction
+from caravan_dialects.conversations.nodes import Added, Job, JobEnd, Node, Position, Step, Transaction
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
 from caravan_dialects.conversations.tables import VERSIONS
 from caravan_dialects.sql.connection import Place, sqlite
@@ -112,7 +112,7 @@ def test_what_a_job_extends_stays_until_its_end(place: Place) -> None:
     for ends in (True, False):
         database = Database(place, LARGE)
         database.commit("k", Transaction(node=Node(id="before", items=({"id": "b"},), response=b"{}")), NOW)
-        assert database.jobs.add(replace(job(), position=at), step(0), NOW)
+        assert database.jobs.add(replace(job(), position=at), step(0), NOW) is Added.ADDED
         database.jobs.leave()
         database.close()
         database = Database(place, LARGE)

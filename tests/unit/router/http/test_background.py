@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.conversations.nodes import START, Job, Node, Position, Step, Transaction
+from caravan_dialects.conversations.nodes import START, Added, Job, Node, Position, Step, Transaction
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
 from caravan_dialects.sql.connection import Place
 from caravan_router.http.server.state import STATE
@@ -222,11 +222,11 @@ async def test_a_response_that_is_stored_goes_on_though_its_client_leaves_meanwh
 ) -> None:
     handlers, names, written, add_job = list[asyncio.Task[Any]](), list[str](), asyncio.Event(), Store.add_job
 
-    async def slow(store: Store, job: Job, step: Step, most: int) -> bool:
+    async def slow(store: Store, job: Job, step: Step, most: int) -> Added:
         await written.wait()
         return await add_job(store, job, step, most)
 
-    def noted(store: Store, job: Job, step: Step, most: int) -> Coroutine[Any, Any, bool]:
+    def noted(store: Store, job: Job, step: Step, most: int) -> Coroutine[Any, Any, Added]:
         handler = asyncio.current_task()
         assert handler is not None
         handlers.append(handler)
