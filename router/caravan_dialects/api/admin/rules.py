@@ -25,6 +25,11 @@ def pin_field_error(field: str, given: object) -> ValidationError:
     return ValidationError(field, f"`{field}` goes with `messages` only. Given: {shown(given)}")
 
 
+def adapter_error(problem: str) -> ValidationError:
+    """An adapter cannot be loaded. ``problem`` begins with the field that is wrong, or with the shard that refuses."""
+    return ValidationError("lora_path" if "lora_path" in problem else "lora_name", problem)
+
+
 def tenant_error(given: str) -> ValidationError:
     return ValidationError("tenant", f"`tenant` must be the name of an API key. Given: {shown(given)}")
 

@@ -294,7 +294,7 @@ async def test_unknown_prefixes_are_refused(service: Service, method: str, end: 
 OPERATOR_ROUTES = [(route.method, route.path) for route in ROUTES if route.path.startswith("/admin/")]
 
 
-# Those that load, unload, download and delete models, and tell of it.
+# Those that load, unload, download and delete models, and tell of it, and those that load and unload adapters.
 LIBRARY_ROUTES = [
     ("POST", "/models/load"),
     ("POST", "/models/unload"),
@@ -303,6 +303,8 @@ LIBRARY_ROUTES = [
     ("DELETE", "/api/delete"),
     ("POST", "/api/copy"),
     ("POST", "/api/create"),
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
 ]
 
 
@@ -457,8 +459,12 @@ async def test_shards_are_listed(service: Service) -> None:
     assert 5.0 <= first.pop("state_s") < 60.0 <= second.pop("state_s")
     assert 0.0 <= second.pop("next_try_s") <= 3.0
     unknown = ["reason", "next_try_s", "shard_id", "version", "model", "model_fingerprint"]
-    nothing = dict.fromkeys([*unknown, "limits", "layout", "speculation", "numerics"])
-    assert first == {"address": "10.0.0.1:1", "state": "joining", "epoch": 0, "sequences": 0, "used_cells": 0} | nothing
+    nothing = dict.fromkeys([*unknown, "limits", "layout", "speculation", "numerics"]) | {"adapters": []}
+    assert (
+        first
+        == {"address": "10.0.0.1:1", "state": "joining", "epoch": 0, "sequences": 0, "used_cells": 0, "adapters": []}
+        | nothing
+    )
     assert second == {
         "address": "unix:/b",
         "state": "lost",
@@ -485,6 +491,7 @@ async def test_shards_are_listed(service: Service) -> None:
         },
         "sequences": 2,
         "used_cells": 99,
+        "adapters": [],
     }
 
 
