@@ -2,8 +2,9 @@
 
 from aiohttp import web
 
+from caravan_dialects.api.admin.rules import adapter_error
 from caravan_dialects.api.admin.schema import LoadAdapterRequest, UnloadAdapterRequest
-from caravan_dialects.api.errors import UnknownModelError, ValidationError
+from caravan_dialects.api.errors import UnknownModelError
 from caravan_dialects.api.generation.context import model_name
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_proto.messages.adapters import AdapterSource, source_problem
@@ -32,7 +33,7 @@ async def load_lora_adapter(request: web.Request, body: LoadAdapterRequest) -> w
         model = model_name(fleet, asked_model(request, body.model))
         problem = await fleet.adapters.load(model, source, replaces=bool(body.load_inplace))
     if problem:
-        raise ValidationError("lora_path" if "lora_path" in problem else "lora_name", problem)
+        raise adapter_error(problem)
     return web.Response(text=f"Success: LoRA adapter {source.name!r} added successfully.")
 
 

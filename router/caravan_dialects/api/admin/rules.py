@@ -32,3 +32,8 @@ def tenant_error(given: str) -> ValidationError:
 def unknown_parameter_error(known: str, given: str) -> ValidationError:
     """The URL has an unknown parameter. Other routes ignore it; here a misspelt ``shard`` would affect all shards."""
     return ValidationError(given, f"the URL may have the parameter `{known}` only. Given: {shown(given)}")
+
+
+def adapter_error(problem: str) -> ValidationError:
+    """An adapter cannot be loaded. ``problem``: why, with the field."""
+    return ValidationError("lora_path" if "lora_path" in problem else "lora_name", problem)

@@ -139,4 +139,11 @@ CASES = [
         None,
         "`tenant` must be the name of an API key. Given: 'nobody'",
     ),
+    Case(
+        admin_rules.adapter_error,
+        "/v1/load_lora_adapter",
+        {"lora_name": "a b", "lora_path": "a.gguf"},
+        "lora_name",
+        "lora_name must have 1 to 128 characters that are neither blank nor `=`. Given: 'a b'",
+    ),
 ]
