@@ -25,6 +25,7 @@ MOST_LINES = 600
 
 REASONS = {
     "Batcher": "the one owner of the requests of a model, and of the parts that work on them",
+    "CandidateBackend": "the protocol `Backend`, and what of llama.cpp's backend chooses candidates",
     "Conversation": "the calls of a conversation in the library; its methods are what users look up",
     "Engine": "the parts that a step of the shard goes through, each of which is its own class",
     "Fleet": "what the HTTP layer asks of all models, each part with an attribute or a method",

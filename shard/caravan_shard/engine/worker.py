@@ -309,7 +309,8 @@ class Worker:
         """Embed a text, and those that wait behind it, as far as they may share its forward pass or have lanes."""
         joint = engine.backend.capacity.joint_embed
         fits = joint.lanes > 1 and len(first.command.tokens) <= joint.lane_tokens
-        if fits and self._asides and not engine.unfinished_count:
+        others_wait = bool(self._asides) and isinstance(self._asides[0].command, EmbedText)
+        if fits and others_wait and not engine.unfinished_count:
             self._embed_in_lanes(engine, first)
         else:
             with self._changed:

@@ -25,11 +25,6 @@ def pin_field_error(field: str, given: object) -> ValidationError:
     return ValidationError(field, f"`{field}` goes with `messages` only. Given: {shown(given)}")
 
 
-def adapter_error(problem: str) -> ValidationError:
-    """An adapter cannot be loaded. ``problem`` begins with the field that is wrong, or with the shard that refuses."""
-    return ValidationError("lora_path" if "lora_path" in problem else "lora_name", problem)
-
-
 def tenant_error(given: str) -> ValidationError:
     return ValidationError("tenant", f"`tenant` must be the name of an API key. Given: {shown(given)}")
 
@@ -37,3 +32,8 @@ def tenant_error(given: str) -> ValidationError:
 def unknown_parameter_error(known: str, given: str) -> ValidationError:
     """The URL has an unknown parameter. Other routes ignore it; here a misspelt ``shard`` would affect all shards."""
     return ValidationError(given, f"the URL may have the parameter `{known}` only. Given: {shown(given)}")
+
+
+def adapter_error(problem: str) -> ValidationError:
+    """An adapter cannot be loaded. ``problem``: why, with the field."""
+    return ValidationError("lora_path" if "lora_path" in problem else "lora_name", problem)

@@ -294,7 +294,7 @@ async def test_unknown_prefixes_are_refused(service: Service, method: str, end: 
 OPERATOR_ROUTES = [(route.method, route.path) for route in ROUTES if route.path.startswith("/admin/")]
 
 
-# Those that load, unload, download and delete models, and tell of it, and those that load and unload adapters.
+# Those that load, unload, download and delete models, and tell of it.
 LIBRARY_ROUTES = [
     ("POST", "/models/load"),
     ("POST", "/models/unload"),
@@ -303,18 +303,19 @@ LIBRARY_ROUTES = [
     ("DELETE", "/api/delete"),
     ("POST", "/api/copy"),
     ("POST", "/api/create"),
-    ("POST", "/v1/load_lora_adapter"),
-    ("POST", "/v1/unload_lora_adapter"),
 ]
+ADAPTER_ROUTES = [("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")]
 
 
 def test_every_route_under_admin_and_of_the_catalogue_is_for_operators() -> None:
     found = [(route.method, route.path) for route in ROUTES if route.operator]
-    assert sorted(found) == sorted(OPERATOR_ROUTES + LIBRARY_ROUTES)
+    assert sorted(found) == sorted(OPERATOR_ROUTES + LIBRARY_ROUTES + ADAPTER_ROUTES)
 
 
-@pytest.mark.parametrize(("method", "path"), LIBRARY_ROUTES)
-async def test_routes_of_the_catalogue_need_the_key_of_an_operator(locked: Service, method: str, path: str) -> None:
+@pytest.mark.parametrize(("method", "path"), LIBRARY_ROUTES + ADAPTER_ROUTES)
+async def test_routes_of_the_catalogue_and_of_adapters_need_the_key_of_an_operator(
+    locked: Service, method: str, path: str
+) -> None:
     assert (await locked.client.request(method, path)).status == 401
     assert (await locked.client.request(method, path, headers=AS_ALICE)).status == 403
 
@@ -459,12 +460,9 @@ async def test_shards_are_listed(service: Service) -> None:
     assert 5.0 <= first.pop("state_s") < 60.0 <= second.pop("state_s")
     assert 0.0 <= second.pop("next_try_s") <= 3.0
     unknown = ["reason", "next_try_s", "shard_id", "version", "model", "model_fingerprint"]
-    nothing = dict.fromkeys([*unknown, "limits", "layout", "speculation", "numerics"]) | {"adapters": []}
-    assert (
-        first
-        == {"address": "10.0.0.1:1", "state": "joining", "epoch": 0, "sequences": 0, "used_cells": 0, "adapters": []}
-        | nothing
-    )
+    nothing: dict[str, Any] = dict.fromkeys([*unknown, "limits", "layout", "speculation", "numerics"])
+    nothing["adapters"] = []
+    assert first == {"address": "10.0.0.1:1", "state": "joining", "epoch": 0, "sequences": 0, "used_cells": 0} | nothing
     assert second == {
         "address": "unix:/b",
         "state": "lost",

@@ -96,13 +96,6 @@ CASES = [
         "`decoder_input_details` == true is not supported when streaming tokens",
     ),
     Case(
-        admin_rules.adapter_error,
-        "/v1/load_lora_adapter",
-        {"lora_name": "a b", "lora_path": "a.gguf"},
-        "lora_name",
-        "lora_name must have 1 to 128 characters that are neither blank nor `=`. Given: 'a b'",
-    ),
-    Case(
         admin_rules.unknown_parameter_error,
         "/admin/prefixes?shrad=a",
         {},
@@ -145,5 +138,12 @@ CASES = [
         {"prompt": "a", "tenant": "nobody"},
         None,
         "`tenant` must be the name of an API key. Given: 'nobody'",
+    ),
+    Case(
+        admin_rules.adapter_error,
+        "/v1/load_lora_adapter",
+        {"lora_name": "a b", "lora_path": "a.gguf"},
+        "lora_name",
+        "lora_name must have 1 to 128 characters that are neither blank nor `=`. Given: 'a b'",
     ),
 ]
