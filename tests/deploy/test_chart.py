@@ -160,6 +160,7 @@ def test_flags_of_values_come_out_as_they_are() -> None:
     assert "--alias=qwen2.5-7b" in flags_of("two-models", "caravan-large-t4")
     adapters = [flag for flag in flags_of("two-models", "caravan-large-t4") if flag.startswith("--lora")]
     assert adapters == ["--lora=poet=/models/qwen/poet.gguf", "--lora=jurist=/models/qwen/jurist.gguf"]
+    assert {"--lora-dir=/adapters", "--max-loras=4"} < set(flags_of("sidecar", "caravan-smollm-cpu"))
     assert flags_of("two-models", "caravan-router").index("--expected-model=gemma-3-270m-q4_k_m.gguf") < flags_of(
         "two-models", "caravan-router"
     ).index("--expected-model=qwen2.5-7b")

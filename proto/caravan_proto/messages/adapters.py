@@ -37,7 +37,8 @@ def adapter_key(source: AdapterSource, sha256: str) -> str:
     The name of an adapter of --lora is its key: its file and scale are part of the model, and stay. No name has a
     blank, so no key of the one kind is one of the other. ``sha256``: of the file.
     """
-    digest = hashlib.sha256(f"{sha256}\n{source.scale!r}".encode()).hexdigest()
+    # 0.0 and -0.0 are one scale.
+    digest = hashlib.sha256(f"{sha256}\n{source.scale + 0.0!r}".encode()).hexdigest()
     return f"{source.name} {digest[:32]}"
 
 

@@ -1,7 +1,6 @@
 """Keeps files and batches, for asyncio: the database and the disk are used in a thread."""
 
 import asyncio
-import os
 import shutil
 import tempfile
 import time
@@ -10,21 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from caravan_dialects.bulk.file_table import INCOMING, FileTable, Upload, file_of_row
 from caravan_dialects.bulk.parts import Parts
 from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, StoredFile
 from caravan_dialects.bulk.tables import ADD_BATCH, VERSIONS, WRITE_BATCH
-from caravan_dialects.conversations.nodes import new_id
 from caravan_dialects.conversations.store import StoreError
 from caravan_dialects.sql.connection import SQL_ERRORS, Place, VersionError, connected
 from caravan_dialects.sql.outage import Outage
 
 T = TypeVar("T")
 _SCHEMA = "caravan_files"
-_INCOMING = "incoming"
 # Expired files are looked for once in this many seconds.
 _SWEEP_S = 10.0
 # An upload to which nothing was added for so long was cut off by the end of its server.
@@ -56,35 +54,6 @@ class Page:
     limit: int
     after: str | None = None
     newest_first: bool = True
-
-
-class Upload:
-    """A file on its way, see `BulkStore.uploading`. All methods block."""
-
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path = path
-        self._file = file
-        self._kept = False
-        self.size = 0
-
-    def write(self, data: bytes) -> None:
-        """Add bytes. Raises OSError."""
-        self._file.write(data)
-        self.size += len(data)
-
-    def keep_as(self, path: Path) -> None:
-        """Have all bytes on the disk, as the file ``path``. Raises OSError."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._path.rename(path)
-        self._kept = True
-
-    def close(self) -> None:
-        """Remove what has come, unless it was kept."""
-        self._file.close()
-        if not self._kept:
-            self._path.unlink(missing_ok=True)
 
 
 class BulkStore:
@@ -128,8 +97,11 @@ class BulkStore:
         """Return how many bytes more ``owner`` may have."""
         return await self.call(lambda tables: tables.room(owner, self.settings.max_bytes))
 
-    async def keep(self, upload: Upload, file: StoredFile) -> int | None:
-        """Keep an upload as ``file``. If it does not fit, return how many bytes more its owner may have."""
+    async def keep(self, upload: Upload, file: StoredFile) -> StoredFile | int:
+        """Keep an upload as ``file``, and return that, or the file of this id that was kept before.
+
+        If it does not fit, return how many bytes more its owner may have.
+        """
         return await self.call(lambda tables: tables.keep_upload(upload, file, self.settings.max_bytes))
 
     async def file(self, owner: str, file_id: str) -> StoredFile | None:
@@ -205,6 +177,7 @@ class Tables:
         self._connection = connected(place if isinstance(place, str) else folder / "bulk.sqlite", _SCHEMA)
         self._connection.migrate(VERSIONS)
         self._parts = Parts(self._connection, folder) if self._connection.is_shared else None
+        self._files = FileTable(self._connection, folder, self._parts)
 
     def close(self) -> None:
         """Close the tables."""
@@ -212,80 +185,39 @@ class Tables:
 
     def begin_upload(self) -> Upload:
         """Return a new file to write to."""
-        path = self.folder / new_id(_INCOMING)
-        return Upload(path, path.open("wb"))
+        return self._files.begin_upload()
 
     def room(self, owner: str, limit: int) -> int:
         """Return how many bytes more ``owner`` may have, if all may have ``limit``."""
         self._sweep()
-        query = (
-            "SELECT owner, CAST(sum(bytes) AS BIGINT) FROM (SELECT owner, size AS bytes FROM files UNION ALL "
-            "SELECT owner, length(answer) FROM lines JOIN batches ON id = batch WHERE answer IS NOT NULL) AS used "
-            "GROUP BY owner"
-        )
-        used: dict[str, int] = dict(self._connection.execute(query))
-        # It may have as much as it leaves free.
-        return max(0, (limit - sum(used.values()) - used.get(owner, 0)) // 2)
+        return self._files.room(owner, limit)
 
-    def keep_upload(self, upload: Upload, file: StoredFile, limit: int) -> int | None:
-        """Make an upload a file. If it does not fit, also because of others meanwhile, return the `room`."""
-        room = self.room(file.owner, limit)
-        if file.size > room:
-            return room
-        self._keep(upload, file)
-        return None
+    def keep_upload(self, upload: Upload, file: StoredFile, limit: int) -> StoredFile | int:
+        """Make an upload a file, and return that, or the file of this id that was kept before.
 
-    def _keep(self, upload: Upload, file: StoredFile) -> None:
-        path = self.folder / file.id
-        upload.keep_as(path)
-        try:
-            with self._connection.transaction():
-                self._connection.execute(
-                    "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
-                    "SET size = excluded.size, created = excluded.created, expires = excluded.expires",
-                    (file.id, file.owner, file.purpose, file.name, file.size, file.created, file.expires),
-                )
-                if self._parts is not None:
-                    self._parts.write(file.id, path)
-        except SQL_ERRORS:
-            path.unlink(missing_ok=True)
-            raise
+        If it does not fit, also because of others meanwhile, return the `room`.
+        """
+        self._sweep()
+        return self._files.add(upload, file, limit)
 
     def path_of(self, file_id: str) -> Path:
         """Return where the content of a file is, which may have to be copied there first."""
-        path = self.folder / file_id
-        if self._parts is not None and not path.exists():
-            upload = self.begin_upload()
-            try:
-                if self._parts.copy_to(upload.write, file_id):
-                    upload.keep_as(path)
-            finally:
-                upload.close()
-        return path
+        return self._files.path_of(file_id)
 
     def file(self, owner: str, file_id: str) -> StoredFile | None:
         """Return a file; None if the owner has none of this id."""
         self._sweep()
-        row = self._connection.execute("SELECT * FROM files WHERE id = ? AND owner = ?", (file_id, owner)).fetchone()
-        return None if row is None else _file_of(row)
+        return self._files.find(owner, file_id)
 
     def files(self, owner: str, page: Page, purpose: str | None) -> list[StoredFile]:
         """Return the files of a page, and one more if others follow. ``purpose``: of these alone."""
         self._sweep()
         rows = self._paged("files", owner, page, "(? IS NULL OR purpose = ?)", (purpose, purpose))
-        return [_file_of(row) for row in rows]
+        return [file_of_row(row) for row in rows]
 
     def delete_file(self, owner: str, file_id: str) -> bool:
         """Remove a file; return whether there was one."""
-        with self._connection.transaction():
-            deleted = self._connection.execute(
-                "DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)
-            ).rowcount
-            if deleted and self._parts is not None:
-                self._parts.delete(file_id)
-        if deleted:
-            (self.folder / file_id).unlink(missing_ok=True)
-        return deleted > 0
+        return self._files.delete(owner, file_id)
 
     def _sweep(self) -> None:
         now = time.time()
@@ -297,12 +229,12 @@ class Tables:
         for file_id, owner in expired:
             if file_id not in needed:
                 self.delete_file(owner, file_id)
-        for path in self.folder.glob(f"{_INCOMING}_*"):
+        for path in self.folder.glob(f"{INCOMING}_*"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < now - _STALE_S:
                     path.unlink()
         if self._parts is not None:
-            self._parts.forget_copies(but=_INCOMING)
+            self._parts.forget_copies(but=INCOMING)
 
     def write_batch(self, batch: Batch, *, is_new: bool = False) -> bool:
         """Write a batch as it is now; return False if it may not be written, see `WRITE_BATCH`.
@@ -411,7 +343,7 @@ class Tables:
                 created=now,
                 expires=now + life_s,
             )
-            self._keep(upload, stored)
+            self._files.write_again(upload, stored)
         _, counts = self._counted(batch)
         with self._connection.transaction():
             written = self.write_batch(replace(batch, counts=counts))
@@ -436,8 +368,3 @@ class Tables:
             place = (page.after, owner)
         query = f"SELECT * FROM {table} WHERE owner = ? AND {condition} {follows} ORDER BY created {order}, id {order} "  # noqa: S608
         return self._connection.execute(f"{query} LIMIT ?", (owner, *given, *place, page.limit + 1)).fetchall()
-
-
-def _file_of(row: Sequence[Any]) -> StoredFile:
-    file_id, owner, purpose, name, size, created, expires = row
-    return StoredFile(id=file_id, owner=owner, purpose=purpose, name=name, size=size, created=created, expires=expires)

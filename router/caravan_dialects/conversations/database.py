@@ -116,7 +116,7 @@ class Database:
     """The tables, at ``place``. ``pinned``: ids of nodes and heads that must stay.
 
     ``now`` is Unix time in seconds in all methods. An entry goes when it expires, or when room is needed: then the
-    owner of most bytes loses its least recently used entries first. A node stays while it has children or heads.
+    owner of most bytes loses its least recently used entries first. A node stays while it has children, heads or jobs.
     """
 
     def __init__(self, place: Place, bounds: Bounds, pinned: Container[str] = ()) -> None:
@@ -155,7 +155,7 @@ class Database:
         row = self._used("nodes", "count", node_id, owner, now)
         if row is None:
             return None
-        return self._chain(owner, Position(node=node_id, items=row[0]))
+        return self.chain(owner, Position(node=node_id, items=row[0]))
 
     def response(self, owner: str, node_id: str, now: float) -> bytes | None:
         """Return the JSON of a response, and read nothing else of its chain; None if the owner has none of this id."""
@@ -165,7 +165,7 @@ class Database:
     def conversation(self, owner: str, head_id: str, now: float) -> tuple[Head, Chain] | None:
         """Return a head and its chain; None if the owner has no head of this id."""
         head = self.head(owner, head_id, now)
-        chain = None if head is None else self._chain(owner, head.position)
+        chain = None if head is None else self.chain(owner, head.position)
         return None if head is None or chain is None else (head, chain)
 
     def head(self, owner: str, head_id: str, now: float) -> Head | None:
@@ -246,8 +246,8 @@ class Database:
         """Return the bytes that each owner holds."""
         return dict(self._connection.execute("SELECT owner, bytes FROM usage WHERE bytes > 0"))
 
-    def _chain(self, owner: str, position: Position) -> Chain | None:
-        """Return a chain; None if it was removed since its position was read."""
+    def chain(self, owner: str, position: Position) -> Chain | None:
+        """Return the chain that ends at a position; None if it was removed since that was read."""
         if position == START:
             return Chain()
         with self._connection.snapshot():

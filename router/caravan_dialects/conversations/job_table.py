@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.conversations.nodes import Job, JobEnd, Step, UnderWay
+from caravan_dialects.conversations.nodes import Added, Job, JobEnd, Position, Step, UnderWay
 from caravan_dialects.sql.connection import Connection
 from caravan_scheduler.core.tokens import GeneratedToken
 
@@ -69,6 +69,27 @@ SHARED = (
     "ALTER TABLE jobs ADD COLUMN cancelled BOOLEAN NOT NULL DEFAULT FALSE",
 )
 
+# ``node``, ``items``: the position that the job extends. No items: it is not known.
+POSITIONS = (
+    "ALTER TABLE jobs ADD COLUMN node TEXT",
+    "ALTER TABLE jobs ADD COLUMN items INTEGER",
+    """
+    CREATE TRIGGER job_extends AFTER INSERT ON jobs BEGIN
+        UPDATE nodes SET refs = refs + 1 WHERE id = NEW.node;
+    END
+    """,
+    """
+    CREATE TRIGGER job_ended AFTER UPDATE OF node ON jobs BEGIN
+        UPDATE nodes SET refs = refs - 1 WHERE id = OLD.node;
+    END
+    """,
+    """
+    CREATE TRIGGER job_extends_no_more AFTER DELETE ON jobs BEGIN
+        UPDATE nodes SET refs = refs - 1 WHERE id = OLD.node;
+    END
+    """,
+)
+
 
 class JobTable:
     """The jobs of one database. ``now`` is Unix time in seconds in all methods."""
@@ -77,23 +98,28 @@ class JobTable:
         self._connection = connection
         self._run = connection.execute
 
-    def add(self, job: Job, step: Step, now: float, most: int | None = None) -> bool:
-        """Add a job with its first ``step``.
+    def add(self, job: Job, step: Step, now: float, most: int | None = None) -> Added:
+        """Add a job with its first ``step``, if there is none of its id.
 
-        Return False and add nothing if several servers share the database, and its owner has ``most`` under way there.
+        ``most``: jobs that an owner may have under way, if several servers share the database.
         """
         size = len(job.request) + len(job.response) + _JOB_BYTES
         with self._connection.transaction():
+            if self._run("SELECT 1 FROM jobs WHERE id = ?", (job.id,)).fetchone() is not None:
+                return Added.KNOWN
             # A single server counts those that it works on.
             if most is not None and self._connection.is_shared and self._under_way_of(job.owner) >= most:
-                return False
-            row = (job.id, job.owner, job.request, job.response, size, now, self._connection.server)
+                return Added.FULL
+            at = job.position
+            place = (None, None) if at is None else (at.node or None, at.items)
+            row = (job.id, job.owner, job.request, job.response, size, now, self._connection.server, *place)
             self._run(
-                "INSERT INTO jobs (id, owner, request, response, next, size, used, server) "
-                "VALUES (?, ?, ?, ?, 0, ?, ?, ?)",
+                "INSERT INTO jobs (id, owner, request, response, next, size, used, server, node, items) "
+                "VALUES (?, ?, ?, ?, 0, ?, ?, ?, ?, ?)",
                 row,
             )
-            return self._append(job.id, step)
+            self._append(job.id, step)
+        return Added.ADDED
 
     def _under_way_of(self, owner: str) -> int:
         row = self._run("SELECT count(*) FROM jobs WHERE NOT ended AND owner = ?", (owner,)).fetchone()
@@ -147,7 +173,7 @@ class JobTable:
         if not self._append(end.id, end.step):
             return False
         self._run(
-            "UPDATE jobs SET ended = TRUE, request = ?, response = ?, used = ?, "
+            "UPDATE jobs SET ended = TRUE, request = ?, response = ?, used = ?, node = NULL, items = NULL, "
             "size = size - length(request) - length(response) + ? WHERE id = ?",
             (b"", end.response, now, len(end.response), end.id),
         )
@@ -176,7 +202,7 @@ class JobTable:
 
     def find(self, owner: str, job_id: str) -> Job | None:
         """Return a job; None if the owner has none of this id."""
-        query = "SELECT id, owner, request, response, ended, next FROM jobs WHERE id = ? AND owner = ?"
+        query = "SELECT id, owner, request, response, ended, next, node, items FROM jobs WHERE id = ? AND owner = ?"
         row = self._run(query, (job_id, owner)).fetchone()
         return None if row is None else _job(row)
 
@@ -208,5 +234,13 @@ class JobTable:
 
 
 def _job(row: Sequence[Any]) -> Job:
-    job_id, owner, request, response, ended, number = row
-    return Job(id=job_id, owner=owner, request=bytes(request), response=bytes(response), ended=bool(ended), next=number)
+    job_id, owner, request, response, ended, number, node, items = row
+    return Job(
+        id=job_id,
+        owner=owner,
+        request=bytes(request),
+        response=bytes(response),
+        ended=bool(ended),
+        next=number,
+        position=None if items is None else Position(node=node or "", items=items),
+    )

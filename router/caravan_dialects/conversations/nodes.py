@@ -8,6 +8,7 @@ generated for nobody in particular, with what is needed to continue it after the
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from caravan_scheduler.core.tokens import GeneratedToken
@@ -135,7 +136,8 @@ class Job:
     """A response that is generated in the background, and has the ``id`` of the job.
 
     ``request``: JSON of what is needed to continue it. ``response``: JSON of the response as it was at the start, or of
-    one that has ended without a node. ``next``: number of the next event.
+    one that has ended without a node. ``next``: number of the next event. ``position``: what the response extends,
+    which stays until the job has ended; None if it has, or if an earlier version of Caravan began it.
     """
 
     id: str
@@ -144,6 +146,15 @@ class Job:
     response: bytes
     ended: bool = False
     next: int = 0
+    position: Position | None = None
+
+
+class Added(Enum):
+    """What became of a new job. ``FULL``: its owner has as many as it may. ``KNOWN``: there is one of its id."""
+
+    ADDED = auto()
+    FULL = auto()
+    KNOWN = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from caravan_dialects.conversations.database import Bounds, Database
 from caravan_dialects.conversations.job_table import JobTable
-from caravan_dialects.conversations.nodes import Chain, Head, Job, Step, Transaction, UnderWay
+from caravan_dialects.conversations.nodes import Added, Chain, Head, Job, Position, Step, Transaction, UnderWay
 from caravan_dialects.sql.connection import SQL_ERRORS, Place
 from caravan_dialects.sql.outage import Outage, is_away
 from caravan_scheduler.core.tokens import GeneratedToken
@@ -95,9 +95,11 @@ class Store:
             if not self._pins[entry]:
                 del self._pins[entry]
 
-    async def chain(self, owner: str, response_id: str) -> Chain | None:
-        """Return the chain that ends with a response; None if the owner has none of this id."""
-        return await self._call(lambda database: database.node(owner, response_id, time.time()))
+    async def chain(self, owner: str, end: str | Position) -> Chain | None:
+        """Return the chain that ends with the response of an id, or at a position; None if the owner has none."""
+        if isinstance(end, Position):
+            return await self._call(lambda database: database.chain(owner, end))
+        return await self._call(lambda database: database.node(owner, end, time.time()))
 
     async def response(self, owner: str, response_id: str) -> bytes | None:
         """Return the JSON of a response; None if the owner has none of this id. Takes the same time at any length."""
@@ -123,8 +125,8 @@ class Store:
         """Forget a response; return whether there was one. Responses that continue it stay."""
         return await self._call(lambda database: database.delete_response(owner, response_id))
 
-    async def add_job(self, job: Job, step: Step, most: int) -> bool:
-        """Add a job with its first step. Return False if its owner has ``most`` in a store that several servers use."""
+    async def add_job(self, job: Job, step: Step, most: int) -> Added:
+        """Add a job with its first step. ``most``: that its owner may have, in a store that several servers use."""
         return await self._call(lambda database: database.jobs.add(job, step, time.time(), most))
 
     async def append(self, job_id: str, step: Step) -> bool:

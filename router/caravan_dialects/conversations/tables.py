@@ -1,10 +1,10 @@
 """The tables of the store.
 
-Triggers count, in the transaction that changes them, the references to each node (its children and the heads that
-point at it) and to each file of a picture or a sound, and the bytes that each owner holds.
+Triggers count, in the transaction that changes them, the references to each node (its children, the heads that point at
+it and the jobs that extend it) and to each file of a picture or a sound, and the bytes that each owner holds.
 """
 
-from caravan_dialects.conversations.job_table import SHARED
+from caravan_dialects.conversations.job_table import POSITIONS, SHARED
 from caravan_dialects.conversations.job_table import TABLES as JOBS
 
 _NODES = (
@@ -132,7 +132,7 @@ _CONDITIONS = (
 )
 
 # What each version of the tables adds to the one before.
-VERSIONS = (_NODES, _FILES, JOBS, (*SHARED, *_CONDITIONS))
+VERSIONS = (_NODES, _FILES, JOBS, (*SHARED, *_CONDITIONS), POSITIONS)
 
 # The nodes of a chain, the first one first, with the number of items that count of each. Responses are large, and only
 # that of the last node is wanted.

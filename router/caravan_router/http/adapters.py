@@ -9,6 +9,7 @@ from caravan_dialects.api.generation.context import model_name
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_proto.messages.adapters import AdapterSource, source_problem
 from caravan_router.http.generation.models import asked_model
+from caravan_router.http.server.route import BODY_ERRORS
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import STATE
 from caravan_router.http.server.tags import Tag
@@ -21,7 +22,7 @@ ROUTES = Routes(OPENAI, operator=True, tag=Tag.ADMIN)
     "/v1/load_lora_adapter",
     "Load a LoRA adapter on every shard of a model, and serve it under its name",
     replies=(("text/plain", str),),
-    errors=(400, 404, 503),
+    errors=(*BODY_ERRORS, 404, 503),
 )
 async def load_lora_adapter(request: web.Request, body: LoadAdapterRequest) -> web.Response:
     """Raises ValidationError, UnknownModelError, NoShardError."""
@@ -42,7 +43,7 @@ async def load_lora_adapter(request: web.Request, body: LoadAdapterRequest) -> w
     "/v1/unload_lora_adapter",
     "Unload a LoRA adapter: its requests end first, and new ones are answered 404",
     replies=(("text/plain", str),),
-    errors=(400, 404),
+    errors=(*BODY_ERRORS, 404),
 )
 async def unload_lora_adapter(request: web.Request, body: UnloadAdapterRequest) -> web.Response:
     """Raises UnknownModelError."""

@@ -3,13 +3,14 @@
 import msgspec
 from aiohttp import web
 
-from caravan_dialects.api.errors import NoSlotError, UnknownModelError
+from caravan_dialects.api.errors import NoAdapterScalesError, NoSlotError, UnknownModelError
 from caravan_dialects.api.limits import bounds_of
 from caravan_dialects.api.llama_server.errors import LLAMA_SERVER
 from caravan_dialects.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
 from caravan_dialects.api.llama_server.reply import AskedLlamaServer, usual_settings
 from caravan_dialects.api.llama_server.schema import (
     InfillRequest,
+    ListedAdapter,
     LlamaCompletion,
     LlamaCompletionRequest,
     Modalities,
@@ -34,7 +35,9 @@ from caravan_router.http.server.tags import Tag
 from caravan_scheduler.core.catalogue import CatalogueError, StateChange
 
 ROUTES = Routes(LLAMA_SERVER, any_type=True, tag=Tag.LLAMA_SERVER)
-
+# A path of llama-server that openapi.json does not describe.
+UNSUPPORTED = Routes(LLAMA_SERVER, any_type=True, tag=Tag.LLAMA_SERVER)
+_MODEL = Parameter(name="model", place="query", description="Name of the model; left out: the default")
 
 _Whole = LlamaCompletion | list[LlamaCompletion]
 
@@ -77,7 +80,7 @@ async def infill(request: web.Request, body: InfillRequest) -> web.StreamRespons
     "GET",
     "/props",
     "Return a model's context size, input modalities and chat template",
-    parameters=(Parameter(name="model", place="query", description="Name of the model; left out: the default"),),
+    parameters=(_MODEL,),
     reply=Props,
     errors=(404, 503),
 )
@@ -119,6 +122,24 @@ async def slots(request: web.Request) -> web.Response:
     if busy >= total and "fail_on_no_slot" in request.query:
         raise NoSlotError
     return json_reply([Slot(number, context, number < busy) for number in range(total)])
+
+
+@ROUTES.route(
+    "GET",
+    "/lora-adapters",
+    "List the LoRA adapters of a model",
+    parameters=(_MODEL,),
+    reply=list[ListedAdapter],
+    errors=(404, 503),
+)
+async def lora_adapters(request: web.Request) -> web.Response:
+    model = served_model(request.app[STATE], asked_model(request, request.query.get("model"))).engine.model
+    return json_reply([ListedAdapter(number, name, 1.0) for number, name in enumerate(model.adapters)])
+
+
+@UNSUPPORTED.route("POST", "/lora-adapters", "Not supported: the answer says what to do instead")
+async def scale_adapters(request: web.Request) -> web.StreamResponse:
+    raise NoAdapterScalesError
 
 
 CATALOGUE_ROUTES = Routes(OPENAI, any_type=True, operator=True, tag=Tag.LLAMA_SERVER)

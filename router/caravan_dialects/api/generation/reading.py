@@ -16,7 +16,7 @@ from msgspec import inspect
 from caravan_dialects.api.body import decode, mismatch
 from caravan_dialects.api.errors import BodyMismatchError, MalformedBodyError
 from caravan_dialects.api.generation.rules import unsupported_field_error
-from caravan_dialects.api.generation.schema import EXACT, NEUTRAL, NO_EFFECT
+from caravan_dialects.api.generation.schema import ADVICE, EXACT, NEUTRAL, NO_EFFECT
 
 # Names beyond these are ignored without a word: a client may send any number of them.
 _MOST_IGNORED = 64
@@ -28,11 +28,16 @@ _ANYTHING = msgspec.json.Decoder()
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """A marked field. ``neutral``: the values with which it changes nothing; None if it never changes anything."""
+    """A marked field.
+
+    ``neutral``: the values with which it changes nothing; None if it never changes anything. ``advice``: what else may
+    be done about others.
+    """
 
     attribute: str
     name: str
     neutral: Sequence[Any] | None
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,7 @@ def _look(body: msgspec.Struct, place: _Place | str, found: list[str]) -> None:
         if mark.neutral is None:
             found.append(path)
         elif not any(value == neutral for neutral in mark.neutral):
-            advice = msgspec.json.encode(mark.neutral[0]).decode() if len(mark.neutral) == 1 else "null"
-            raise unsupported_field_error(path, f"set it to {advice}", value)
+            raise unsupported_field_error(path, mark.advice, value)
     for attribute, name in marks.deeper:
         value = getattr(body, attribute)
         if type(value) is list:
@@ -99,7 +103,9 @@ def _marks_of(kind: type[msgspec.Struct]) -> _Marks:
     for one in found.fields:
         extra = one.type.extra or {} if isinstance(one.type, inspect.Metadata) else {}
         if NO_EFFECT in extra or NEUTRAL in extra:
-            own.append(_Mark(one.name, one.encode_name, extra.get(NEUTRAL)))
+            neutral = extra.get(NEUTRAL)
+            off = "null" if neutral is None or len(neutral) != 1 else msgspec.json.encode(neutral[0]).decode()
+            own.append(_Mark(one.name, one.encode_name, neutral, extra.get(ADVICE, f"set it to {off}")))
         elif _has_marks(one.type, frozenset({kind})):
             deeper.append((one.name, one.encode_name))
     return _Marks(own, deeper)

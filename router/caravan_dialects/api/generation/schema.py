@@ -7,6 +7,8 @@ import msgspec
 # Keys of `Meta.extra`. Below a field that is exact, unknown fields are refused whatever the server tolerates elsewhere.
 # A field that is refused is so by a rule of its own.
 EXACT, NO_EFFECT, NEUTRAL, REFUSED = "caravan.exact", "caravan.no_effect", "caravan.neutral", "caravan.refused"
+# What to do instead of sending a field that has no value to recommend.
+ADVICE = "caravan.advice"
 
 
 NoEffect = Annotated[Any, msgspec.Meta(description="Accepted and without effect.", extra={NO_EFFECT: True})]
@@ -24,6 +26,13 @@ SwitchedOff = Annotated[
     msgspec.Meta(
         description="Not supported: accepted only with the value that switches it off, which may be -1.",
         extra={NEUTRAL: (False, 0, "", [], {}, -1)},
+    ),
+]
+AdapterScales = Annotated[
+    Any,
+    msgspec.Meta(
+        description="Not supported: a request names one adapter in `model`.",
+        extra={NEUTRAL: (False, 0, "", [], {}, -1), ADVICE: "name an adapter in `model`"},
     ),
 ]
 OnlyNull = Annotated[Any, msgspec.Meta(description="Not supported: accepted only if it is null.", extra={NEUTRAL: ()})]

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 
 from caravan_dialects.api.generation.schema import (
+    AdapterScales,
     CacheSalt,
     ModelName,
     NoEffect,
@@ -117,7 +118,7 @@ class LlamaServerFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     n_cache_reuse: SwitchedOff = None
     min_keep: SwitchedOff = None
     post_sampling_probs: SwitchedOff = None
-    lora: SwitchedOff = None
+    lora: AdapterScales = None
     priority: Priority = None
     timeout: Timeout = None
     cache_salt: CacheSalt = None
@@ -236,6 +237,14 @@ class Slot(msgspec.Struct, frozen=True):
     id: int
     n_ctx: int
     is_processing: bool
+
+
+class ListedAdapter(msgspec.Struct, frozen=True):
+    """An adapter. ``path``: its name, which goes to `model`. ``scale``: 1, for that with which it was loaded."""
+
+    id: int
+    path: str
+    scale: float
 
 
 class ModelCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

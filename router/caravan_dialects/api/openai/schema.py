@@ -6,6 +6,7 @@ import msgspec
 
 from caravan_dialects.api.generation.schema import (
     EXACT,
+    AdapterScales,
     CacheOptions,
     CacheRetention,
     CacheSalt,
@@ -176,7 +177,7 @@ class GeneratingFields(ConstraintFields, frozen=True, kw_only=True, forbid_unkno
     return_tokens_as_token_ids: Unsupported = None
     logprob_token_ids: OnlyNull = None
     logits_processors: Unsupported = None
-    lora: Unsupported = None
+    lora: AdapterScales = None
     min_keep: Unsupported = None
     post_sampling_probs: Unsupported = None
 

@@ -43,7 +43,7 @@ ROUTES = Routes(OPENAI, tag=Tag.FILES)
     "Answer the requests of a file at the lowest priority, when there is room",
     parameters=(REPEATABLE,),
     reply=BatchObject,
-    errors=(*BODY_ERRORS, *STORE_ERRORS),
+    errors=(*BODY_ERRORS, *STORE_ERRORS, 409),
 )
 async def create_batch(request: web.Request, body: BatchRequest) -> web.Response:
     batch_id, owner = keyed_id(request, "batch"), owner_of(request)
@@ -71,8 +71,7 @@ async def create_batch(request: web.Request, body: BatchRequest) -> web.Response
         metadata=body.metadata,
         output_life_s=None if expiry is None else float(expiry.seconds),
     )
-    await request.app[RUNNING_BATCHES].add(batch)
-    return json_reply(batch_object(batch, Counts()))
+    return json_reply(batch_object(*await request.app[RUNNING_BATCHES].add(batch)))
 
 
 async def batch_of(request: web.Request, *, anthropic: bool = False) -> tuple[Batch, Counts]:

@@ -25,8 +25,8 @@ from caravan_dialects.api.openai.bulk.rules import (
 from caravan_dialects.api.openai.bulk.schema import DeletedFile, FileForm, FileList, FileObject, file_object
 from caravan_dialects.api.openai.errors import OPENAI
 from caravan_dialects.api.openai.rules import missing_field_error
+from caravan_dialects.bulk.file_table import Upload
 from caravan_dialects.bulk.records import StoredFile
-from caravan_dialects.bulk.store import Upload
 from caravan_dialects.conversations.nodes import new_id
 from caravan_router.http.bulk.running import BULK
 from caravan_router.http.server.form import FORM
@@ -69,9 +69,10 @@ async def upload_file(request: web.Request) -> web.Response:
         file = _file_of(fields, owner, upload.size, store.settings.life_s)
         if file_id is not None:
             file = replace(file, id=file_id)
-        if (left := await store.keep(upload, file)) is not None:
-            raise FileRoomError(left)
-    return json_reply(file_object(file))
+        kept = await store.keep(upload, file)
+    if not isinstance(kept, StoredFile):
+        raise FileRoomError(kept)
+    return json_reply(file_object(kept))
 
 
 async def _read(request: web.Request, upload: Upload, room: int) -> dict[str, str]:

@@ -23,14 +23,16 @@ from caravan_dialects.api.errors import BatchEndedError, FileRoomError, UnknownE
 from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.paging import page_size
+from caravan_dialects.bulk.file_table import Upload
 from caravan_dialects.bulk.lines import MAX_LINES
 from caravan_dialects.bulk.records import Batch, Counts, StoredFile
-from caravan_dialects.bulk.store import Page, Upload
+from caravan_dialects.bulk.store import Page
 from caravan_dialects.conversations.nodes import new_id
 from caravan_router.http.bulk.batches import batch_of
 from caravan_router.http.bulk.line import MESSAGES
 from caravan_router.http.bulk.running import BULK, CANCELLABLE, RUNNING_BATCHES
 from caravan_router.http.server.body import Tolerance, forget_body
+from caravan_router.http.server.repeated import REPEATABLE, keyed_id
 from caravan_router.http.server.route import BODY_ERRORS, LINES, STORE_ERRORS, Parameter, json_reply
 from caravan_router.http.server.routes import Routes
 from caravan_router.http.server.state import owner_of
@@ -50,12 +52,15 @@ ROUTES = Routes(ANTHROPIC, tolerance=Tolerance.ALWAYS, tag=Tag.ANTHROPIC)
     "POST",
     _PATH,
     "Answer many message requests at the lowest priority, when there is room",
+    parameters=(REPEATABLE,),
     reply=MessageBatch,
-    errors=(*BODY_ERRORS, *STORE_ERRORS),
+    errors=(*BODY_ERRORS, *STORE_ERRORS, 409),
 )
 async def create_message_batch(request: web.Request, body: MessageBatchRequest) -> web.Response:
+    batch_id, store, owner, now = keyed_id(request, "msgbatch"), request.app[BULK], owner_of(request), time.time()
+    if batch_id is not None and (known := await store.batch(owner, batch_id)) is not None:
+        return json_reply(_shown(request, *known))
     check_range("requests: entries", len(body.requests), 1, MAX_LINES)
-    store, owner, now = request.app[BULK], owner_of(request), time.time()
     async with store.uploading() as upload:
         await store.call(lambda _: _write_lines(body, upload))
         forget_body(request)
@@ -68,10 +73,11 @@ async def create_message_batch(request: web.Request, body: MessageBatchRequest) 
             created=now,
             expires=now + store.settings.life_s,
         )
-        if (room := await store.keep(upload, file)) is not None:
-            raise FileRoomError(room)
+        kept = await store.keep(upload, file)
+    if not isinstance(kept, StoredFile):
+        raise FileRoomError(kept)
     batch = Batch(
-        id=new_id("msgbatch"),
+        id=batch_id or new_id("msgbatch"),
         owner=owner,
         endpoint=MESSAGES,
         input_file=file.id,
@@ -81,8 +87,11 @@ async def create_message_batch(request: web.Request, body: MessageBatchRequest) 
         total=len(body.requests),
         anthropic=True,
     )
-    await request.app[RUNNING_BATCHES].add(batch)
-    return json_reply(_shown(request, batch, Counts()))
+    begun, counts = await request.app[RUNNING_BATCHES].add(batch)
+    if begun.input_file != file.id:
+        # An equal request was faster.
+        await store.delete_file(owner, file.id)
+    return json_reply(_shown(request, begun, counts))
 
 
 def _write_lines(body: MessageBatchRequest, upload: Upload) -> None:

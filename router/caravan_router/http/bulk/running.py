@@ -13,9 +13,15 @@ import msgspec
 from aiohttp import web
 
 from caravan_dialects.api.error_table import kind_of
-from caravan_dialects.api.errors import BudgetError, InvalidKeyError, RequestError, UnknownModelError
+from caravan_dialects.api.errors import (
+    BudgetError,
+    InvalidKeyError,
+    RepeatedRequestError,
+    RequestError,
+    UnknownModelError,
+)
 from caravan_dialects.bulk.lines import CheckedLines, checked_lines, read_line
-from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Line, LineError
+from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, LineError
 from caravan_dialects.bulk.store import BulkStore, Tables
 from caravan_dialects.conversations.nodes import new_id
 from caravan_dialects.conversations.store import StoreError
@@ -126,15 +132,22 @@ class RunningBatches:
             with suppress(StoreError):  # Others see it by the end of this one.
                 await self._store.call(lambda tables: tables.leave())
 
-    async def add(self, batch: Batch) -> None:
-        """Store a new batch and work on it. Raises StoreError."""
-        # What is stored is begun, also if its client leaves meanwhile.
-        await asyncio.shield(self._add(batch))
+    async def add(self, batch: Batch) -> tuple[Batch, Counts]:
+        """Store a new batch and work on it. Return it, or the one of its id that was begun before.
 
-    async def _add(self, batch: Batch) -> None:
-        # One of the same id is there if its client has begun it twice at the same time.
+        Raises StoreError, RepeatedRequestError.
+        """
+        # What is stored is begun, also if its client leaves meanwhile.
+        return await asyncio.shield(self._add(batch))
+
+    async def _add(self, batch: Batch) -> tuple[Batch, Counts]:
         if await self._store.add_batch(batch):
             self._begin(batch)
+            return batch, Counts()
+        # Its client has begun it twice at the same time.
+        if (known := await self._store.batch(batch.owner, batch.id)) is None:
+            raise RepeatedRequestError
+        return known
 
     def _begin(self, batch: Batch) -> None:
         """Work on a batch that is in the store. Another server does if it has the lock."""

@@ -203,6 +203,7 @@ EXAMPLES: Mapping[str, Example] = {
     "infill": _streamed({"input_prefix": "def add(a, b):\n", "input_suffix": "    return total\n", "n_predict": 24}),
     "props": _NONE,
     "slots": _NONE,
+    "lora_adapters": _NONE,
     "load": _of({"model": MODEL}, _CATALOGUE),
     "unload": _of({"model": MODEL}, _CATALOGUE),
     "model_changes": Example(needs=f"{_CATALOGUE} The stream has no end."),

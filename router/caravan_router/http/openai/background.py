@@ -33,7 +33,7 @@ from caravan_dialects.api.openai.responses.background import (
 from caravan_dialects.api.openai.responses.event_log import EventLog, LostJobError
 from caravan_dialects.api.openai.responses.reply import AskedResponse, new_response
 from caravan_dialects.api.openai.responses.schema import ResponseObject, ResponseRequest
-from caravan_dialects.api.openai.responses.turn import begun_turn
+from caravan_dialects.api.openai.responses.turn import BegunBefore, begun_turn
 from caravan_dialects.api.stream import NAMED_EVENTS
 from caravan_dialects.auth.client import Client
 from caravan_dialects.conversations.nodes import Job, JobEnd, Transaction
@@ -231,9 +231,9 @@ class BackgroundResponses:
                 client = client_named(state, job.owner)
                 if client is None:
                     raise InvalidKeyError
-                items = tuple(record.items)
+                before = BegunBefore(items=tuple(record.items), position=job.position)
                 turn = await held.enter_async_context(
-                    begun_turn(state.store, self._app[RUNNING], job.owner, record.body, extends=True, items=items)
+                    begun_turn(state.store, self._app[RUNNING], job.owner, record.body, extends=True, before=before)
                 )
                 life_s = state.limits.background_life_s
                 asked = AskedBackground(

@@ -1,26 +1,43 @@
 """Files and batches on the disk: room, what is left of uploads, what stays of a batch."""
 
 import os
+import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from caravan_dialects.bulk.file_table import Upload
 from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, StoredFile
-from caravan_dialects.bulk.store import BulkSettings, Tables, Upload
+from caravan_dialects.bulk.store import BulkSettings, Tables
+from caravan_dialects.conversations.nodes import new_id
 from caravan_dialects.sql.connection import Place
 
 BATCH = Batch(id="batch", owner="one", endpoint="/", input_file="file", window="1h", created=0.0, deadline=1.0, total=3)
 
 
 @pytest.fixture
-def tables(tmp_path: Path, place: Place) -> Iterator[Tables]:
-    folder = tmp_path / "files"
-    opened = Tables(folder, BulkSettings(place=place if isinstance(place, str) else folder))
-    yield opened
-    opened.close()
+def opened(tmp_path: Path, place: Place) -> Iterator[Callable[[], Tables]]:
+    """Open the tables as one more server does."""
+    with ExitStack() as stack:
+
+        def opened() -> Tables:
+            if isinstance(place, str):
+                tables = Tables(tmp_path / new_id("files"), BulkSettings(place=place))
+            else:
+                tables = Tables(tmp_path / "files", BulkSettings(place=tmp_path / "files"))
+            stack.callback(tables.close)
+            return tables
+
+        yield opened
+
+
+@pytest.fixture
+def tables(opened: Callable[[], Tables]) -> Tables:
+    return opened()
 
 
 def uploaded(tables: Tables, size: int) -> Upload:
@@ -39,10 +56,58 @@ def names(folder: Path) -> set[str]:
 
 def test_uploads_that_fit_alone_do_not_fit_together(tables: Tables) -> None:
     first, second = uploaded(tables, 50), uploaded(tables, 50)
-    assert tables.keep_upload(first, file("first", 50), 100) is None
+    assert tables.keep_upload(first, file("first", 50), 100) == file("first", 50)
     assert tables.keep_upload(second, file("second", 50), 100) == 0
     second.close()
     assert names(tables.folder) == {"first"}
+
+
+def just_before(tables: Tables, other: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have another server write before the next transaction of this one begins."""
+    connection = tables._connection
+    begin = connection.transaction
+
+    def late() -> AbstractContextManager[None]:
+        monkeypatch.setattr(connection, "transaction", begin)
+        other()
+        return begin()
+
+    monkeypatch.setattr(connection, "transaction", late)
+
+
+def test_uploads_to_two_servers_do_not_fit_together_either(
+    opened: Callable[[], Tables], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = opened(), opened()
+    one, other = uploaded(first, 50), uploaded(second, 50)
+    just_before(first, lambda: second.keep_upload(other, file("other", 50), 100), monkeypatch)
+    assert first.keep_upload(one, file("one", 50), 100) == 0
+    one.close()
+    assert (first.file("one", "one"), first.file("one", "other")) == (None, file("other", 50))
+
+
+def test_the_first_upload_of_an_id_is_kept(opened: Callable[[], Tables], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = opened(), opened()
+    one, other = uploaded(first, 3), uploaded(second, 2)
+    just_before(first, lambda: second.keep_upload(other, file("f", 2), 100), monkeypatch)
+    assert first.keep_upload(one, file("f", 3), 100) == file("f", 2)
+    one.close()
+    for tables in (first, second):
+        assert tables.path_of("f").read_bytes() == b"xx"
+
+
+def test_an_upload_that_cannot_be_noted_leaves_no_file(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload, keep = uploaded(tables, 1), Upload.keep_as
+
+    def kept(upload: Upload, path: Path) -> None:
+        keep(upload, path)
+        raise sqlite3.OperationalError("the disk is full")
+
+    monkeypatch.setattr(Upload, "keep_as", kept)
+    with pytest.raises(sqlite3.Error, match="the disk is full"):
+        tables.keep_upload(upload, file("f", 1), 100)
+    assert names(tables.folder) == set()
+    assert tables.file("one", "f") is None
 
 
 def test_answers_take_room_before_they_are_in_a_file(tables: Tables) -> None:
@@ -74,7 +139,7 @@ def test_what_a_server_left_of_an_upload_goes_and_what_still_comes_stays(tables:
     assert tables.room("one", 100) == 50
     assert path.name not in names(tables.folder)
     left.close()
-    assert tables.keep_upload(coming, file("coming", 1), 100) is None
+    assert tables.keep_upload(coming, file("coming", 1), 100) == file("coming", 1)
 
 
 def test_a_batch_that_is_to_be_cancelled_is_only_cancelled_and_one_that_is_done_is_not(tables: Tables) -> None:

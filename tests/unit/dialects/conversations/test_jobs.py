@@ -2,15 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from caravan_dialects.api.openai.responses.event_log import EventLog
 from caravan_dialects.conversations import job_table
 from caravan_dialects.conversations.database import Bounds, Database
-from caravan_dialects.conversations.nodes import Job, JobEnd, Node, Position, Step, Transaction
+from caravan_dialects.conversations.nodes import Added, Job, JobEnd, Node, Position, Step, Transaction
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
-from caravan_dialects.sql.connection import Place
+from caravan_dialects.conversations.tables import VERSIONS
+from caravan_dialects.sql.connection import Place, sqlite
 from caravan_scheduler.core.tokens import Alternative, GeneratedToken
 
 NOW = 1_000_000.0
@@ -100,6 +104,47 @@ def test_a_job_ends_with_its_turn_or_with_neither(begun: Begun) -> None:
     assert found is not None
     assert (found.ended, found.request, found.response, found.next) == (True, b"", b"", 4)
     assert database.jobs.find("other", "r") is None
+
+
+def test_what_a_job_extends_stays_until_its_end(place: Place) -> None:
+    """Also if its client deletes it, if it expires, and if the server of the job ends."""
+    at = Position(node="before", items=1)
+    for ends in (True, False):
+        database = Database(place, LARGE)
+        database.commit("k", Transaction(node=Node(id="before", items=({"id": "b"},), response=b"{}")), NOW)
+        assert database.jobs.add(replace(job(), position=at), step(0), NOW) is Added.ADDED
+        database.jobs.leave()
+        database.close()
+        database = Database(place, LARGE)
+        assert [one.id for one in database.jobs.under_way()] == ["r"]
+        assert database.delete_response("k", "before")
+        assert database.response("k", "r", NOW + 10_000) is None
+        found = database.jobs.find("k", "r")
+        assert found is not None
+        assert found.position == at
+        chain = database.chain("k", at)
+        assert chain is not None
+        assert chain.items == [{"id": "b"}]
+        if ends:
+            assert database.commit("k", end(1, response=b"{}"), NOW)
+        else:
+            assert database.delete_response("k", "r")
+        assert database.chain("k", at) is None
+        database.delete_response("k", "r")
+        assert database.used_bytes() == {}
+        database.close()
+
+
+def test_a_job_of_an_earlier_version_has_no_position(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    with closing(sqlite(file)) as connection:
+        connection.migrate(VERSIONS[:4])
+        connection.execute("INSERT INTO jobs VALUES ('r', 'k', X'7b7d', X'7b7d', 0, FALSE, 1, 1, 0, FALSE)")
+    database = Database(file, LARGE)
+    found = database.jobs.find("k", "r")
+    assert found is not None
+    assert found.position is None
+    database.close()
 
 
 def test_bytes_count_for_the_owner_until_all_is_gone(begun: Begun) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from caravan_dialects.api.limits import Limits
-from caravan_dialects.conversations.nodes import Job, Step
+from caravan_dialects.conversations.nodes import START, Added, Job, Node, Position, Step, Transaction
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
 from caravan_dialects.sql.connection import Place
 from caravan_router.http.server.state import STATE
@@ -222,11 +222,11 @@ async def test_a_response_that_is_stored_goes_on_though_its_client_leaves_meanwh
 ) -> None:
     handlers, names, written, add_job = list[asyncio.Task[Any]](), list[str](), asyncio.Event(), Store.add_job
 
-    async def slow(store: Store, job: Job, step: Step, most: int) -> bool:
+    async def slow(store: Store, job: Job, step: Step, most: int) -> Added:
         await written.wait()
         return await add_job(store, job, step, most)
 
-    def noted(store: Store, job: Job, step: Step, most: int) -> Coroutine[Any, Any, bool]:
+    def noted(store: Store, job: Job, step: Step, most: int) -> Coroutine[Any, Any, Added]:
         handler = asyncio.current_task()
         assert handler is not None
         handlers.append(handler)
@@ -432,3 +432,43 @@ async def test_calls_keep_their_ids(place: Place) -> None:
         assert events[:5] == before
         deltas = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
         assert "".join(deltas) == call["arguments"]
+
+
+OTHERS_TURN = {
+    "id": "i",
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "Meanwhile"}],
+}
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["moved", "rewound"])
+async def test_a_response_goes_on_from_where_it_began_though_its_conversation_has_moved(
+    place: Place, forgets: bool
+) -> None:
+    first = paused("a", "b", after=1)
+    async with serving(first, store=Store(StoreSettings(place=place))) as service:
+        conversation = (await service.reply("/v1/conversations", {"items": [{"role": "user", "content": "One"}]}))["id"]
+        response_id = (await begun(service, conversation=conversation))["id"]
+        await until_shown(service, response_id, 5)
+    other = Store(StoreSettings(place=place))
+    named = await other.conversation("", conversation)
+    assert named is not None
+    head = named[0]
+    node = Node(id="n", parent=START if forgets else head.position, items=(OTHERS_TURN,))
+    moved = Transaction(node=node, head=replace(head, position=Position(node="n", items=1)), expected=head.position)
+    assert await other.commit("", moved)
+    await other.close()
+    second = engine("a", "b")
+    async with serving(second, store=Store(StoreSettings(place=place))) as service:
+        failed = (await events_after(service, response_id))[-1]["response"]
+        assert second.spec.prompt == first.spec.prompt
+        # As if nothing had interrupted it.
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "head_moved")
+        assert failed["output"][0]["content"][0]["text"] == "ab"
+        await eventually(service.is_idle, "everything released")
+    store = Store(StoreSettings(place=place))
+    now = await store.conversation("", conversation)
+    assert now is not None
+    assert now[0].position == Position(node="n", items=1)
+    await store.close()

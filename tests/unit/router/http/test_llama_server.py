@@ -272,6 +272,18 @@ async def test_slots_tell_how_many_generations_are_in_progress() -> None:
         assert (await service.client.get("/slots?fail_on_no_slot=1")).status == 200
 
 
+async def test_adapters_are_listed_and_not_scaled(service: Service) -> None:
+    listed = await (await service.client.get("/lora-adapters")).json()
+    assert listed == [{"id": 0, "path": "pirate", "scale": 1.0}]
+    refused = await service.post("/lora-adapters", [{"id": 0, "scale": 0.5}])
+    assert refused.status == 404
+    assert "names one adapter in `model`" in (await refused.json())["error"]["message"]
+    for path in ("/completion", "/v1/completions"):
+        refused = await service.post(path, {"prompt": "a", "lora": [{"id": 0, "scale": 0.5}]})
+        assert refused.status == 400
+        assert "leave it out, or name an adapter in `model`" in (await refused.json())["error"]["message"]
+
+
 async def test_a_stop_string_is_named(service: Service) -> None:
     service.engine.script = says("a", "be", "nd", "x")
     reply = await complete(service, stop=["zz", "end"])

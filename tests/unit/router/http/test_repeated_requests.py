@@ -6,6 +6,11 @@ from typing import Any
 import pytest
 from aiohttp import FormData
 
+from caravan_dialects.bulk.store import BulkStore, Page
+from caravan_dialects.conversations.nodes import Added
+from caravan_dialects.conversations.store import Store, StoreSettings
+from caravan_dialects.sql.connection import Place
+from caravan_router.http.bulk.running import BULK
 from caravan_router.http.server.state import STATE
 from caravan_testing.http_server import Service, keys, named_events, serving
 from caravan_testing.scripted_engine import Pause, WordEngine
@@ -96,7 +101,7 @@ async def test_a_response_that_is_being_begun_is_not_begun_beside_it(monkeypatch
         store = service.app[STATE].store
         add_job = store.add_job
 
-        async def slow(*given: Any) -> bool:
+        async def slow(*given: Any) -> Added:
             waiting.set()
             await resume.wait()
             return await add_job(*given)
@@ -108,6 +113,60 @@ async def test_a_response_that_is_being_begun_is_not_begun_beside_it(monkeypatch
         assert (refused.status, (await refused.json())["error"]["code"]) == (409, "request_repeated")
         resume.set()
         assert (await begun(service, "a"))["id"] == (await first)["id"]
+
+
+MESSAGES = "/v1/messages/batches"
+MESSAGE = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def test_a_batch_of_messages_is_begun_once_and_keeps_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"requests": [{"custom_id": "one", "params": MESSAGE}]}
+    async with serving(engine()) as service:
+        store, keep, both = service.app[BULK], BulkStore.keep, asyncio.Barrier(2)
+
+        async def together(store: BulkStore, *given: Any) -> Any:
+            await both.wait()
+            return await keep(store, *given)
+
+        monkeypatch.setattr(BulkStore, "keep", together)
+        first, second = await asyncio.gather(*(service.reply(MESSAGES, body, Idempotency_Key="a") for _ in range(2)))
+        assert first["id"] == second["id"]
+        assert len(await store.files("", Page(limit=9))) == 1
+        again = await service.reply(MESSAGES, body, Idempotency_Key="a")
+        assert again["id"] == first["id"]
+
+        async def status() -> str:
+            async with service.client.get(f"{MESSAGES}/{first['id']}") as response:
+                return str((await response.json())["processing_status"])
+
+        await eventually(status, "it ends", lambda one: one == "ended")
+        assert len(service.engine.streams) == 1
+
+
+async def test_a_response_that_another_server_begins_at_the_same_time_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, add_job = asyncio.Barrier(2), Store.add_job
+
+    async def together(*given: Any) -> Added:
+        await both.wait()
+        return await add_job(*given)
+
+    monkeypatch.setattr(Store, "add_job", together)
+    one, other = Store(StoreSettings(place=place)), Store(StoreSettings(place=place))
+    async with serving(engine(), store=one) as first, serving(engine(), store=other) as second:
+        body = {"input": "Hi", "background": True}
+        replies = await asyncio.gather(
+            *(service.post("/v1/responses", body, Idempotency_Key="a") for service in (first, second))
+        )
+        assert sorted(reply.status for reply in replies) == [200, 409]
+        begun, refused = sorted(replies, key=lambda reply: reply.status)
+        assert (await refused.json())["error"]["code"] == "request_repeated"
+        response_id = (await begun.json())["id"]
+        for service in (first, second):
+            assert (await service.reply("/v1/responses", body, Idempotency_Key="a"))["id"] == response_id
+        await eventually(lambda: first.is_idle() and second.is_idle(), "everything released")
+        assert len([*first.engine.streams, *second.engine.streams]) == 1
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])

@@ -1,5 +1,6 @@
 """/v1/responses: bodies, events, stored turns, refusals."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from caravan_dialects.conversations.nodes import Node, Transaction
+from caravan_dialects.conversations.store import Store, StoreSettings
+from caravan_dialects.sql.connection import Place
 from caravan_scheduler.core.generation import GenerationSpec
 from caravan_testing.http_server import Service, keys, named_events, serving
 from caravan_testing.scripted_engine import (
@@ -346,6 +350,29 @@ async def test_a_running_response_can_be_read_and_cancelled() -> None:
         async with service.client.post("/v1/responses/resp_x/cancel") as got:
             assert got.status == 404
         await eventually(service.is_idle, "everything released")
+
+
+async def test_a_turn_is_stored_whole_if_another_server_has_removed_what_it_continues(place: Place) -> None:
+    made = engine()
+    async with serving(made, store=Store(StoreSettings(place=place))) as service:
+        first = await service.reply("/v1/responses", {"input": "Hi"})
+        made.script = lambda _: [Pause(), word("Fine"), EOS_TOKEN]
+        body = {"input": "How are you?", "previous_response_id": first["id"]}
+        asked = asyncio.create_task(service.reply("/v1/responses", body))
+        await eventually(lambda: len(made.streams) == 2, "it runs")
+        other = Store(StoreSettings(place=place, max_bytes=1))
+        assert await other.commit("", Transaction(node=Node(id="n", items=({"id": "i"},), response=b"{}")))
+        assert await other.response("", first["id"]) is None
+        await other.close()
+        made.resume.set()
+        second = await asked
+        assert (second["status"], second["previous_response_id"]) == ("completed", first["id"])
+        await service.reply("/v1/responses", {"input": "Bye", "previous_response_id": second["id"]})
+        assert prompt_text(made).startswith(
+            "[user]Hi</s>[assistant]<900><901></s>[user]How are you?</s>[assistant]Fine"
+        )
+        async with service.client.get(f"/v1/responses/{second['id']}/input_items") as response:
+            assert len((await response.json())["data"]) == 3
 
 
 async def test_a_response_that_has_ended_cannot_be_cancelled() -> None:

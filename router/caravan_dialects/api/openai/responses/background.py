@@ -5,19 +5,19 @@ same events again, throws them away, and goes on with the next token.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from caravan_dialects.api.errors import BackgroundLimitError
+from caravan_dialects.api.errors import BackgroundLimitError, RepeatedRequestError
 from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import SavedRun
 from caravan_dialects.api.openai.chat.output import ChatOutput
 from caravan_dialects.api.openai.chat.validation import ValidChat
-from caravan_dialects.api.openai.responses.event_log import EventLog, LostJobError
+from caravan_dialects.api.openai.responses.event_log import EventLog
 from caravan_dialects.api.openai.responses.output_parts import Plan
 from caravan_dialects.api.openai.responses.reply import (
     AskedResponse,
@@ -33,7 +33,7 @@ from caravan_dialects.api.openai.responses.tool_loop import LoopState, within
 from caravan_dialects.api.openai.responses.tools import offered_tools
 from caravan_dialects.api.openai.responses.turn import Turn
 from caravan_dialects.auth.key import MIN_PRIORITY
-from caravan_dialects.conversations.nodes import Job, JobEnd, Json, Node, Step
+from caravan_dialects.conversations.nodes import Added, Job, JobEnd, Json, Node, Step
 from caravan_dialects.conversations.store import Store
 from caravan_scheduler.core.engine import ModelFacts
 from caravan_scheduler.core.errors import DeadlineError, ModelReplacedError
@@ -113,16 +113,16 @@ class _Steps:
         self._first = log.following
         self.record = record
 
-    async def begin(self, owner: str, most: int) -> None:
-        """Store the response as queued. ``most``: that an owner may have. Raises StoreError, BackgroundLimitError."""
+    async def begin(self, turn: Turn, most: int) -> None:
+        """Store the response as queued. ``most``: that an owner may have.
+
+        Raises StoreError, BackgroundLimitError, RepeatedRequestError.
+        """
         head = self._partial.head
         request, response = msgspec.json.encode(self.record), msgspec.json.encode(head)
-        job = Job(id=head.id, owner=owner, request=request, response=response)
+        job = Job(id=head.id, owner=turn.owner, request=request, response=response, position=turn.chain.position)
         step = self._step()
-        try:
-            await self._log.record(step, self._store.add_job(job, step, most))
-        except LostJobError:
-            raise BackgroundLimitError(most) from None
+        await self._log.record(step, _added(self._store.add_job(job, step, most), most))
 
     async def append(self, tokens: Sequence[GeneratedToken], feedback: float | None) -> None:
         """Store events, and the tokens that they tell of. Raises StoreError."""
@@ -148,6 +148,16 @@ class _Steps:
         return step
 
 
+async def _added(adding: Awaitable[Added], most: int) -> None:
+    """Raises StoreError, BackgroundLimitError, RepeatedRequestError."""
+    added = await adding
+    if added is Added.FULL:
+        raise BackgroundLimitError(most)
+    if added is Added.KNOWN:
+        # Another server began it at the same time.
+        raise RepeatedRequestError
+
+
 class BackgroundAnswer(ResponseAnswer):
     """Answers one turn, step by step: each is stored before anybody sees it."""
 
@@ -168,9 +178,12 @@ class BackgroundAnswer(ResponseAnswer):
         return self._partial.head.model
 
     async def begin(self, log: EventLog, record: JobRecord, most: int) -> None:
-        """Store the response as queued. ``most``: that an owner may have. Raises StoreError, BackgroundLimitError."""
+        """Store the response as queued. ``most``: that an owner may have.
+
+        Raises StoreError, BackgroundLimitError, RepeatedRequestError.
+        """
         self._partial.announce_queued()
-        await _Steps(log, self._turn.store, self._partial, record).begin(self._turn.owner, most)
+        await _Steps(log, self._turn.store, self._partial, record).begin(self._turn, most)
 
     def begin_again(self, saved: Saved, loop: LoopState | None) -> None:
         """Announce the response as it was announced before, without anybody seeing it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caravan_dialects.api.errors import HeadMovedError, NotStoredError, UnknownEntryError, UnknownPreviousError
 from caravan_dialects.api.openai.responses.items import check_size, read_items
@@ -41,27 +41,38 @@ class Turn:
 
         Raises HeadMovedError, NotStoredError.
         """
-        head = self.head
         if self.is_local:
             node = whole(self.chain, node)
-        moved = None
-        if head is not None:
-            position = Position(node=node.id, items=len(node.items))
-            moved = Head(id=head.id, created=head.created, position=position, metadata=head.metadata)
-        expected = None if head is None else head.position
-        transaction = Transaction(node=node, head=moved, expected=expected, ended=ended)
         try:
-            committed = await self.store.commit(self.owner, transaction)
+            committed = await self._written(node, ended)
+            if not committed and self.head is None and not self.is_local:
+                # Another server has removed what the turn continues: that it is in use is known here only.
+                committed = await self._written(whole(self.chain, node), ended)
         except StoreError as error:
             raise NotStoredError from error
         if not committed:
             raise HeadMovedError
         self.held.close()
 
+    async def _written(self, node: Node, ended: JobEnd | None) -> bool:
+        head, moved = self.head, None
+        if head is not None:
+            moved = replace(head, position=Position(node=node.id, items=len(node.items)))
+        expected = None if head is None else head.position
+        return await self.store.commit(self.owner, Transaction(node=node, head=moved, expected=expected, ended=ended))
+
     def keep(self, node: Node) -> None:
         """Let the connection, if there is one, continue the turn, which is not stored."""
         if self.local is not None:
             self.local.keep(self.chain, node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BegunBefore:
+    """A turn that goes on: its ``items``, and the ``position`` that it continues; None if that is not known."""
+
+    items: tuple[Json, ...]
+    position: Position | None
 
 
 def conversation_id(body: InputFields) -> str | None:
@@ -77,18 +88,19 @@ async def begun_turn(
     body: InputFields,
     *,
     extends: bool,
-    items: tuple[Json, ...] | None = None,
+    before: BegunBefore | None = None,
     local: LocalResponses | None = None,
 ) -> AsyncIterator[Turn]:
     """Read what ``body`` continues. ``extends``: the block extends the conversation, if the body names one.
 
-    ``owner``: name of the API key that sent it. ``items``: those of the body, if they were read before. ``local``: see
-    `Turn`.
+    ``owner``: name of the API key that sent it. ``before``: of a turn that goes on, which continues what it did before,
+    also if its conversation has moved since. ``local``: see `Turn`.
 
-    Raises UnknownPreviousError, UnknownEntryError, ConversationBusyError, ValidationError, StoreError.
+    Raises UnknownPreviousError, UnknownEntryError, ConversationBusyError, HeadMovedError, ValidationError, StoreError.
     """
     previous, conversation = body.previous_response_id, conversation_id(body)
     chain, head, is_local = Chain(), None, False
+    position = None if before is None else before.position
     with ExitStack() as held:
         if previous is not None and conversation is not None:
             raise two_contexts_error()
@@ -96,7 +108,7 @@ async def begun_turn(
             held.enter_context(store.pinning(previous))
             kept = None if local is None else local.find(previous)
             is_local = kept is not None
-            if (found := kept or await store.chain(owner, previous)) is None:
+            if (found := kept or await store.chain(owner, position or previous)) is None:
                 raise UnknownPreviousError(previous)
             chain = found
         if conversation is not None:
@@ -106,7 +118,13 @@ async def begun_turn(
             if (named := await store.conversation(owner, conversation)) is None:
                 raise UnknownEntryError("conversation", conversation)
             head, chain = named
-        if items is None:
+            if position is not None and position != head.position:
+                if (found := await store.chain(owner, position)) is None:
+                    raise HeadMovedError
+                head, chain = replace(head, position=position), found
+        if before is not None:
+            items = before.items
+        else:
             items = read_items("input", body.input or "", {item["id"]: item for item in chain.items})
             check_size("input", items, chain.size)
         yield Turn(
