@@ -47,8 +47,11 @@ LOADED = [name for name in OPERATIONS if name not in (*ON_DEMAND, *ENDING, *PREP
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Iterator[Served]:
-    with serve(*TOY, models=("toy.gguf",)) as served:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("adapters")
+    # The toy loads any file.
+    (folder / "poet.gguf").write_bytes(b"poet")
+    with serve(*TOY, "--lora-dir", str(folder), models=("toy.gguf",)) as served:
         yield served
 
 

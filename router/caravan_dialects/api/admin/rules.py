@@ -35,5 +35,6 @@ def unknown_parameter_error(known: str, given: str) -> ValidationError:
 
 
 def adapter_error(problem: str) -> ValidationError:
-    """An adapter cannot be loaded. ``problem``: why, with the field."""
-    return ValidationError("lora_path" if "lora_path" in problem else "lora_name", problem)
+    """An adapter cannot be loaded. ``problem``: why, with the field if it is one."""
+    field = next((field for field in ("lora_path", "lora_name", "scale") if field in problem), "")
+    return ValidationError(field, problem)
