@@ -447,16 +447,6 @@ class NoEventsError(RequestError):
     sentence = "Only responses with `background` can be streamed again, for some time after their end"
 
 
-class NoAdapterScalesError(RequestError):
-    """llama-server's route that sets the scales of all adapters does not exist here."""
-
-    kind = ErrorKind(404, "not_found", _CLIENT)
-    sentence = (
-        "/lora-adapters is read-only: a request names one adapter in `model`, and an operator loads it with a `scale` "
-        "at /v1/load_lora_adapter"
-    )
-
-
 class NoCompactionError(RequestError):
     """OpenAI's route that compacts a conversation does not exist here."""
 

@@ -3,7 +3,7 @@
 import msgspec
 from aiohttp import web
 
-from caravan_dialects.api.errors import NoAdapterScalesError, NoSlotError, UnknownModelError
+from caravan_dialects.api.errors import NoSlotError, UnknownModelError
 from caravan_dialects.api.limits import bounds_of
 from caravan_dialects.api.llama_server.errors import LLAMA_SERVER
 from caravan_dialects.api.llama_server.prompts import infill_prompt, joined_prompts, split_prompt
@@ -36,7 +36,6 @@ from caravan_scheduler.core.catalogue import CatalogueError, StateChange
 
 ROUTES = Routes(LLAMA_SERVER, any_type=True, tag=Tag.LLAMA_SERVER)
 # A path of llama-server that openapi.json does not describe.
-UNSUPPORTED = Routes(LLAMA_SERVER, any_type=True, tag=Tag.LLAMA_SERVER)
 _MODEL = Parameter(name="model", place="query", description="Name of the model; left out: the default")
 
 _Whole = LlamaCompletion | list[LlamaCompletion]
@@ -135,11 +134,6 @@ async def slots(request: web.Request) -> web.Response:
 async def lora_adapters(request: web.Request) -> web.Response:
     model = served_model(request.app[STATE], asked_model(request, request.query.get("model"))).engine.model
     return json_reply([ListedAdapter(number, name, 1.0) for number, name in enumerate(model.adapters)])
-
-
-@UNSUPPORTED.route("POST", "/lora-adapters", "Not supported: the answer says what to do instead")
-async def scale_adapters(request: web.Request) -> web.StreamResponse:
-    raise NoAdapterScalesError
 
 
 CATALOGUE_ROUTES = Routes(OPENAI, any_type=True, operator=True, tag=Tag.LLAMA_SERVER)

@@ -61,7 +61,7 @@ ROUTES: tuple[Route, ...] = (
 )
 
 # Answered with the reason why they are not supported, and not described.
-UNSUPPORTED: tuple[Route, ...] = (*responses.UNSUPPORTED, *llama_server.UNSUPPORTED)
+UNSUPPORTED: tuple[Route, ...] = (*responses.UNSUPPORTED,)
 
 # A path without a route gets the 404 of the dialect whose prefix it has.
 DIALECTS_OF_ROUTES = Dialects(
