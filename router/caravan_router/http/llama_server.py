@@ -35,7 +35,6 @@ from caravan_router.http.server.tags import Tag
 from caravan_scheduler.core.catalogue import CatalogueError, StateChange
 
 ROUTES = Routes(LLAMA_SERVER, any_type=True, tag=Tag.LLAMA_SERVER)
-# A path of llama-server that openapi.json does not describe.
 _MODEL = Parameter(name="model", place="query", description="Name of the model; left out: the default")
 
 _Whole = LlamaCompletion | list[LlamaCompletion]
