@@ -174,11 +174,29 @@ def columns(visit: Visit) -> Any:
     return {"sent": fields, "headings": headings, "unreadable": unreadable, "answers": answers}
 
 
+# Types as soon as there is a field for it, when no conversation has been read.
+_TYPES_EARLY = """
+if (!sessionStorage.typed)
+  new MutationObserver((_, observer) => {
+    const field = document.querySelector("#composer textarea");
+    if (!field) return;
+    observer.disconnect();
+    sessionStorage.typed = true;
+    field.value = "a d";
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+  }).observe(document, { childList: true, subtree: true });
+"""
+
+
 def failing(visit: Visit) -> Any:
     """What cannot be answered stays, also what is not sent yet; and what the server forgot is told to it again."""
-    visit.go()
     page = visit.page
-    visit.message().press_sequentially("a draft")
+    page.add_init_script(_TYPES_EARLY)
+    visit.go()
+    page.locator("#title:not(:empty)").wait_for()
+    page.reload()
+    page.locator("#title:not(:empty)").wait_for()
+    visit.message().press_sequentially("raft")
     page.reload()
     page.locator("#composer textarea").wait_for()
     draft = visit.message().input_value()

@@ -68,10 +68,12 @@ async function route(id) {
 async function open(found) {
   const isOpen = found instanceof Conversation;
   if (isOpen && found === conversation) return show();
-  // What is typed before the first one is read belongs to it.
-  const typed = conversation ? "" : composer.text.value;
+  const isFirst = !conversation;
   conversation = isOpen ? found : await openedFrom(found);
   transcript.clear();
+  // What is typed before the first one is read belongs to it.
+  const typed = isFirst ? composer.text.value : "";
+  if (typed) write(draftOf(conversation), typed);
   composer.text.value = typed || read(draftOf(conversation), "");
   if (NARROW.matches && !byId("conversations").hidden) closeList();
   show();
