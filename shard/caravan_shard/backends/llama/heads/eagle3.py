@@ -84,7 +84,7 @@ class Eagle3Head(LlamaHead):
             return None
         return computed_states(self._context, len(inputs), self._size)
 
-    def _has_outputs(self, batch: TokenBatch) -> TokenBatch:
+    def _with_outputs(self, batch: TokenBatch) -> TokenBatch:
         """Return the batch with all outputs or none: the graph makes all, and llama.cpp takes the first ones."""
         self._rows, self._row_count = np.flatnonzero(batch.outputs).astype(np.int32), len(batch.outputs)
         return batch._replace(outputs=np.ones_like(batch.outputs)) if len(self._rows) else batch

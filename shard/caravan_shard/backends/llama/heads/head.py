@@ -85,7 +85,7 @@ class LlamaHead(ABC):
     def _read_with(self, batch: TokenBatch) -> Floats | None:
         """Return the hidden states that the head reads with the tokens [rows, size]; None if that fails."""
 
-    def _has_outputs(self, batch: TokenBatch) -> TokenBatch:
+    def _with_outputs(self, batch: TokenBatch) -> TokenBatch:
         """Return the batch with the outputs that llama.cpp must be asked for."""
         return batch
 
@@ -120,7 +120,7 @@ class LlamaHead(ABC):
         states = self._read_with(batch)
         if states is None:
             return DecodeOutcome.FAILED
-        struct = self._batch.fill(self._has_outputs(batch), self._places.positions(batch), states)
+        struct = self._batch.fill(self._with_outputs(batch), self._places.positions(batch), states)
         outcome = outcome_of(llama_cpp.llama_decode(self._context, struct))
         llama_cpp.llama_synchronize(self._context)
         if outcome is DecodeOutcome.OK:
