@@ -16,7 +16,7 @@ from caravan_shard.backends.llama.heads.states import (
     computed_inputs,
     computed_states,
 )
-from caravan_shard.speculation.model_drafter import DraftInput, ModelDrafter
+from caravan_testing.seen_drafts import watch_drafts
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import (
     DEMO_MODEL,
@@ -112,15 +112,7 @@ def test_drafts_are_those_of_a_head_that_reads_everything(
     kind = Eagle3(state=1.0, layers=(3, 0, 2), norms_input=norms_input)
     head = kind.write(tmp_path / "head.gguf", DEMO_MODEL)
     driver = opened(model, head)
-    seen: list[tuple[list[int], list[int]]] = []
-    propose = ModelDrafter.propose
-
-    def noted(self: ModelDrafter, asked: Sequence[DraftInput], counts: Sequence[int]) -> list[list[int]]:
-        found = propose(self, asked, counts)
-        seen.extend((list(one.tokens), draft) for one, draft in zip(asked, found, strict=True))
-        return found
-
-    monkeypatch.setattr(ModelDrafter, "propose", noted)
+    seen = watch_drafts(monkeypatch)
     for number in range(2):
         tokens = driver.tokens(f"prompt {number} for a model that guesses what it says after the next word")
         chunk = first_chunk(number, tokens, max_new=24, ignore_eos=True)

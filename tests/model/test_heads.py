@@ -20,8 +20,8 @@ from caravan_shard.backends.llama.heads.states import compute_states, computed_s
 from caravan_shard.engine import engine
 from caravan_shard.engine.drafts import Drafting
 from caravan_shard.protocol.results import StepResult
-from caravan_shard.speculation.model_drafter import DraftInput, ModelDrafter
 from caravan_testing.projectors import embeddings_of
+from caravan_testing.seen_drafts import watch_drafts
 from caravan_testing.shard_builders import (
     first_chunk,
     load_entry,
@@ -184,15 +184,7 @@ def test_drafts_are_those_of_a_head_that_reads_everything(
 ) -> None:
     """Its states matter as much as its tokens. Drafts are often wrong, and what was read of these is read again."""
     driver = opened(write(tmp_path / "model.gguf", DEMO_MODEL, Heads(trunk=0.02, state=0.5)), exact=True)
-    seen: list[tuple[list[int], list[int]]] = []
-    propose = ModelDrafter.propose
-
-    def noted(self: ModelDrafter, asked: Sequence[DraftInput], counts: Sequence[int]) -> list[list[int]]:
-        found = propose(self, asked, counts)
-        seen.extend((list(one.tokens), draft) for one, draft in zip(asked, found, strict=True))
-        return found
-
-    monkeypatch.setattr(ModelDrafter, "propose", noted)
+    seen = watch_drafts(monkeypatch)
     for number in range(2):
         begin(driver, number, prompt(driver, number))
     drafted, accepted = counts(driver.decode([0, 1], max_draft_tokens=2 * MOST))
