@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import inf, log
 from typing import NamedTuple
 
-from caravan_shard.speculation.step_costs import StepCosts
+from caravan_shard.speculation.step_costs import Costs
 
 
 class Draftee(NamedTuple):
@@ -31,8 +31,8 @@ class DraftPlan(NamedTuple):
 class DraftCosts(NamedTuple):
     """Seconds of steps of the model, and of the one that drafts, whose steps have a token of each draft."""
 
-    steps: StepCosts
-    drafting: StepCosts
+    steps: Costs
+    drafting: Costs
 
 
 def best_drafts(draftees: Sequence[Draftee], sequences: int, most: int, costs: DraftCosts) -> DraftPlan:
