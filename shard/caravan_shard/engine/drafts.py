@@ -12,7 +12,7 @@ from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.speculation.acceptance import Draft, DraftKind
 from caravan_shard.speculation.draft_plan import DraftCosts, Draftee, best_drafts, best_equal_drafts
 from caravan_shard.speculation.model_drafter import READ_AT_ONCE, DraftInput, ModelDrafter
-from caravan_shard.speculation.step_costs import Costs, StepCosts, best_count, best_lengths, gains
+from caravan_shard.speculation.step_costs import Seconds, StepCosts, best_count, best_lengths, gains
 
 # Where drafts of the model do not pay, this share of the time is spent on short ones, to see whether they do by now.
 _EXPLORING = 0.005
@@ -21,8 +21,9 @@ _EXPLORED_TOKENS = 2
 _FIRST_DRAFTS = 16
 # As much time is spent on steps with as many tokens as may be worth it, but were seldom measured, if the logarithm of
 # the rate of the sequences may grow by so much more.
-_HOPE = 0.02
-# Time for so many such steps is there at first, and is saved before the next ones: the model may have to read a lot.
+_HOPE = 0.01
+# Time for so many such steps is there at first for each number of sequences, and is saved before the next ones: the
+# model may have to read a lot.
 _TRIES = 4
 # Most time that is saved up for either, in seconds.
 _MOST_SAVED_S = 5.0
@@ -102,9 +103,10 @@ class ModelDrafting:
         # At first, nothing is known of the drafts.
         self._saved_s = _FIRST_DRAFTS * _EXPLORED_TOKENS * drafter.costs.seconds(1)
         self._explored = 0
-        # The time that may be spent on steps with as many tokens as were seldom measured, None before the first one,
-        # whether it is spent by now, and whether the next step is one.
-        self._saved_for_tries_s: float | None = None
+        # The time that may be spent on steps with as many tokens as were seldom measured, numbers of sequences that had
+        # their first ones, whether it is spent by now, and whether the next step is one.
+        self._saved_for_tries_s = 0.0
+        self._known_numbers: set[int] = set()
         self._may_try = True
         self._tries = False
         # The next ``_hopeless`` of ``_hopeless_for`` steps have nothing to try.
@@ -118,16 +120,16 @@ class ModelDrafting:
         self._tries = False
 
     @property
-    def costs(self) -> Costs:
-        """What decides about the drafts of the step."""
-        return self._steps.hopeful() if self._tries else self._steps
+    def seconds(self) -> Seconds:
+        """What steps cost, as far as that decides about the drafts of this one."""
+        return self._steps.bounds().best if self._tries else self._steps.seconds
 
     def add(self, drafts: list[Draft | None], parts: Sequence[Draftable], most: int, *, equal: bool) -> None:
         """Add drafts to ``drafts``, one for each of ``parts``, where there is none or a less promising one.
 
         ``most``: draft tokens of all together. ``equal``: drafts are of no use unless all ``parts`` have one.
         """
-        self._allow_tries(_TRIES * (self._steps.seconds(len(parts)) + self._drafter.costs.seconds(len(parts))))
+        self._allow_tries(len(parts))
         if self._rests > 0:
             self._rests -= 1
             if len(parts) == self._resting:
@@ -171,18 +173,19 @@ class ModelDrafting:
         drafting_s = self._drafter.seconds - self._counted_from
         others = seconds - drafting_s
         self._saved_s = min(_MOST_SAVED_S, self._saved_s + _EXPLORING * others)
-        if self._saved_for_tries_s is not None:
-            self._saved_for_tries_s = min(_MOST_SAVED_S, self._saved_for_tries_s + _EXPLORING * others)
-            if self._tries:
-                # A step that something else disturbed costs no more than others like it.
-                took_s = drafting_s + min(others, 2 * self.costs.seconds(tokens))
-                self._saved_for_tries_s -= max(0.0, took_s - self._steps.seconds(sequences) * new / sequences)
+        self._saved_for_tries_s = min(_MOST_SAVED_S, self._saved_for_tries_s + _EXPLORING * others)
+        if self._tries:
+            # A step that something else disturbed costs no more than others like it.
+            took_s = drafting_s + min(others, 2 * self.seconds(tokens))
+            self._saved_for_tries_s -= max(0.0, took_s - self._steps.seconds(sequences) * new / sequences)
         return others
 
-    def _allow_tries(self, enough_s: float) -> None:
-        """Decide whether steps may be tried: once ``enough_s`` are saved, until they are spent."""
-        if self._saved_for_tries_s is None:
-            self._saved_for_tries_s = enough_s
+    def _allow_tries(self, sequences: int) -> None:
+        """Decide whether steps may be tried: once enough time is saved, until it is spent."""
+        enough_s = _TRIES * (self._steps.seconds(sequences) + self._drafter.costs.seconds(sequences))
+        if sequences not in self._known_numbers:
+            self._known_numbers.add(sequences)
+            self._saved_for_tries_s += enough_s
         self._may_try = self._saved_for_tries_s > (0.0 if self._may_try else enough_s)
 
     def _candidates(self, drafts: Sequence[Draft | None], parts: Sequence[Draftable]) -> list[_Candidate]:
@@ -218,7 +221,9 @@ class ModelDrafting:
             return [(one, one.most) for one in candidates], 0.0
         find = best_equal_drafts if sizes.equal else best_drafts
         draftees = [one.draftee for one in candidates]
-        plan = find(draftees, sizes.sequences, sizes.most, DraftCosts(self.costs, self._drafter.costs))
+        bounds = self._steps.bounds()
+        steps = bounds.best if self._tries else bounds.worst
+        plan = find(draftees, sizes.sequences, sizes.most, DraftCosts(steps, self._drafter.costs.seconds))
         chosen = [(one, length) for one, length in zip(candidates, plan.lengths, strict=True) if length]
         return chosen, plan.value
 
@@ -364,7 +369,7 @@ class Drafting:
         if self._model is not None and not explores:
             draftable = [Draftable(part.sequence, _most(part, each, limits)) for part in parts]
             self._model.add(drafts, draftable, budget.total, equal=equal)
-        costs = self._costs if self._model is None else self._model.costs
+        seconds = self._costs.seconds if self._model is None else self._model.seconds
         survivals = [
             part.sequence.drafter.acceptance.survivals(draft) if draft is not None and part.sequence.drafter else ()
             for part, draft in zip(parts, drafts, strict=True)
@@ -373,11 +378,11 @@ class Drafting:
         if equal and None in drafts:
             lengths = [0] * len(parts)
         elif equal:
-            lengths = [_equal_length(survivals, most, None if self._always or explores else costs)] * len(parts)
+            lengths = [_equal_length(survivals, most, None if self._always or explores else seconds)] * len(parts)
         elif self._always or explores:
             lengths = _fill(survivals, most)
         else:
-            lengths = best_lengths(survivals, most, costs)
+            lengths = best_lengths(survivals, most, seconds)
         drafting = [
             part if draft is None or not length else part.with_draft(Draft(draft.tokens[:length], draft.kind))
             for part, draft, length in zip(parts, drafts, lengths, strict=True)
@@ -454,13 +459,13 @@ def _propose(sequence: ShardSequence, most: int) -> Draft | None:
     return forced if sum(survivals(forced)) > sum(survivals(copied)) else copied
 
 
-def _equal_length(survivals: Sequence[Sequence[float]], most: int, costs: Costs | None) -> int:
-    """Return the best length for the drafts of all. ``costs``: None if time does not count."""
+def _equal_length(survivals: Sequence[Sequence[float]], most: int, seconds: Seconds | None) -> int:
+    """Return the best length for the drafts of all. ``seconds``: of steps; None if time does not count."""
     length = min(min(map(len, survivals)), most // len(survivals))
-    if costs is None:
+    if seconds is None:
         return length
     slots = [sum(column) for column in zip(*map(gains, survivals), strict=False)][:length]
-    return best_count(slots, len(survivals), costs, tokens_each=len(survivals))
+    return best_count(slots, len(survivals), seconds, tokens_each=len(survivals))
 
 
 def _fill(survivals: Sequence[Sequence[float]], most: int) -> list[int]:

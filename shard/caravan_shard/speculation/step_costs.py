@@ -6,9 +6,8 @@ their tokens per second is maximised (proportional fairness): with sequences tha
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log
-from typing import Protocol
 
 # The weight of one step in what is known of its size, after the first ones, and of one after which it is not doubted.
 _NEWEST = 0.1
@@ -32,11 +31,8 @@ _DOUBTED_AFTER = 1024
 _BEST_CASE = 0.25
 
 
-class Costs(Protocol):
-    """What steps cost."""
-
-    def seconds(self, tokens: int) -> float:
-        """Return the seconds of a step over ``tokens``."""
+# Returns the seconds of a step over so many tokens.
+Seconds = Callable[[int], float]
 
 
 class StepCosts:
@@ -88,9 +84,9 @@ class StepCosts:
         """Whether steps over ``tokens`` were measured often enough to compare others with them."""
         return self._counts.get(tokens, 0) >= _ENOUGH and tokens not in self._doubted
 
-    def hopeful(self) -> "HopefulCosts":
-        """Return the costs in the best case, until the next step is observed."""
-        return HopefulCosts(self, [size for size in self._sizes if self.knows(size)])
+    def bounds(self) -> "Bounds":
+        """Return the bounds of what is seldom measured, until the next step is observed."""
+        return Bounds(self, [size for size in self._sizes if self.knows(size)])
 
     def seconds(self, tokens: int) -> float:
         """Return the expected seconds of a step over ``tokens``: a guess where none was measured, 1 without any."""
@@ -119,10 +115,11 @@ class StepCosts:
                 self._doubted.add(size)
 
 
-class HopefulCosts:
-    """Seconds of a step by its number of tokens, in the best case where few steps were measured.
+class Bounds:
+    """Bounds of the seconds of a step by its number of tokens, where few steps were measured.
 
-    What seems too slow is not chosen, so it is not measured again either: without hope, a disturbed step would decide.
+    What seems too slow is not chosen, so it is not measured again either: without ``best``, a disturbed step would
+    decide.
     """
 
     __slots__ = ("_costs", "_known")
@@ -132,7 +129,7 @@ class HopefulCosts:
         self._costs = costs
         self._known = known
 
-    def seconds(self, tokens: int) -> float:
+    def best(self, tokens: int) -> float:
         """Return the seconds of a step over ``tokens`` in the best case; the expected ones of a size that is known."""
         expected = self._costs.seconds(tokens)
         place = bisect_left(self._known, tokens)
@@ -146,6 +143,17 @@ class HopefulCosts:
         share = 2 * (tokens - below) / (above - below)
         share = _BEST_CASE * share if share < 1 else _BEST_CASE + (1 - _BEST_CASE) * (share - 1)
         return min(expected, below_s + share * (self._costs.seconds(above) - below_s))
+
+    def worst(self, tokens: int) -> float:
+        """Return the seconds of a step over ``tokens`` in the worst case; the expected ones of a size that is known."""
+        expected = self._costs.seconds(tokens)
+        if not self._known or self._costs.knows(tokens):
+            return expected
+        place = bisect_left(self._known, tokens)
+        if place < len(self._known):
+            return max(expected, self._costs.seconds(self._known[place]))
+        most = self._known[-1]
+        return max(expected, self._costs.seconds(most) * tokens / most)
 
 
 def _guess(tokens: int, near: int, near_s: float) -> float:
@@ -163,7 +171,7 @@ def gains(survivals: Sequence[float]) -> list[float]:
     return found
 
 
-def best_lengths(survivals: Sequence[Sequence[float]], most: int, costs: Costs) -> list[int]:
+def best_lengths(survivals: Sequence[Sequence[float]], most: int, seconds: Seconds) -> list[int]:
     """Return the best number of draft tokens of each sequence, together at most ``most``.
 
     ``survivals``: for each sequence of the step, what `SequenceAcceptance.survivals` returns; empty without a draft.
@@ -172,23 +180,23 @@ def best_lengths(survivals: Sequence[Sequence[float]], most: int, costs: Costs) 
     slots = sorted(
         ((gain, index) for index, row in enumerate(survivals) for gain in gains(row)), key=lambda slot: -slot[0]
     )[:most]
-    count = best_count([gain for gain, _ in slots], len(survivals), costs)
+    count = best_count([gain for gain, _ in slots], len(survivals), seconds)
     lengths = [0] * len(survivals)
     for _, index in slots[:count]:
         lengths[index] += 1
     return lengths
 
 
-def best_count(slots: Sequence[float], sequences: int, costs: Costs, tokens_each: int = 1) -> int:
+def best_count(slots: Sequence[float], sequences: int, seconds: Seconds, tokens_each: int = 1) -> int:
     """Return how many of the first ``slots`` are worth the time that they take.
 
     Each slot has ``tokens_each`` tokens and this gain. All numbers are tried: times do not grow evenly.
     """
-    base = log(costs.seconds(sequences))
+    base = log(seconds(sequences))
     best, best_value, value = 0, 0.0, 0.0
     for count, gain in enumerate(slots, 1):
         value += gain
-        total = value - sequences * (log(costs.seconds(sequences + count * tokens_each)) - base)
+        total = value - sequences * (log(seconds(sequences + count * tokens_each)) - base)
         if total > best_value:
             best, best_value = count, total
     return best

@@ -137,7 +137,17 @@ def best(sequences: int, steps: Seconds, drafting: Seconds, right: float) -> flo
 
 
 COSTS = {"cpu": (cpu, cpu_head), "xeon": (xeon, cpu_head), "gpu": (gpu, gpu_head)}
-PAYING = [("cpu", 1), ("cpu", 2), ("cpu", 4), ("xeon", 1), ("xeon", 2), ("xeon", 4), ("gpu", 1), ("gpu", 8)]
+PAYING = [
+    ("cpu", 1),
+    ("cpu", 2),
+    ("cpu", 4),
+    ("xeon", 1),
+    ("xeon", 2),
+    ("xeon", 4),
+    ("xeon", 8),
+    ("gpu", 1),
+    ("gpu", 8),
+]
 
 
 @pytest.mark.parametrize(("costs", "sequences"), PAYING)
@@ -187,7 +197,7 @@ def test_what_pays_is_used_on_a_machine_with_other_work(seed: int, monkeypatch: 
         gains[sequences] = fmean(world.rates(sequences, 200))
     assert gains[1] > 1.5
     assert gains[2] > 1.3
-    assert min(gains[4], gains[8]) > 0.98
+    assert min(gains[4], gains[8]) > 1.05
 
 
 @pytest.mark.parametrize("sequences", [1, 4])
