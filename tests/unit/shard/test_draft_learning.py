@@ -144,7 +144,6 @@ PAYING = [
     ("xeon", 1),
     ("xeon", 2),
     ("xeon", 4),
-    ("xeon", 8),
     ("gpu", 1),
     ("gpu", 8),
 ]
