@@ -24,7 +24,7 @@ _FIRST_DRAFTS = 16
 _HOPE = 0.01
 # Time for so many such steps is there at first for each number of sequences, and is saved before the next ones: the
 # model may have to read a lot.
-_TRIES = 4
+_TRIES = 6
 # Most time that is saved up for either, in seconds.
 _MOST_SAVED_S = 5.0
 # A sequence is expected to get as many tokens again as its output has, and at least this many.
@@ -38,6 +38,8 @@ _LEAST_READ = 32
 # One step in this many has no draft tokens, or a few, whatever they are worth, so that the cost of both is known.
 _EXPLORES_EVERY = 32
 _MOST_EXPLORED = 4
+# If a step changes its number of tokens, as many as this are expected to have the new number.
+_KEPT_FOR = 4
 # A sequence whose drafts are hardly ever right is asked for one in one step of this many.
 _ASKED_EVERY = 8
 
@@ -111,18 +113,26 @@ class ModelDrafting:
         self._tries = False
         # The next ``_hopeless`` of ``_hopeless_for`` steps have nothing to try.
         self._hopeless = self._hopeless_for = 0
+        # Numbers of tokens that the next step can have without a change of the graph.
+        self._free: tuple[int, int | None] = (0, None)
         # The next ``_rests`` of ``_rest`` steps are not worth a thought if they have this number of sequences.
         self._rests = self._rest = self._resting = 0
 
-    def start_step(self) -> None:
-        """Begin to count the time of the model's steps."""
+    def start_step(self, sequences: int, before: int | None) -> None:
+        """Begin to count the time of the model's steps. ``before``: the tokens of the last step, if that is known."""
         self._counted_from = self._drafter.seconds
+        self._free = (sequences, before)
         self._tries = False
 
     @property
     def seconds(self) -> Seconds:
         """What steps cost, as far as that decides about the drafts of this one."""
-        return self._steps.bounds().best if self._tries else self._steps.seconds
+        return self._with_change(self._steps.bounds().best if self._tries else self._steps.seconds)
+
+    def _with_change(self, seconds: Seconds) -> Seconds:
+        """Add what another number of tokens costs, except without drafts: none is of use because there were some."""
+        change_s = self._steps.change_s / _KEPT_FOR
+        return lambda tokens: seconds(tokens) + (0.0 if tokens in self._free else change_s)
 
     def add(self, drafts: list[Draft | None], parts: Sequence[Draftable], most: int, *, equal: bool) -> None:
         """Add drafts to ``drafts``, one for each of ``parts``, where there is none or a less promising one.
@@ -222,7 +232,7 @@ class ModelDrafting:
         find = best_equal_drafts if sizes.equal else best_drafts
         draftees = [one.draftee for one in candidates]
         bounds = self._steps.bounds()
-        steps = bounds.best if self._tries else bounds.worst
+        steps = self._with_change(bounds.best if self._tries else bounds.worst)
         plan = find(draftees, sizes.sequences, sizes.most, DraftCosts(steps, self._drafter.costs.seconds))
         chosen = [(one, length) for one, length in zip(candidates, plan.lengths, strict=True) if length]
         return chosen, plan.value
@@ -297,11 +307,13 @@ class ModelDrafting:
         It learns whether drafts for this sequence pay by now.
         """
         one = candidates[self._explored % len(candidates)]
-        cost_s = self._drafter.costs.seconds(min(one.missing, _LEAST_READ)) + self._drafter.costs.seconds(1)
+        # Some of it may have been read in this step.
+        missing = self._missing(one.sequence)
+        cost_s = self._drafter.costs.seconds(min(missing, _LEAST_READ)) + self._drafter.costs.seconds(1)
         if self._saved_s < cost_s:
             return
         before = self._drafter.seconds
-        if one.missing > READ_AT_ONCE:
+        if missing > READ_AT_ONCE:
             self._drafter.read(one.sequence.sequence_id, one.sequence.tokens, _LEAST_READ)
         else:
             self._explored += 1
@@ -339,6 +351,8 @@ class Drafting:
         self._always = always
         self._costs = StepCosts()
         self._steps = 0
+        # The tokens of the last step; None if it was none of these.
+        self._before: int | None = None
         self._model: ModelDrafting | None = None
 
     def use_model(self, drafter: ModelDrafter | None) -> None:
@@ -353,10 +367,10 @@ class Drafting:
         """
         self._steps += 1
         if self._model is not None:
-            self._model.start_step()
+            self._model.start_step(len(parts), self._before)
         equal = limits.layout is KvLayout.SPLIT and len(parts) > 1
         least = self._least_probability(len(parts))
-        explores = self._steps % _EXPLORES_EVERY == 0
+        explores = self._steps % _EXPLORES_EVERY < (1 if self._explored else 2)
         is_idle = least > 1 and self._model is None and not explores
         if is_idle or not (self._always or self._costs.knows(len(parts))):
             return parts
@@ -398,14 +412,25 @@ class Drafting:
         if self._model is not None:
             new = sum(len(part.sequence.tokens) - part.start - 1 for part in parts)
             seconds = self._model.end_step(seconds, len(parts), tokens, new)
-        self._costs.observe(tokens, seconds)
+        if tokens == self._before:
+            self._costs.observe(tokens, seconds)
+        else:
+            self._costs.observe_change(tokens, seconds)
+        self._before = tokens
         for part in parts:
             if part.sequence.drafter is not None:
                 part.sequence.drafter.acceptance.observe(part.sequence.tokens[part.start + 1 :])
 
+    def pause(self) -> None:
+        """Know that the next step follows one that was not chosen here."""
+        self._before = None
+
     @property
     def _explored(self) -> int:
-        """Return how many draft tokens to try: every other time none, so that steps without drafts are known too."""
+        """Return how many draft tokens to try: every other time none, so that steps without drafts are known too.
+
+        There are two of these then, since the first one is another size than the step before.
+        """
         times = self._steps // _EXPLORES_EVERY
         return 0 if times % 2 else 1 + times // 2 % _MOST_EXPLORED
 

@@ -42,7 +42,7 @@ class StepCosts:
     over eight.
     """
 
-    __slots__ = ("_counts", "_doubted", "_first", "_last", "_seconds", "_sizes", "_steps")
+    __slots__ = ("_changes", "_counts", "_doubted", "_first", "_last", "_seconds", "_sizes", "_steps", "change_s")
 
     def __init__(self) -> None:
         self._sizes: list[int] = []
@@ -54,9 +54,27 @@ class StepCosts:
         # The number of the last step of each size.
         self._last: dict[int, int] = {}
         self._steps = 0
+        # How much longer a step takes if the one before had another size, and how often that was measured: llama.cpp
+        # keeps the graph of the last step.
+        self.change_s = 0.0
+        self._changes = 0
+
+    def observe_change(self, tokens: int, seconds: float) -> None:
+        """Learn from a step over ``tokens`` after one of another size."""
+        if not self.knows(tokens):
+            self.observe(tokens, max(seconds - self.change_s, seconds / 2))
+            return
+        expected = self._seconds[tokens]
+        extra = max(0.0, seconds - expected)
+        self._changes += 1
+        if self._changes <= _ENOUGH:
+            self.change_s = extra if self._changes == 1 else min(extra, self.change_s)
+            return
+        most = self.change_s + (_MOST_SURPRISE - 1) * expected
+        self.change_s += _NEWEST * (min(extra, most) - self.change_s)
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Learn from a step over ``tokens``."""
+        """Learn from a step over ``tokens``, as the one before."""
         self._steps += 1
         self._last[tokens] = self._steps
         if self._steps % _FORGOTTEN_AFTER == 0:
@@ -138,11 +156,13 @@ class Bounds:
         below = self._known[place - 1]
         below_s = self._costs.seconds(below)
         if place == len(self._known):
-            return min(expected, _guess(tokens, below, below_s))
-        above = self._known[place]
-        share = 2 * (tokens - below) / (above - below)
-        share = _BEST_CASE * share if share < 1 else _BEST_CASE + (1 - _BEST_CASE) * (share - 1)
-        return min(expected, below_s + share * (self._costs.seconds(above) - below_s))
+            hope_s = _guess(tokens, below, below_s)
+        else:
+            above = self._known[place]
+            share = 2 * (tokens - below) / (above - below)
+            share = _BEST_CASE * share if share < 1 else _BEST_CASE + (1 - _BEST_CASE) * (share - 1)
+            hope_s = below_s + share * (self._costs.seconds(above) - below_s)
+        return min(expected, hope_s)
 
     def worst(self, tokens: int) -> float:
         """Return the seconds of a step over ``tokens`` in the worst case; the expected ones of a size that is known."""

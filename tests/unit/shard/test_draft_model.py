@@ -212,6 +212,9 @@ class FixedCosts(StepCosts):
     def observe(self, tokens: int, seconds: float) -> None:
         """Learn nothing."""
 
+    def observe_change(self, tokens: int, seconds: float) -> None:
+        """Learn nothing."""
+
     def knows(self, tokens: int) -> bool:
         return True
 
@@ -270,7 +273,7 @@ def test_a_model_that_does_not_pay_is_tried_in_a_small_part_of_the_time() -> Non
     drafts: list[Draft | None] = [None]
     # 0.5 % of 3.9 s are less than the 20 ms of a try, and of 4.1 s more.
     for seconds, tried in ((3.9, 0), (0.2, 2)):
-        model.start_step()
+        model.start_step(1, None)
         model.end_step(seconds, sequences=1, tokens=1, new=1)
         # It is not thought of in each step.
         for _ in range(10):
