@@ -202,6 +202,7 @@ class BackgroundAnswer(ResponseAnswer):
 
     async def _finish(self) -> None:
         self._partial.start()
+        self._running.note_end()
         self._complete()
         self._partial.announce_end()
         await self._storing.end(self._turn, self.node())
@@ -356,6 +357,7 @@ class AskedBackground(AskedResponse):
 
         ``following``: number of its next event.
         """
+        self.running.note_end()
         return _end_of(self._partial, error, following)
 
 

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from caravan_dialects.api.errors import ConversationBusyError
 from caravan_dialects.api.openai.responses.schema import ResponseObject
 from caravan_dialects.conversations.nodes import Node
@@ -15,7 +17,7 @@ class Progress(Protocol):
     """A response as far as it has come."""
 
     def response(self) -> ResponseObject:
-        """Return the response as clients see it."""
+        """Return the response, with its end as soon as it is computed."""
         ...
 
     def node(self) -> Node:
@@ -38,6 +40,8 @@ class RunningResponse:
     steered: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _progress: Progress | None = None
+    # As it was before it got an end that is not stored yet.
+    _before_end: ResponseObject | None = None
     _scope: asyncio.Timeout | None = None
 
     @property
@@ -54,6 +58,17 @@ class RunningResponse:
     def begin(self, progress: Progress) -> None:
         """Note that the request is valid."""
         self._progress = progress
+
+    def response(self) -> ResponseObject:
+        """Return the response as clients see it: with its end once that is stored, since the store may refuse it."""
+        if self._before_end is None or self.ended.is_set():
+            return self.progress.response()
+        return self._before_end
+
+    def note_end(self) -> None:
+        """Note that the response gets its end, which is to be stored."""
+        shown = self.response()
+        self._before_end = msgspec.structs.replace(shown, output=[*shown.output])
 
     def cancel(self) -> None:
         """End the work of `unless_stopped`, also if it has not begun yet."""
