@@ -1,8 +1,9 @@
 """The responses that are under way: others may read, cancel and fork them, and no two extend one conversation."""
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -105,7 +106,8 @@ class RunningResponses:
 
     def __init__(self) -> None:
         self._responses: dict[str, RunningResponse] = {}
-        self._busy: set[tuple[str, str]] = set()
+        # Who waits for a conversation that is being extended or changed.
+        self._busy: dict[tuple[str, str], deque[asyncio.Future[None]]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -117,11 +119,45 @@ class RunningResponses:
         """Keep others from extending or changing a conversation. Raises ConversationBusyError."""
         if (owner, conversation) in self._busy:
             raise ConversationBusyError
-        self._busy.add((owner, conversation))
+        self._busy[owner, conversation] = deque()
+        with self._extended(owner, conversation):
+            yield
+
+    async def extending_next(self, owner: str, conversation: str) -> AbstractContextManager[None]:
+        """Wait until nobody extends or changes a conversation. Return the block that keeps others from it.
+
+        It must be entered at once. Those who wait come one after the other, before anyone who does not wait.
+        """
+        waiting = self._busy.get((owner, conversation))
+        if waiting is None:
+            self._busy[owner, conversation] = deque()
+        else:
+            freed = asyncio.get_running_loop().create_future()
+            waiting.append(freed)
+            try:
+                await freed
+            except asyncio.CancelledError:
+                if not freed.cancelled():
+                    self._free(owner, conversation)
+                raise
+        return self._extended(owner, conversation)
+
+    @contextmanager
+    def _extended(self, owner: str, conversation: str) -> Iterator[None]:
         try:
             yield
         finally:
-            self._busy.discard((owner, conversation))
+            self._free(owner, conversation)
+
+    def _free(self, owner: str, conversation: str) -> None:
+        """Let the next one have a conversation."""
+        waiting = self._busy[owner, conversation]
+        while waiting:
+            freed = waiting.popleft()
+            if not freed.done():
+                freed.set_result(None)
+                return
+        del self._busy[owner, conversation]
 
     @contextmanager
     def listing(self, response: RunningResponse) -> Iterator[None]:
