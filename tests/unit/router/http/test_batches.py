@@ -19,6 +19,7 @@ from caravan_dialects.sql.connection import Place
 from caravan_router.http.bulk import batches, message_batches, running
 from caravan_router.http.bulk import line as line_module
 from caravan_router.http.bulk.line import LineRequest
+from caravan_router.http.server.repeated import keyed_id
 from caravan_scheduler.core.errors import GenerationError, NoShardError
 from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import Pause, WordEngine
@@ -420,7 +421,7 @@ async def test_a_message_batch_whose_client_leaves_while_it_is_stored_has_its_fi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     handlers, storing, may_store = list[asyncio.Task[Any]](), threading.Event(), threading.Event()
-    keyed_id, finish = message_batches.keyed_id, Upload.finish
+    finish = Upload.finish
 
     def noted(request: web.Request, prefix: str) -> str | None:
         handler = asyncio.current_task()
