@@ -497,7 +497,11 @@ async def test_a_response_that_goes_on_waits_for_its_conversation(
         turn = asyncio.create_task(second.post(PATH, {"input": "Hi", "conversation": conversation}))
         await eventually(lambda: other.streams, "a turn extends it at the second server")
         await first_runs.aclose()
-        await eventually(lambda: second.app[RUNNING].find("", response_id), "the second server has the response")
+        await eventually(
+            lambda: found(second, response_id),
+            "the second server has the response",
+            lambda one: one["status"] != "in_progress",
+        )
         if end == "cancelled":
             cancelled = await second.reply(f"{PATH}/{response_id}/cancel", None)
             assert cancelled["status"] == "cancelled"
