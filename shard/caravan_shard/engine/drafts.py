@@ -13,6 +13,7 @@ from caravan_shard.speculation.acceptance import Draft, DraftKind
 from caravan_shard.speculation.draft_plan import DraftCosts, Draftee, best_drafts, best_equal_drafts
 from caravan_shard.speculation.model_drafter import READ_AT_ONCE, DraftInput, ModelDrafter
 from caravan_shard.speculation.step_costs import Seconds, StepCosts, best_count, best_lengths, gains
+from caravan_shard.speculation.tries import Pauses, Savings, Tries
 
 # Where drafts of the model do not pay, this share of the time is spent on short ones, to see whether they do by now.
 _EXPLORING = 0.005
@@ -25,13 +26,8 @@ _HOPE = 0.01
 # Time for so many such steps is there at first for each number of sequences, and is saved before the next ones: the
 # model may have to read a lot.
 _TRIES = 6
-# Most time that is saved up for either, in seconds.
-_MOST_SAVED_S = 5.0
 # A sequence is expected to get as many tokens again as its output has, and at least this many.
 _LEAST_COMING = 32
-# Where no draft of the model pays, or no other is worth a try, more and more steps pass before that is found out again,
-# up to so many: it takes a millisecond with many sequences.
-_MOST_RESTS = 7
 # Fewest tokens of a sequence that the model reads in a step.
 _LEAST_READ = 32
 
@@ -103,31 +99,26 @@ class ModelDrafting:
         self._always = always
         self._counted_from = drafter.seconds
         # At first, nothing is known of the drafts.
-        self._saved_s = _FIRST_DRAFTS * _EXPLORED_TOKENS * drafter.costs.seconds(1)
+        self._savings = Savings(_EXPLORING, _FIRST_DRAFTS * _EXPLORED_TOKENS * drafter.costs.seconds(1))
         self._explored = 0
-        # The time that may be spent on steps with as many tokens as were seldom measured, numbers of sequences that had
-        # their first ones, whether it is spent by now, and whether the next step is one.
-        self._saved_for_tries_s = 0.0
-        self._known_numbers: set[int] = set()
-        self._may_try = True
-        self._tries = False
-        # The next ``_hopeless`` of ``_hopeless_for`` steps have nothing to try.
-        self._hopeless = self._hopeless_for = 0
+        self._tries = Tries(_EXPLORING)
+        self._is_try = False
+        # Steps of ``_resting`` sequences for which no draft pays, and those without anything to try.
+        self._rests, self._resting = Pauses(), 0
+        self._hopeless = Pauses()
         # Numbers of tokens that the next step can have without a change of the graph.
         self._free: tuple[int, int | None] = (0, None)
-        # The next ``_rests`` of ``_rest`` steps are not worth a thought if they have this number of sequences.
-        self._rests = self._rest = self._resting = 0
 
     def start_step(self, sequences: int, before: int | None) -> None:
         """Begin to count the time of the model's steps. ``before``: the tokens of the last step, if that is known."""
         self._counted_from = self._drafter.seconds
         self._free = (sequences, before)
-        self._tries = False
+        self._is_try = False
 
     @property
     def seconds(self) -> Seconds:
         """What steps cost, as far as that decides about the drafts of this one."""
-        return self._with_change(self._steps.bounds().best if self._tries else self._steps.seconds)
+        return self._with_change(self._steps.bounds().best if self._is_try else self._steps.seconds)
 
     def _with_change(self, seconds: Seconds) -> Seconds:
         """Add what another number of tokens costs, except without drafts: none is of use because there were some."""
@@ -139,24 +130,22 @@ class ModelDrafting:
 
         ``most``: draft tokens of all together. ``equal``: drafts are of no use unless all ``parts`` have one.
         """
-        self._allow_tries(len(parts))
-        if self._rests > 0:
-            self._rests -= 1
-            if len(parts) == self._resting:
-                return
+        enough_s = _TRIES * (self._steps.seconds(len(parts)) + self._drafter.costs.seconds(len(parts)))
+        may_try = self._tries.are_allowed(len(parts), enough_s) and not self._always
+        if self._rests.skips() and len(parts) == self._resting:
+            return
         candidates = self._candidates(drafts, parts)
         if not candidates:
             return
         sizes = _Sizes(len(parts), most, equal=equal)
         chosen, value = self._plan(candidates, sizes)
-        if self._may_try and not self._always:
+        if may_try:
             chosen, value = self._try_another(candidates, sizes, chosen, value)
+        self._rests.note(is_failure=not chosen)
         if not chosen:
-            self._rest = min(_MOST_RESTS, 2 * self._rest + 1)
-            self._resting, self._rests = len(parts), self._rest
+            self._resting = len(parts)
             self._explore(candidates)
             return
-        self._rest = 0
         wanted = [one for one, _ in chosen]
         ready = self._ready(wanted, sizes, value)
         if len(ready) < len(wanted):
@@ -182,21 +171,13 @@ class ModelDrafting:
         """
         drafting_s = self._drafter.seconds - self._counted_from
         others = seconds - drafting_s
-        self._saved_s = min(_MOST_SAVED_S, self._saved_s + _EXPLORING * others)
-        self._saved_for_tries_s = min(_MOST_SAVED_S, self._saved_for_tries_s + _EXPLORING * others)
-        if self._tries:
+        self._savings.save(others)
+        self._tries.savings.save(others)
+        if self._is_try:
             # A step that something else disturbed costs no more than others like it.
             took_s = drafting_s + min(others, 2 * self.seconds(tokens))
-            self._saved_for_tries_s -= max(0.0, took_s - self._steps.seconds(sequences) * new / sequences)
+            self._tries.savings.seconds -= max(0.0, took_s - self._steps.seconds(sequences) * new / sequences)
         return others
-
-    def _allow_tries(self, sequences: int) -> None:
-        """Decide whether steps may be tried: once enough time is saved, until it is spent."""
-        enough_s = _TRIES * (self._steps.seconds(sequences) + self._drafter.costs.seconds(sequences))
-        if sequences not in self._known_numbers:
-            self._known_numbers.add(sequences)
-            self._saved_for_tries_s += enough_s
-        self._may_try = self._saved_for_tries_s > (0.0 if self._may_try else enough_s)
 
     def _candidates(self, drafts: Sequence[Draft | None], parts: Sequence[Draftable]) -> list[_Candidate]:
         found = []
@@ -232,7 +213,7 @@ class ModelDrafting:
         find = best_equal_drafts if sizes.equal else best_drafts
         draftees = [one.draftee for one in candidates]
         bounds = self._steps.bounds()
-        steps = self._with_change(bounds.best if self._tries else bounds.worst)
+        steps = self._with_change(bounds.best if self._is_try else bounds.worst)
         plan = find(draftees, sizes.sequences, sizes.most, DraftCosts(steps, self._drafter.costs.seconds))
         chosen = [(one, length) for one, length in zip(candidates, plan.lengths, strict=True) if length]
         return chosen, plan.value
@@ -241,17 +222,13 @@ class ModelDrafting:
         self, candidates: Sequence[_Candidate], sizes: _Sizes, chosen: list[tuple[_Candidate, int]], value: float
     ) -> tuple[list[tuple[_Candidate, int]], float]:
         """Return the drafts of the best case if they may be worth more than ``value``, else the ``chosen``."""
-        if self._hopeless > 0:
-            self._hopeless -= 1
+        if self._hopeless.skips():
             return chosen, value
-        self._tries = True
+        self._is_try = True
         tried, hope = self._plan(candidates, sizes)
-        if hope > value + _HOPE * sizes.sequences:
-            self._hopeless_for = 0
-            return tried, hope
-        self._tries = False
-        self._hopeless = self._hopeless_for = min(_MOST_RESTS, 2 * self._hopeless_for + 1)
-        return chosen, value
+        self._is_try = hope > value + _HOPE * sizes.sequences
+        self._hopeless.note(is_failure=not self._is_try)
+        return (tried, hope) if self._is_try else (chosen, value)
 
     def _ready(self, wanted: Sequence[_Candidate], sizes: _Sizes, value: float) -> list[_Candidate]:
         """Return those that can be drafted for. Lets the model read of the others what is worth it.
@@ -310,7 +287,7 @@ class ModelDrafting:
         # Some of it may have been read in this step.
         missing = self._missing(one.sequence)
         cost_s = self._drafter.costs.seconds(min(missing, _LEAST_READ)) + self._drafter.costs.seconds(1)
-        if self._saved_s < cost_s:
+        if self._savings.seconds < cost_s:
             return
         before = self._drafter.seconds
         if missing > READ_AT_ONCE:
@@ -320,7 +297,7 @@ class ModelDrafting:
             drafts: list[Draft | None] = [None] * (one.place + 1)
             self._propose(drafts, [(one, min(_EXPLORED_TOKENS, one.most))])
             self._drafter.keep(one.sequence.sequence_id, len(one.sequence.tokens))
-        self._saved_s -= self._drafter.seconds - before
+        self._savings.seconds -= self._drafter.seconds - before
 
     def _propose(self, drafts: list[Draft | None], chosen: Sequence[tuple[_Candidate, int]]) -> None:
         proposed = self._drafter.propose([one.asked for one, _ in chosen], [length for _, length in chosen])

@@ -237,8 +237,8 @@ def decide(draft_model: ToyDraftModel, seconds: Callable[[int], float]) -> Engin
     assert model is not None
     drafter.costs = FixedCosts(seconds)
     # Nothing is tried that does not seem to pay.
-    model._saved_s = 0.0
-    model._known_numbers |= set(range(9))
+    model._savings.seconds = 0.0
+    model._tries._numbers |= set(range(9))
     return driver
 
 
