@@ -18,7 +18,7 @@ from caravan.errors import ClosedError, GenerationError, ModelError, RequestErro
 from caravan.executor_cells import ExecutorCells
 from caravan.executor_media import ExecutorMedia
 from caravan.lowlevel import load_backend, make_sampler
-from caravan.options import ENGINE_OPTIONS, ExecutorOptions, split_options
+from caravan.options import SERVED_OPTIONS, ExecutorOptions, split_options
 from caravan.processes import OpeningProcess
 from caravan.prompts import check_text
 from caravan.python_names import python_names
@@ -106,7 +106,7 @@ class Executor(Closing):
 
         Raises ModelError, and TypeError or ValueError if an option is wrong.
         """
-        if wrong := sorted(ENGINE_OPTIONS.intersection(options)):
+        if wrong := sorted(SERVED_OPTIONS.intersection(options)):
             raise TypeError(f"an executor has no engine with the options: {', '.join(wrong)}")
         defaults: dict[str, Any] = {"kv_layout": "auto" if options.get("exact") else "unified", "unload_idle": False}
         given = defaults | options

@@ -139,6 +139,9 @@ class LLM(BlockingCalls[ModelCalls]):
     decide = blocking(ModelCalls.decide)
     tokenize = blocking(ModelCalls.tokenize)
     detokenize = blocking(ModelCalls.detokenize)
+    load_adapter = blocking(ModelCalls.load_adapter)
+    unload_adapter = blocking(ModelCalls.unload_adapter)
+    list_adapters = blocking(ModelCalls.list_adapters)
     get_default_sampling_params = blocking(ModelCalls.get_default_sampling_params)
     apply_chat_template = blocking(ModelCalls.apply_chat_template)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caravan import errors
+from caravan.adapters import LocalAdapters
 from caravan.calls import OnOutput
 from caravan.engine_requests import EngineRequests
 from caravan.local_engine import LocalEngine, OnFailure, cancelled
@@ -96,6 +97,7 @@ class LocalModel:
         self._opened: LocalEngine | None = None
         self.requests = EngineRequests(self)
         """Those of `LLMEngine`."""
+        self.adapters = LocalAdapters(self._use)
 
     async def open(self, on_failure: OnFailure) -> None:
         """Load the model. ``on_failure``: see `LocalEngine.started`. Raises ModelError."""

@@ -95,6 +95,25 @@ class ModelCalls(Calls):
         """Return the text of ``token_ids``, without control tokens."""
         return await self._run(self._use().local.detokenize(token_ids_of(token_ids)))
 
+    async def load_adapter(self, name: str, path: str | Path, *, scale: float = 1.0, replace: bool = False) -> None:
+        """Load a LoRA adapter, a GGUF file made for this model, while other calls run; ``adapter=name`` selects it.
+
+        Its effect is multiplied by ``scale``. ``replace``: if an adapter of this name is loaded, let this one take its
+        place. At most ``max_loras`` may be loaded at a time. Raises RequestError.
+        """
+        await self._run(self._use().local.adapters.load(name, path, scale, replace=replace))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new call name an adapter that `load_adapter` has loaded. It is freed when those that run have ended.
+
+        Raises RequestError if there is none.
+        """
+        await self._run(self._use().local.adapters.unload(name))
+
+    async def list_adapters(self) -> list[str]:
+        """Return the names of all adapters: those of the option ``lora``, then those that were loaded later."""
+        return await self._run(self._use().local.adapters.names())
+
     async def get_default_sampling_params(self) -> SamplingParams:
         """Return what the model's options and its file say of sampling, as `SamplingParams` with nothing set has it."""
         return self._use().local.default_params

@@ -14,6 +14,8 @@ class ModelOptions(TypedDict, total=False):
     that the model was trained with. ``embeddings``: make `LLM.embed` and `LLM.score` possible. ``speculate``: most
     draft tokens of a sequence in one step; ``model_draft`` and ``spec_type`` are of no use without, and
     ``rollback_tokens`` are as many, 8 at most, unless they are given. ``lora``: adapters, each [NAME=]PATH[:SCALE].
+    ``max_loras``: most adapters of `LLM.load_adapter` at a time. ``lora_dir``: the folder from which clients of
+    `LLM.serve` may load them.
     """
 
     model_draft: str
@@ -70,6 +72,8 @@ class ModelOptions(TypedDict, total=False):
     embeddings: bool
     pooling: str
     lora: Sequence[str]
+    lora_dir: str
+    max_loras: int
     sampling_threads: int
     max_tokenize_bytes: int
     temp: float
@@ -139,6 +143,8 @@ class ServerOptions(TypedDict, total=False):
 
 # Options of the engine over the model; all others are the model's own.
 ENGINE_OPTIONS = frozenset({"speculate", "prefix_caching", "prefill_mode", "target_itl_ms", "max_batch_prefill_tokens"})
+# What an executor has no use for.
+SERVED_OPTIONS = ENGINE_OPTIONS | {"lora_dir", "max_loras"}
 
 
 # What other packages call an option.
@@ -165,6 +171,7 @@ _FOREIGN = {
     "use_mmap": "mmap",
     "use_mlock": "mlock",
     "lora_path": "lora",
+    "max_cpu_loras": "max_loras",
     "host": "hostname",
     "max_new_tokens": "max_tokens",
     "repeat_penalty": "repetition_penalty",

@@ -151,7 +151,7 @@ def test_what_is_published_are_the_routes_of_clients(name: str) -> None:
     hidden = {route for route in routes if not any(route == path or route.startswith(f"{path}/") for path in published)}
     assert {route for route in hidden if not route.startswith("/admin/")} == {
         *("/", "/health", "/livez", "/metrics", "/ping", "/readyz"),
-        *("/is_sleeping", "/load", "/slots", "/version"),
+        *("/is_sleeping", "/load", "/lora-adapters", "/slots", "/version"),
         *("/docs", "/openapi.json", "/api-doc/openapi.json", "/page/{version}/{folder}/{file}"),
         # Of `caravan serve`; in a cluster, models come and go with their pods.
         *("/models", "/models/load", "/models/unload", "/models/sse"),

@@ -5,7 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,16 +39,22 @@ class Tmux:
         return self._run("capture-pane", "-p", "-J", "-S", "-").rstrip()
 
     def enter(self, line: str) -> None:
-        """Type a line as soon as it is asked for."""
-        wait_until(lambda: re.search("^(ready)?>$", self.screen.rpartition("\n")[2]), "a prompt")
+        """Type a line as soon as it is asked for. It is taken when this returns: what is shown next is its effect."""
+        self._wait("a prompt", lambda last: re.search("^(ready)?>$", last))
         self._run("send-keys", "-l", line)
+        self._wait(f"the typed {line!r}", lambda last: last.endswith(line))
         self._run("send-keys", "Enter")
+        self._wait(f"the end of {line!r}", lambda last: not last.endswith(line))
+
+    def _wait(self, what: str, accept: Callable[[str], object]) -> None:
+        """Wait for a last line."""
+        wait_until(lambda: self.screen, what, lambda screen: accept(screen.rpartition("\n")[2]))
 
     def press(self, key: str) -> None:
         self._run("send-keys", key)
 
     def see(self, pattern: str) -> None:
-        wait_until(lambda: re.search(pattern, self.screen, re.MULTILINE), pattern)
+        wait_until(lambda: self.screen, pattern, lambda screen: re.search(pattern, screen, re.MULTILINE))
 
     def end(self) -> None:
         self._run("kill-server")

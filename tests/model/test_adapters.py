@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from caravan import LLM, SamplingParams
 from caravan_models.contents import SeenFile
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.adapters import LoadedAdapter
@@ -148,6 +149,18 @@ def test_adapters_apply_in_every_layout(files: Files) -> None:
     assert driver.output == outputs[0]
     assert driver.output[0] != driver.output[1]
     driver.engine.close()
+
+
+def test_a_program_loads_adapters_while_its_model_is_open(files: Files, expected: dict[str, list[int]]) -> None:
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    with LLM(files.model, ctx_size=1024, threads=1) as llm:
+        for name, scale in ADAPTERS.items():
+            llm.load_adapter(name, files.adapters[name], scale=scale)
+        assert llm.list_adapters() == [*ADAPTERS]
+        for name, tokens in expected.items():
+            assert [*llm.generate(TEXT, params, adapter=name)[0].outputs[0].token_ids] == tokens
+        llm.unload_adapter("one")
+        assert llm.list_adapters() == ["half", "other"]
 
 
 def test_embeddings_do_not_depend_on_adapters(files: Files) -> None:

@@ -37,18 +37,18 @@ def costs(draw: st.DrawFn) -> DraftCosts:
             seconds += draw(SECONDS)
             table._sizes.append(tokens)
             table._seconds[tokens] = seconds
-        found.append(table)
+        found.append(table.seconds)
     return DraftCosts(*found)
 
 
 def value(lengths: list[int], of: list[Draftee], sequences: int, costs: DraftCosts) -> float:
     """Return what drafts of these lengths are worth."""
-    seconds = costs.steps.seconds(sequences + sum(lengths))
+    seconds = costs.steps(sequences + sum(lengths))
     for place in range(max(lengths)):
         going = [one.read if place == 0 else 1 for one, length in zip(of, lengths, strict=True) if length > place]
-        seconds += costs.drafting.seconds(sum(going))
+        seconds += costs.drafting(sum(going))
     gained = sum(sum(one.gains[:length]) for one, length in zip(of, lengths, strict=True))
-    return gained - sequences * log(seconds / costs.steps.seconds(sequences))
+    return gained - sequences * log(seconds / costs.steps(sequences))
 
 
 @given(draftees(), costs(), st.integers(0, 3), st.integers(0, 9))
@@ -79,7 +79,7 @@ def test_where_only_tokens_of_the_step_cost_nothing_is_better(of: list[Draftee],
         for table, seconds in ((steps, base_s + token_s * tokens), (free, 1e-12)):
             table._sizes.append(tokens)
             table._seconds[tokens] = seconds
-    known = DraftCosts(steps, free)
+    known = DraftCosts(steps.seconds, free.seconds)
     every = product(*(range(len(one.gains) + 1) for one in of))
     best = max(value(list(lengths), of, len(of), known) for lengths in every if any(lengths))
     assert best_drafts(of, len(of), 99, known).value == pytest.approx(max(best, 0.0), abs=1e-6)

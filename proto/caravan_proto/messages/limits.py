@@ -75,7 +75,7 @@ class Limits:
     ``embed_tokens_at_once``: tokens of all texts that are embedded at the same time, while nothing generates.
     ``ranks``: pairs of a query and a document get a relevance instead of a vector. ``saved_capacity``: room for saved
     runs. ``run_fingerprint``: shards that have the same can fetch saved runs from each other; empty if none can,
-    and until the shard knows what is in its files.
+    and until the shard knows what is in its files. ``max_adapters``: most that a router may have loaded at a time.
     """
 
     layouts: tuple[LayoutLimits, ...]
@@ -88,6 +88,7 @@ class Limits:
     embedding_size: int = 0
     max_embed_tokens: int = 0
     embed_tokens_at_once: int = 0
+    max_adapters: int = 0
     ranks: bool = False
     saved_capacity: SavedBytes = SavedBytes(memory=0, disk=0)
     run_fingerprint: str = ""

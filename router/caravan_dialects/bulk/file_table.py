@@ -92,22 +92,22 @@ class FileTable:
 
         If it does not fit, also because of what other servers have added, return the `room`.
         """
-        with self._keeping(upload):
+        with self.keeping(upload):
             if (known := self.find(file.owner, file.id)) is not None:
                 return known
             room = self.room(file.owner, limit)
             if file.size > room:
                 return room
-            self._write(upload, file)
+            self.write(upload, file)
         return file
 
     def write_again(self, upload: Upload, file: StoredFile) -> None:
         """Make an upload a file, which may be there already with the same content. It is not asked whether it fits."""
-        with self._keeping(upload):
-            self._write(upload, file)
+        with self.keeping(upload):
+            self.write(upload, file)
 
     @contextmanager
-    def _keeping(self, upload: Upload) -> Iterator[None]:
+    def keeping(self, upload: Upload) -> Iterator[None]:
         """Let the block keep ``upload`` in a transaction. If that is not written, the upload is not kept."""
         upload.finish()
         try:
@@ -117,7 +117,8 @@ class FileTable:
             upload.take_back()
             raise
 
-    def _write(self, upload: Upload, file: StoredFile) -> None:
+    def write(self, upload: Upload, file: StoredFile) -> None:
+        """Make an upload a file, in a block of `keeping`. It is not asked whether it fits."""
         self._connection.execute(
             "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
             "SET size = excluded.size, created = excluded.created, expires = excluded.expires",

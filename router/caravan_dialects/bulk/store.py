@@ -245,6 +245,21 @@ class Tables:
         row = (batch.id, batch.owner, batch.status, batch.created, record, server)
         return self._connection.execute(ADD_BATCH if is_new else WRITE_BATCH, row).rowcount > 0
 
+    def add_batch_of(self, upload: Upload, file: StoredFile, batch: Batch, limit: int) -> StoredFile | int | None:
+        """Add a batch together with its input file, or neither. Return the file; None if there is a batch of this id.
+
+        If the file does not fit, return the `room`.
+        """
+        self._sweep()
+        with self._files.keeping(upload):
+            room = self._files.room(file.owner, limit)
+            if file.size > room:
+                return room
+            if not self.write_batch(batch, is_new=True):
+                return None
+            self._files.write(upload, file)
+        return file
+
     def batch(self, owner: str, batch_id: str) -> tuple[Batch, Counts] | None:
         """Return a batch and what is answered of it; None if the owner has none of this id."""
         row = self._connection.execute(

@@ -326,12 +326,13 @@ class Database:
                 (head.id, owner, node, items, metadata, head.created, size, now),
             )
             return True
-        moved = self._connection.execute(
-            "UPDATE heads SET node = ?, items = ?, metadata = ?, size = ?, used = ? "
+        columns, values = ("", ()) if transaction.moves else (", metadata = ?, size = ?", (metadata, size))
+        written = self._connection.execute(
+            f"UPDATE heads SET node = ?, items = ?, used = ?{columns} "  # noqa: S608
             "WHERE id = ? AND owner = ? AND coalesce(node, '') = ? AND items = ?",
-            (node, items, metadata, size, now, head.id, owner, expected.node, expected.items),
+            (node, items, now, *values, head.id, owner, expected.node, expected.items),
         )
-        return moved.rowcount > 0
+        return written.rowcount > 0
 
     def _has(self, owner: str, position: Position) -> bool:
         if position == START:

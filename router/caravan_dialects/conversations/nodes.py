@@ -122,12 +122,14 @@ class JobEnd:
 class Transaction:
     """The changes that are written together: a new node, a head, and the end of a job.
 
-    ``expected``: the head's present position, without which nothing is written; None for a new head.
+    ``expected``: the head's present position, without which nothing is written; None for a new head. ``moves``: whether
+    the head only gets a new position. Its metadata may have changed since it was read.
     """
 
     node: Node | None = None
     head: Head | None = None
     expected: Position | None = None
+    moves: bool = False
     ended: JobEnd | None = None
 
 

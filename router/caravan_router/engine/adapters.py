@@ -6,7 +6,7 @@ none. One that is unloaded takes no new requests, and is freed once those that i
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from caravan_proto.errors import ShardError
@@ -81,14 +81,13 @@ class ModelAdapters:
                 raise NoShardError(model=self._replicas.facts.name)
             answers = await asyncio.gather(*(_load(link, source) for link in links))
             keys = {answer.key for answer in answers if isinstance(answer, LoadedAdapter)}
-            by_shard = zip(links, answers, strict=True)
-            problems = [f"{link.address}: {answer}" for link, answer in by_shard if isinstance(answer, str)]
-            if not problems and len(keys) > 1:
-                problems = [f"lora_path must be the same file on all shards. Given: {source.path!r}"]
-            if problems:
+            problem = _problem({link.address: answer for link, answer in zip(links, answers, strict=True)})
+            if not problem and len(keys) > 1:
+                problem = f"lora_path must be the same file on all shards. Given: {source.path!r}"
+            if problem:
                 for key in keys - {held.key for held in self.loaded}:
                     await self._free(key)
-                return "; ".join(problems)
+                return problem
             loaded = next(answer for answer in answers if isinstance(answer, LoadedAdapter))
             former = self._served.get(source.name)
             self._leaving.pop(loaded.key, None)
@@ -137,6 +136,7 @@ class ModelAdapters:
                 try:
                     if await self._free(key):
                         del self._leaving[key]
+                        self._tell()
                 finally:
                     self._being_freed.discard(key)
 
@@ -148,7 +148,8 @@ class ModelAdapters:
         return [link for link in self._replicas.links.values() if link.client is not None]
 
     def _tell(self) -> None:
-        self._replicas.set_loaded({name: held.loaded.key for name, held in self._served.items()})
+        keys = {name: held.loaded.key for name, held in self._served.items()}
+        self._replicas.set_loaded(keys, len(self.loaded))
 
 
 async def _load(link: ShardLink, source: AdapterSource) -> LoadedAdapter | str:
@@ -157,7 +158,20 @@ async def _load(link: ShardLink, source: AdapterSource) -> LoadedAdapter | str:
     try:
         return await link.client.load_adapter(source, link.epoch)
     except ShardRpcError as error:
-        return str(error)
+        return _reason(error)
+
+
+def _problem(answers: Mapping[str, LoadedAdapter | str]) -> str:
+    """Return why shards cannot load an adapter, "" if all have. ``answers``: by address."""
+    reasons = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
+    if len(reasons) == len(answers) and len(set(reasons.values())) == 1:
+        return next(iter(reasons.values()))
+    return "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+
+
+def _reason(error: ShardRpcError) -> str:
+    """Return what is wrong, without the status of gRPC if the shard has said it."""
+    return str(error) if error.error is None else str(error).removeprefix(f"{error.error.status.name}: ")
 
 
 async def _bring(client: ShardCalls, epoch: int, held: _Held, brought: set[str]) -> str:
@@ -167,7 +181,7 @@ async def _bring(client: ShardCalls, epoch: int, held: _Held, brought: set[str])
     except ShardRpcError as error:
         if error.error is not ShardError.BAD_REQUEST:
             raise
-        return str(error)
+        return _reason(error)
     if loaded.key == held.loaded.key:
         brought.add(loaded.key)
         return ""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from caravan_proto.messages.adapters import AdapterSource
+from caravan_proto.messages.adapters import AdapterSource, source_problem
 from caravan_router.engine.absence import Absence
 from caravan_router.engine.batcher import Batcher
 from caravan_router.engine.demand import Demand
@@ -130,7 +130,12 @@ class FleetAdapters:
         self._names = names
 
     async def load(self, model: str, source: AdapterSource, *, replaces: bool) -> str:
-        """Load an adapter on every shard of a model, and on those to come. Return why not, "" if it is served now."""
+        """Load an adapter on every shard of a model, and on those to come. Return why not, "" if it is served now.
+
+        Raises NoShardError.
+        """
+        if problem := source_problem(source):
+            return problem
         engine = self._engine(model)
         if engine is None:
             raise NoShardError(model=model)

@@ -23,6 +23,7 @@ class Replicas:
         self.links: dict[str, ShardLink] = {}
         self._facts: dict[str, ModelFacts] = {}
         self._loaded: Mapping[str, str] = {}
+        self._held = 0
         self._reported: set[str] = set()
 
     def add(self, link: ShardLink, facts: ModelFacts) -> None:
@@ -32,9 +33,12 @@ class Replicas:
         self._combine()
         self._compare_numerics()
 
-    def set_loaded(self, adapters: Mapping[str, str]) -> None:
-        """Note the adapters that were loaded while shards ran, which all have: their keys by name."""
-        self._loaded = adapters
+    def set_loaded(self, adapters: Mapping[str, str], held: int) -> None:
+        """Note the adapters that were loaded while shards ran: the keys of those that are served, by name.
+
+        ``held``: how many each shard has in memory.
+        """
+        self._loaded, self._held = adapters, held
         if self._facts:
             self._combine()
 
@@ -78,6 +82,8 @@ class Replicas:
                 *self._loaded,
             ),
             loaded_adapters=self._loaded,
+            max_adapters=min(facts.max_adapters for facts in every),
+            held_adapters=self._held,
             embedding_size=min(facts.embedding_size for facts in every),
             max_embed_tokens=min(facts.max_embed_tokens for facts in every),
             ranks=all(facts.ranks for facts in every),

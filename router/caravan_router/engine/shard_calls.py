@@ -83,6 +83,7 @@ def _facts(model: ModelFile, limits: Limits) -> ModelFacts:
         embedding_size=limits.embedding_size,
         max_embed_tokens=limits.max_embed_tokens,
         ranks=limits.ranks,
+        max_adapters=limits.max_adapters,
         generates=limits.max_sequences > 0,
     )
 

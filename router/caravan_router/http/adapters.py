@@ -7,7 +7,7 @@ from caravan_dialects.api.admin.schema import LoadAdapterRequest, UnloadAdapterR
 from caravan_dialects.api.errors import UnknownModelError
 from caravan_dialects.api.generation.context import model_name
 from caravan_dialects.api.openai.errors import OPENAI
-from caravan_proto.messages.adapters import AdapterSource, source_problem
+from caravan_proto.messages.adapters import AdapterSource
 from caravan_router.http.generation.models import asked_model
 from caravan_router.http.server.route import BODY_ERRORS
 from caravan_router.http.server.routes import Routes
@@ -29,11 +29,8 @@ async def load_lora_adapter(request: web.Request, body: LoadAdapterRequest) -> w
     scale = 1.0 if body.scale is None else body.scale
     source = AdapterSource(name=body.lora_name, path=body.lora_path, scale=scale)
     fleet = request.app[STATE].fleet
-    problem = source_problem(source)
-    if not problem:
-        model = model_name(fleet, asked_model(request, body.model))
-        problem = await fleet.adapters.load(model, source, replaces=bool(body.load_inplace))
-    if problem:
+    model = model_name(fleet, asked_model(request, body.model))
+    if problem := await fleet.adapters.load(model, source, replaces=bool(body.load_inplace)):
         raise adapter_error(problem)
     return web.Response(text=f"Success: LoRA adapter {source.name!r} added successfully.")
 

@@ -174,6 +174,8 @@ async def info(request: web.Request) -> web.Response:
         models=[each.name for each in listed_models(state)],
         draft_model=model.draft_model or None,
         request_defaults=dict(model.request_defaults),
+        max_loras=model.max_adapters,
+        loaded_loras=model.held_adapters,
     )
     return json_reply(reply)
 

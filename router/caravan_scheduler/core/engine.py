@@ -124,9 +124,11 @@ class ModelFacts(ModelFile):
     """A model that shards serve, with the smallest of their limits.
 
     ``adapters``: those that all shards have, with those of ``loaded_adapters``: the keys, by name, of those that were
-    loaded while shards ran. ``total_cells``: cells of all shards together. ``embedding_size``: 0 if no
-    vectors are served. ``ranks``: texts are pairs of a query and a document, and get a relevance from 0 to 1 instead of
-    a vector. ``generates`` is false for a model that can do nothing but that: no generation may be submitted.
+    loaded while shards ran. A shard may have ``max_adapters`` of those in memory, and has ``held_adapters``, with those
+    that are freed once their requests have ended. ``total_cells``: cells of all shards together. ``embedding_size``: 0
+    if no vectors are served. ``ranks``: texts are pairs of a query and a document, and get a relevance from 0 to 1
+    instead of a vector. ``generates`` is false for a model that can do nothing but that: no generation may be
+    submitted.
     """
 
     max_sequence_tokens: int
@@ -138,6 +140,8 @@ class ModelFacts(ModelFile):
     ranks: bool = False
     generates: bool = True
     loaded_adapters: Mapping[str, str] = field(default_factory=dict)
+    max_adapters: int = 0
+    held_adapters: int = 0
 
     def adapter_key(self, name: str) -> str:
         """Return what tells cells of an adapter apart, which may be "" for none: see `adapters.adapter_key`."""

@@ -5,5 +5,5 @@ which it could crash, and never be compiled in this process before `check_proces
 
 The way of a constraint: `Constraint` (the client's text), checked by `Checker` in its own process, compiled once by
 `ConstraintCompiler` to a `Grammar`, and followed by a `Matching` for each sequence. `Finder` computes masks while the
-forward pass runs.
+forward pass runs, or at once where that takes less time than to wake a thread.
 """

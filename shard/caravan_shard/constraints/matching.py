@@ -5,27 +5,30 @@ the forward pass runs, so that they cost no time of their own.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum, auto
+from time import thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from caravan_proto.messages.constraint import Thought
 from caravan_shard.constraints.grammar import Grammar
 from caravan_shard.sampling.choice import Allowed
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from enum import Enum, auto
-
-from caravan_proto.messages.constraint import Thought
 
 _log = logging.getLogger(__name__)
 
-
 # No more of a text that must come next is made into tokens, for each of them.
 _MOST_TOKEN_BYTES = 16
+# On two cores, a step took so much longer where a thread found its masks than they took.
+_HAND_OVER_S = 100e-6
+_FIRST_GUESS_S = 1e-3
+# Share of the time of masks that is expected of the next ones, if they do not take longer.
+_KEPT = 0.9
 
 
 class Matching:
@@ -278,31 +281,43 @@ class ThoughtMatching:
 
 
 class Finder:
-    """Threads for `Matching.find`; llguidance releases the GIL.
+    """Finds masks: in threads beside the forward pass, or before it where a hand-over would take longer than that.
 
-    The worker's thread calls `begin` before a forward pass and `wait` after it.
+    llguidance releases the GIL. The worker's thread calls `begin` before a forward pass and `wait` after it.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, clock: Callable[[], float] = thread_time) -> None:
+        """``clock`` returns the processor time of the thread that calls it, in seconds."""
         self._threads = threads
+        self._clock = clock
         self._pool = ThreadPoolExecutor(threads, "constraints")
-        self._running: list[Future[None]] = []
+        self._running: list[Future[float]] = []
+        # Processor time of a mask: the most of the last steps.
+        self._mask_s = _FIRST_GUESS_S
 
     def begin(self, work: Sequence[tuple[Matching | ThoughtMatching, Sequence[int]]]) -> None:
         """Start `Matching.find` for each matching with the output of its sequence so far."""
+        if len(work) * self._mask_s < _HAND_OVER_S:
+            self._learn(self._find_all(work))
+            return
         parts = (work[start :: self._threads] for start in range(self._threads))
-        self._running = [self._pool.submit(_find_all, part) for part in parts if part]
+        self._running = [self._pool.submit(self._find_all, part) for part in parts if part]
 
     def wait(self) -> None:
         """Wait until all are done."""
         while self._running:
-            self._running.pop().result()
+            self._learn(self._running.pop().result())
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
 
+    def _find_all(self, work: Sequence[tuple[Matching | ThoughtMatching, Sequence[int]]]) -> float:
+        """Return the processor time of a mask in seconds."""
+        started = self._clock()
+        for matching, output in work:
+            matching.find(output)
+        return (self._clock() - started) / len(work)
 
-def _find_all(work: Sequence[tuple[Matching | ThoughtMatching, Sequence[int]]]) -> None:
-    for matching, output in work:
-        matching.find(output)
+    def _learn(self, mask_s: float) -> None:
+        self._mask_s = max(mask_s, _KEPT * self._mask_s)

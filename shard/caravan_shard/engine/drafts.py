@@ -12,26 +12,30 @@ from caravan_shard.sequences.sequence import Sequence as ShardSequence
 from caravan_shard.speculation.acceptance import Draft, DraftKind
 from caravan_shard.speculation.draft_plan import DraftCosts, Draftee, best_drafts, best_equal_drafts
 from caravan_shard.speculation.model_drafter import READ_AT_ONCE, DraftInput, ModelDrafter
-from caravan_shard.speculation.step_costs import StepCosts, best_count, best_lengths, gains
+from caravan_shard.speculation.step_costs import Seconds, StepCosts, best_count, best_lengths, gains
+from caravan_shard.speculation.tries import Pauses, Savings, Tries
 
 # Where drafts of the model do not pay, this share of the time is spent on short ones, to see whether they do by now.
 _EXPLORING = 0.005
 _EXPLORED_TOKENS = 2
 # About so many of these drafts need not wait for that.
-_FIRST_TRIES = 16
-# Most time that is saved up for that, in seconds.
-_MOST_SAVED_S = 5.0
+_FIRST_DRAFTS = 16
+# As much time is spent on steps with as many tokens as may be worth it, but were seldom measured, if the logarithm of
+# the rate of the sequences may grow by so much more.
+_HOPE = 0.01
+# Time for so many such steps is there at first for each number of sequences, and is saved before the next ones: the
+# model may have to read a lot.
+_TRIES = 6
 # A sequence is expected to get as many tokens again as its output has, and at least this many.
-_LEAST_COMING = 16
-# Where no draft of the model pays, so many steps pass before that is found out again: it takes a millisecond with many
-# sequences.
-_RESTS = 7
+_LEAST_COMING = 32
 # Fewest tokens of a sequence that the model reads in a step.
 _LEAST_READ = 32
 
 # One step in this many has no draft tokens, or a few, whatever they are worth, so that the cost of both is known.
 _EXPLORES_EVERY = 32
 _MOST_EXPLORED = 4
+# If a step changes its number of tokens, as many as this are expected to have the new number.
+_KEPT_FOR = 4
 # A sequence whose drafts are hardly ever right is asked for one in one step of this many.
 _ASKED_EVERY = 8
 
@@ -95,31 +99,51 @@ class ModelDrafting:
         self._always = always
         self._counted_from = drafter.seconds
         # At first, nothing is known of the drafts.
-        self._saved_s = _FIRST_TRIES * _EXPLORED_TOKENS * drafter.costs.seconds(1)
+        self._savings = Savings(_EXPLORING, _FIRST_DRAFTS * _EXPLORED_TOKENS * drafter.costs.seconds(1))
         self._explored = 0
-        # So many steps with this number of sequences are not worth a thought.
-        self._rests = self._resting = 0
+        self._tries = Tries(_EXPLORING)
+        self._is_try = False
+        # Steps of ``_resting`` sequences for which no draft pays, and those without anything to try.
+        self._rests, self._resting = Pauses(), 0
+        self._hopeless = Pauses()
+        # Numbers of tokens that the next step can have without a change of the graph.
+        self._free: tuple[int, int | None] = (0, None)
 
-    def start_step(self) -> None:
-        """Begin to count the time of the model's steps."""
+    def start_step(self, sequences: int, before: int | None) -> None:
+        """Begin to count the time of the model's steps. ``before``: the tokens of the last step, if that is known."""
         self._counted_from = self._drafter.seconds
+        self._free = (sequences, before)
+        self._is_try = False
+
+    @property
+    def seconds(self) -> Seconds:
+        """What steps cost, as far as that decides about the drafts of this one."""
+        return self._with_change(self._steps.bounds().best if self._is_try else self._steps.seconds)
+
+    def _with_change(self, seconds: Seconds) -> Seconds:
+        """Add what another number of tokens costs, except without drafts: none is of use because there were some."""
+        change_s = self._steps.change_s / _KEPT_FOR
+        return lambda tokens: seconds(tokens) + (0.0 if tokens in self._free else change_s)
 
     def add(self, drafts: list[Draft | None], parts: Sequence[Draftable], most: int, *, equal: bool) -> None:
         """Add drafts to ``drafts``, one for each of ``parts``, where there is none or a less promising one.
 
         ``most``: draft tokens of all together. ``equal``: drafts are of no use unless all ``parts`` have one.
         """
-        if self._rests > 0:
-            self._rests -= 1
-            if len(parts) == self._resting:
-                return
+        enough_s = _TRIES * (self._steps.seconds(len(parts)) + self._drafter.costs.seconds(len(parts)))
+        may_try = self._tries.are_allowed(len(parts), enough_s) and not self._always
+        if self._rests.skips() and len(parts) == self._resting:
+            return
         candidates = self._candidates(drafts, parts)
         if not candidates:
             return
         sizes = _Sizes(len(parts), most, equal=equal)
         chosen, value = self._plan(candidates, sizes)
+        if may_try:
+            chosen, value = self._try_another(candidates, sizes, chosen, value)
+        self._rests.note(is_failure=not chosen)
         if not chosen:
-            self._resting, self._rests = len(parts), _RESTS
+            self._resting = len(parts)
             self._explore(candidates)
             return
         wanted = [one for one, _ in chosen]
@@ -140,10 +164,19 @@ class ModelDrafting:
             drafted = len(part.tokens) - 1 if is_used else 0
             self._drafter.keep_draft(part.sequence.sequence_id, len(part.sequence.tokens), drafted)
 
-    def end_step(self, seconds: float) -> float:
-        """Return how many of the ``seconds`` of the step were not the model's."""
-        others = seconds - (self._drafter.seconds - self._counted_from)
-        self._saved_s = min(_MOST_SAVED_S, self._saved_s + _EXPLORING * others)
+    def end_step(self, seconds: float, sequences: int, tokens: int, new: int) -> float:
+        """Return how many of the ``seconds`` of a step over ``tokens`` were not the model's.
+
+        ``new``: how many tokens its ``sequences`` have got.
+        """
+        drafting_s = self._drafter.seconds - self._counted_from
+        others = seconds - drafting_s
+        self._savings.save(others)
+        self._tries.savings.save(others)
+        if self._is_try:
+            # A step that something else disturbed costs no more than others like it.
+            took_s = drafting_s + min(others, 2 * self.seconds(tokens))
+            self._tries.savings.seconds -= max(0.0, took_s - self._steps.seconds(sequences) * new / sequences)
         return others
 
     def _candidates(self, drafts: Sequence[Draft | None], parts: Sequence[Draftable]) -> list[_Candidate]:
@@ -179,9 +212,23 @@ class ModelDrafting:
             return [(one, one.most) for one in candidates], 0.0
         find = best_equal_drafts if sizes.equal else best_drafts
         draftees = [one.draftee for one in candidates]
-        plan = find(draftees, sizes.sequences, sizes.most, DraftCosts(self._steps, self._drafter.costs))
+        bounds = self._steps.bounds()
+        steps = self._with_change(bounds.best if self._is_try else bounds.worst)
+        plan = find(draftees, sizes.sequences, sizes.most, DraftCosts(steps, self._drafter.costs.seconds))
         chosen = [(one, length) for one, length in zip(candidates, plan.lengths, strict=True) if length]
         return chosen, plan.value
+
+    def _try_another(
+        self, candidates: Sequence[_Candidate], sizes: _Sizes, chosen: list[tuple[_Candidate, int]], value: float
+    ) -> tuple[list[tuple[_Candidate, int]], float]:
+        """Return the drafts of the best case if they may be worth more than ``value``, else the ``chosen``."""
+        if self._hopeless.skips():
+            return chosen, value
+        self._is_try = True
+        tried, hope = self._plan(candidates, sizes)
+        self._is_try = hope > value + _HOPE * sizes.sequences
+        self._hopeless.note(is_failure=not self._is_try)
+        return (tried, hope) if self._is_try else (chosen, value)
 
     def _ready(self, wanted: Sequence[_Candidate], sizes: _Sizes, value: float) -> list[_Candidate]:
         """Return those that can be drafted for. Lets the model read of the others what is worth it.
@@ -237,18 +284,20 @@ class ModelDrafting:
         It learns whether drafts for this sequence pay by now.
         """
         one = candidates[self._explored % len(candidates)]
-        cost_s = self._drafter.costs.seconds(min(one.missing, _LEAST_READ)) + self._drafter.costs.seconds(1)
-        if self._saved_s < cost_s:
+        # Some of it may have been read in this step.
+        missing = self._missing(one.sequence)
+        cost_s = self._drafter.costs.seconds(min(missing, _LEAST_READ)) + self._drafter.costs.seconds(1)
+        if self._savings.seconds < cost_s:
             return
         before = self._drafter.seconds
-        if one.missing > READ_AT_ONCE:
+        if missing > READ_AT_ONCE:
             self._drafter.read(one.sequence.sequence_id, one.sequence.tokens, _LEAST_READ)
         else:
             self._explored += 1
             drafts: list[Draft | None] = [None] * (one.place + 1)
             self._propose(drafts, [(one, min(_EXPLORED_TOKENS, one.most))])
             self._drafter.keep(one.sequence.sequence_id, len(one.sequence.tokens))
-        self._saved_s -= self._drafter.seconds - before
+        self._savings.seconds -= self._drafter.seconds - before
 
     def _propose(self, drafts: list[Draft | None], chosen: Sequence[tuple[_Candidate, int]]) -> None:
         proposed = self._drafter.propose([one.asked for one, _ in chosen], [length for _, length in chosen])
@@ -279,6 +328,8 @@ class Drafting:
         self._always = always
         self._costs = StepCosts()
         self._steps = 0
+        # The tokens of the last step; None if it was none of these.
+        self._before: int | None = None
         self._model: ModelDrafting | None = None
 
     def use_model(self, drafter: ModelDrafter | None) -> None:
@@ -293,11 +344,12 @@ class Drafting:
         """
         self._steps += 1
         if self._model is not None:
-            self._model.start_step()
+            self._model.start_step(len(parts), self._before)
         equal = limits.layout is KvLayout.SPLIT and len(parts) > 1
         least = self._least_probability(len(parts))
-        explores = self._steps % _EXPLORES_EVERY == 0
-        if (least > 1 and not explores) or not (self._always or self._costs.knows(len(parts))):
+        explores = self._steps % _EXPLORES_EVERY < (1 if self._explored else 2)
+        is_idle = least > 1 and self._model is None and not explores
+        if is_idle or not (self._always or self._costs.knows(len(parts))):
             return parts
         each = min(budget.each, budget.total // len(parts) if equal else budget.total)
         drafts: list[Draft | None] = []
@@ -308,6 +360,7 @@ class Drafting:
         if self._model is not None and not explores:
             draftable = [Draftable(part.sequence, _most(part, each, limits)) for part in parts]
             self._model.add(drafts, draftable, budget.total, equal=equal)
+        seconds = self._costs.seconds if self._model is None else self._model.seconds
         survivals = [
             part.sequence.drafter.acceptance.survivals(draft) if draft is not None and part.sequence.drafter else ()
             for part, draft in zip(parts, drafts, strict=True)
@@ -316,11 +369,11 @@ class Drafting:
         if equal and None in drafts:
             lengths = [0] * len(parts)
         elif equal:
-            lengths = [self._equal_length(survivals, most, is_free=self._always or explores)] * len(parts)
+            lengths = [_equal_length(survivals, most, None if self._always or explores else seconds)] * len(parts)
         elif self._always or explores:
             lengths = _fill(survivals, most)
         else:
-            lengths = best_lengths(survivals, most, self._costs)
+            lengths = best_lengths(survivals, most, seconds)
         drafting = [
             part if draft is None or not length else part.with_draft(Draft(draft.tokens[:length], draft.kind))
             for part, draft, length in zip(parts, drafts, lengths, strict=True)
@@ -331,18 +384,30 @@ class Drafting:
 
     def learn(self, parts: Sequence[Part], result: StepResult) -> None:
         """Learn from a step over ``parts``."""
-        drafted = 0 if result.drafts is None else sum(result.drafts.drafted)
+        tokens = len(parts) + (0 if result.drafts is None else sum(result.drafts.drafted))
         seconds = result.timings.total_ns / 1e9
         if self._model is not None:
-            seconds = self._model.end_step(seconds)
-        self._costs.observe(len(parts) + drafted, seconds)
+            new = sum(len(part.sequence.tokens) - part.start - 1 for part in parts)
+            seconds = self._model.end_step(seconds, len(parts), tokens, new)
+        if tokens == self._before:
+            self._costs.observe(tokens, seconds)
+        else:
+            self._costs.observe_change(tokens, seconds)
+        self._before = tokens
         for part in parts:
             if part.sequence.drafter is not None:
                 part.sequence.drafter.acceptance.observe(part.sequence.tokens[part.start + 1 :])
 
+    def pause(self) -> None:
+        """Know that the next step follows one that was not chosen here."""
+        self._before = None
+
     @property
     def _explored(self) -> int:
-        """Return how many draft tokens to try: every other time none, so that steps without drafts are known too."""
+        """Return how many draft tokens to try: every other time none, so that steps without drafts are known too.
+
+        There are two of these then, since the first one is another size than the step before.
+        """
         times = self._steps // _EXPLORES_EVERY
         return 0 if times % 2 else 1 + times // 2 % _MOST_EXPLORED
 
@@ -352,14 +417,6 @@ class Drafting:
             return 0.0
         longer = log(self._costs.seconds(sequences + 1) / self._costs.seconds(sequences))
         return expm1(max(0.0, sequences * longer))
-
-    def _equal_length(self, survivals: Sequence[Sequence[float]], most: int, *, is_free: bool) -> int:
-        """Return the best length for the drafts of all."""
-        length = min(min(map(len, survivals)), most // len(survivals))
-        if is_free:
-            return length
-        slots = [sum(column) for column in zip(*map(gains, survivals), strict=False)][:length]
-        return best_count(slots, len(survivals), self._costs, tokens_each=len(survivals))
 
     def _draft_of(self, part: Part, most: int, limits: LayoutLimits, least: float) -> Draft | None:
         """Return the draft of a sequence; None if it has none that may be right with a probability of ``least``."""
@@ -402,6 +459,15 @@ def _propose(sequence: ShardSequence, most: int) -> Draft | None:
         return copied or forced
     survivals = sequence.drafter.acceptance.survivals
     return forced if sum(survivals(forced)) > sum(survivals(copied)) else copied
+
+
+def _equal_length(survivals: Sequence[Sequence[float]], most: int, seconds: Seconds | None) -> int:
+    """Return the best length for the drafts of all. ``seconds``: of steps; None if time does not count."""
+    length = min(min(map(len, survivals)), most // len(survivals))
+    if seconds is None:
+        return length
+    slots = [sum(column) for column in zip(*map(gains, survivals), strict=False)][:length]
+    return best_count(slots, len(survivals), seconds, tokens_each=len(survivals))
 
 
 def _fill(survivals: Sequence[Sequence[float]], most: int) -> list[int]:

@@ -145,6 +145,7 @@ class Engine:
         if not parts:
             return None
         if not (budget.total and budget.each):
+            self._drafting.pause()
             return self._run_step(parts, started_ns)
         parts = self._drafting.choose(parts, budget, self._limits)
         result = self._run_step(parts, started_ns)
@@ -254,6 +255,7 @@ class Engine:
         if any(chunk.takes_over or chunk.media for chunk in chunks) and not _has_room(self._pool, self._limits, parts):
             return StepResult(StepOutcome.NO_KV, TokenRows(), _timings(started_ns, 0, 0))
         self._pool.share(chunks)
+        self._drafting.pause()
         return self._run_step(parts, started_ns)
 
     def _run_step(self, parts: list[Part], started_ns: int) -> StepResult | Refusal:

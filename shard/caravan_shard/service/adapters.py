@@ -1,7 +1,9 @@
-"""Loads adapters of --lora-dir for the router that holds the shard, and frees them."""
+"""Loads adapters for the router that holds the shard, and frees them."""
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from caravan_models.contents import ChangedFileError, SeenFile, SeenFiles
@@ -26,6 +28,17 @@ class AdapterService:
         self._calls = calls
         self._ended = threading.Event()
         self._pool = ThreadPoolExecutor(1, "adapters")
+        # Paths anywhere, which the program around the shard is loading.
+        self._allowed: list[str] = []
+
+    @contextmanager
+    def allowing(self, path: str) -> Iterator[None]:
+        """Let the file at ``path``, an absolute one, be loaded meanwhile, whatever folder it is in."""
+        self._allowed.append(path)
+        try:
+            yield
+        finally:
+            self._allowed.remove(path)
 
     def close(self) -> None:
         """Let the thread end soon."""
@@ -62,14 +75,15 @@ class AdapterService:
         problem = source_problem(source)
         if problem:
             return bad_request(problem)
-        if not self._folder:
+        folder = "/" if source.path in self._allowed else self._folder
+        if not folder:
             return bad_request("adapters may not be loaded here: the shard runs without --lora-dir")
         given = repr(source.path[:256])
         try:
-            folder = Path(self._folder).resolve(strict=True)
+            inside = Path(folder).resolve(strict=True)
             # Links are followed first: what they lead to must be in the folder, too.
-            path = (folder / source.path).resolve(strict=True)
-            if not (path.is_relative_to(folder) and path.is_file()):
+            path = (inside / source.path).resolve(strict=True)
+            if not (path.is_relative_to(inside) and path.is_file()):
                 return bad_request(f"lora_path must be a file in the folder of --lora-dir. Given: {given}")
             file = SeenFile.at(path)
             free = available_memory()

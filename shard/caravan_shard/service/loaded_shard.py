@@ -151,6 +151,7 @@ class LoadedShard:
                 embedding_size=capacity.embedding_size,
                 max_embed_tokens=capacity.max_embed_tokens,
                 embed_tokens_at_once=capacity.joint_embed.tokens * capacity.joint_embed.lanes,
+                max_adapters=self._config.max_loras if self._config.lora_dir and capacity.generates else 0,
                 ranks=capacity.ranks,
                 saved_capacity=engine.runs.capacity,
                 run_fingerprint=run_fingerprint(engine.backend),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import inf, log
 from typing import NamedTuple
 
-from caravan_shard.speculation.step_costs import StepCosts
+from caravan_shard.speculation.step_costs import Seconds
 
 
 class Draftee(NamedTuple):
@@ -31,8 +31,8 @@ class DraftPlan(NamedTuple):
 class DraftCosts(NamedTuple):
     """Seconds of steps of the model, and of the one that drafts, whose steps have a token of each draft."""
 
-    steps: StepCosts
-    drafting: StepCosts
+    steps: Seconds
+    drafting: Seconds
 
 
 def best_drafts(draftees: Sequence[Draftee], sequences: int, most: int, costs: DraftCosts) -> DraftPlan:
@@ -45,7 +45,7 @@ def best_drafts(draftees: Sequence[Draftee], sequences: int, most: int, costs: D
             least = min(least, gain)
             order.append((-least, index, place))
     order.sort()
-    base = log(costs.steps.seconds(sequences))
+    base = log(costs.steps(sequences))
     sizes: list[int] = []
     pass_s: list[float] = []
     best, best_value, value, drafting_s = 0, 0.0, 0.0, 0.0
@@ -55,10 +55,10 @@ def best_drafts(draftees: Sequence[Draftee], sequences: int, most: int, costs: D
             sizes.append(0)
             pass_s.append(0.0)
         sizes[place] += 1 if place else draftees[index].read
-        seconds = costs.drafting.seconds(sizes[place])
+        seconds = costs.drafting(sizes[place])
         drafting_s += seconds - pass_s[place]
         pass_s[place] = seconds
-        total = value - sequences * (log(costs.steps.seconds(sequences + count) + drafting_s) - base)
+        total = value - sequences * (log(costs.steps(sequences + count) + drafting_s) - base)
         if total > best_value:
             best, best_value = count, total
     lengths = [0] * len(draftees)
@@ -69,13 +69,13 @@ def best_drafts(draftees: Sequence[Draftee], sequences: int, most: int, costs: D
 
 def best_equal_drafts(draftees: Sequence[Draftee], sequences: int, most: int, costs: DraftCosts) -> DraftPlan:
     """Return the best length of drafts that all ``draftees`` have, as `best_drafts`."""
-    base = log(costs.steps.seconds(sequences))
-    drafting_s = costs.drafting.seconds(sum(one.read for one in draftees))
-    next_s = costs.drafting.seconds(len(draftees))
+    base = log(costs.steps(sequences))
+    drafting_s = costs.drafting(sum(one.read for one in draftees))
+    next_s = costs.drafting(len(draftees))
     best, best_value, value = 0, 0.0, 0.0
     for length in range(1, min(min(len(one.gains) for one in draftees), most // len(draftees)) + 1):
         value += sum(one.gains[length - 1] for one in draftees)
-        seconds = costs.steps.seconds(sequences + length * len(draftees)) + drafting_s
+        seconds = costs.steps(sequences + length * len(draftees)) + drafting_s
         total = value - sequences * (log(seconds) - base)
         if total > best_value:
             best, best_value = length, total

@@ -68,6 +68,13 @@ async def shown(session: ClientSession, running: Cluster) -> list[list[str]]:
         return [[one["name"] for one in shard["adapters"]] for shard in (await response.json())["shards"]]
 
 
+async def counted(session: ClientSession, running: Cluster) -> tuple[int, int]:
+    """The limit and the number of loaded adapters."""
+    async with session.get(f"{running.url}/info") as response:
+        answer = await response.json()
+        return answer["max_loras"], answer["loaded_loras"]
+
+
 async def listed(session: ClientSession, running: Cluster) -> dict[str, str | None]:
     async with session.get(f"{running.url}/v1/models") as response:
         return {model["id"]: model["parent"] for model in (await response.json())["data"]}
@@ -122,10 +129,12 @@ async def test_running_requests_end_before_an_adapter_is_freed(folder: Path) -> 
         assert await unload(session, running, "a") == 200
         assert await completed(session, running, "a") == (404, "model_not_found")
         assert await shown(session, running) == [["a"]]
+        assert await counted(session, running) == (8, 1)
         may_step.set()
         text = expected_text(PROMPT, 60, key_of("a", folder / "a.gguf"))
         assert await running_request == (200, text)
         await eventually(lambda: shown(session, running), "it is freed", lambda found: found == [[]])
+        assert await counted(session, running) == (8, 0)
 
 
 async def test_shards_that_join_or_start_again_have_the_adapters(folder: Path) -> None:
@@ -169,7 +178,9 @@ async def test_what_one_shard_cannot_load_none_serves(folder: Path) -> None:
         assert "scale must be from -1000 to 1000. Given: 1e+09" in answer
         assert await listed(session, running) == {"toy": None}
         assert [(await load(session, running, name, "a.gguf"))[0] for name in ("x", "y", "z")] == [200, 200, 400]
+        assert await counted(session, running) == (2, 2)
     async with cluster(ClusterConfig()) as running, ClientSession() as session:
         status, answer = await load(session, running, "x", "a.gguf")
         assert status == 400
         assert "adapters may not be loaded here: the shard runs without --lora-dir" in answer
+        assert await counted(session, running) == (0, 0)

@@ -118,6 +118,8 @@ def _bases(shard: RunningShard) -> dict[str, Message]:
         "ListRuns": shard_pb2.ListRunsRequest(),
         "FetchRuns": shard_pb2.FetchRunsRequest(),
         "ReadRun": shard_pb2.ReadRunRequest(key=key),
+        "LoadAdapter": shard_pb2.LoadAdapterRequest(epoch=shard.epoch, name="a", path="a.gguf", scale=1.0),
+        "UnloadAdapter": shard_pb2.UnloadAdapterRequest(epoch=shard.epoch, key="a"),
         "SetLayout": shard_pb2.SetLayoutRequest(header=header, kv_layout=shard_pb2.KV_LAYOUT_SPLIT),
         "CompileConstraint": shard_pb2.CompileConstraintRequest(constraint=types_pb2.Constraint(regex="[a-z]+")),
         "Embed": shard_pb2.EmbedRequest(token_ids=[1, 2], counts=[2]),
@@ -129,6 +131,13 @@ def _bases(shard: RunningShard) -> dict[str, Message]:
         "Lease": shard_pb2.LeaseRequest(router_id="test", epoch=shard.epoch, ttl_ms=600_000),
         "Drain": shard_pb2.DrainRequest(epoch=shard.epoch),
     }
+
+
+def _set_epoch(request: Any, epoch: int) -> None:
+    """Let a request be one of the lease that it is made under, if it says which."""
+    holder = request.header if hasattr(request, "header") else request
+    if hasattr(holder, "epoch"):
+        holder.epoch = epoch
 
 
 async def _begin(shard: RunningShard) -> None:
@@ -176,14 +185,12 @@ async def test_odd_messages_are_refused_and_change_nothing(tmp_path: Path) -> No
         for method in sorted(methods - _LAST):
             await _begin(shard)
             for name, message in odd_messages(_bases(shard)[method]):
-                # The header has the epoch of the lease that this request is made under.
-                if hasattr(message, "header") and not name.startswith(("header:", "header.epoch:")):
-                    message.header.epoch = shard.epoch + 1
+                if not name.startswith(("header:", "header.epoch:", "epoch:")):
+                    _set_epoch(message, shard.epoch + 1)
                 await _try(shard, method, name, message.SerializeToString(), wrong)
                 tried += 1
             whole: Any = _bases(shard)[method]
-            if hasattr(whole, "header"):
-                whole.header.epoch = shard.epoch + 1
+            _set_epoch(whole, shard.epoch + 1)
             await _try(shard, method, "an unknown field", whole.SerializeToString() + b"\xfa\x7f\x03abc", wrong)
             assert await _computes(shard), method
         for method in sorted(_LAST):

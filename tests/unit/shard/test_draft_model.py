@@ -212,6 +212,9 @@ class FixedCosts(StepCosts):
     def observe(self, tokens: int, seconds: float) -> None:
         """Learn nothing."""
 
+    def observe_change(self, tokens: int, seconds: float) -> None:
+        """Learn nothing."""
+
     def knows(self, tokens: int) -> bool:
         return True
 
@@ -229,9 +232,13 @@ def decide(draft_model: ToyDraftModel, seconds: Callable[[int], float]) -> Engin
     drafting = Drafting()
     drafting._costs = FixedCosts(flat)
     driver = EngineDriver(ToyBackend(draft_model=draft_model), drafting=drafting)
-    drafter = driver.engine._pool._drafter
+    drafter, model = driver.engine._pool._drafter, drafting._model
     assert drafter is not None
+    assert model is not None
     drafter.costs = FixedCosts(seconds)
+    # Nothing is tried that does not seem to pay.
+    model._savings.seconds = 0.0
+    model._tries._numbers |= set(range(9))
     return driver
 
 
@@ -263,12 +270,11 @@ def test_a_model_that_does_not_pay_is_tried_in_a_small_part_of_the_time() -> Non
     driver.prefill(drafted(0, toy_prompt("a b"), 8, max_new=200))
     model = driver.engine._drafting._model
     assert model is not None
-    model._saved_s = 0.0
     drafts: list[Draft | None] = [None]
     # 0.5 % of 3.9 s are less than the 20 ms of a try, and of 4.1 s more.
     for seconds, tried in ((3.9, 0), (0.2, 2)):
-        model.start_step()
-        model.end_step(seconds)
+        model.start_step(1, None)
+        model.end_step(seconds, sequences=1, tokens=1, new=1)
         # It is not thought of in each step.
         for _ in range(10):
             model.add(drafts, [Draftable(driver.engine._pool.held[0], 4)], 4, equal=False)

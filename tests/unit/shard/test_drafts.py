@@ -85,32 +85,32 @@ def test_each_further_token_gains_less() -> None:
 
 @pytest.mark.parametrize(("probability", "length"), [(0.5, 0), (0.6, 1), (0.95, 4)])
 def test_a_lone_sequence_on_a_processor(probability: float, length: int) -> None:
-    (best,) = best_lengths([sure(probability)], 8, costs_of(cpu))
+    (best,) = best_lengths([sure(probability)], 8, costs_of(cpu).seconds)
     assert abs(best - length) <= 1
     assert (best == 0) == (length == 0)
 
 
 def test_many_sequences_on_a_processor_have_no_drafts() -> None:
-    assert best_lengths([sure(0.9)] * 8, 16, costs_of(cpu)) == [0] * 8
+    assert best_lengths([sure(0.9)] * 8, 16, costs_of(cpu).seconds) == [0] * 8
 
 
 def test_one_that_copies_is_not_fed_at_the_cost_of_its_neighbours() -> None:
-    lengths = best_lengths([sure(0.95), [], [], []], 8, costs_of(cpu))
+    lengths = best_lengths([sure(0.95), [], [], []], 8, costs_of(cpu).seconds)
     assert lengths in ([0, 0, 0, 0], [1, 0, 0, 0])
-    flat = best_lengths([sure(0.95), [], [], []], 8, costs_of(lambda tokens: 0.01 + 0.00001 * tokens))
+    flat = best_lengths([sure(0.95), [], [], []], 8, costs_of(lambda tokens: 0.01 + 0.00001 * tokens).seconds)
     assert flat == [8, 0, 0, 0]
 
 
 def test_a_step_stays_below_the_next_kernel_or_goes_far_beyond_it() -> None:
-    assert best_lengths([sure(0.9, 16)], 16, costs_of(gpu)) == [7]
-    assert sum(best_lengths([sure(0.99, 16)] * 2, 32, costs_of(gpu))) == 6
+    assert best_lengths([sure(0.9, 16)], 16, costs_of(gpu).seconds) == [7]
+    assert sum(best_lengths([sure(0.99, 16)] * 2, 32, costs_of(gpu).seconds)) == 6
 
 
 def test_the_draft_tokens_that_gain_most_come_first() -> None:
     free = costs_of(lambda _: 0.01)
-    assert best_lengths([sure(0.2), sure(0.95)], 3, free) == [0, 3]
+    assert best_lengths([sure(0.2), sure(0.95)], 3, free.seconds) == [0, 3]
     # A third token of the second sequence gains less than the first of the other.
-    assert best_lengths([sure(0.5), sure(0.95)], 3, free) == [1, 2]
+    assert best_lengths([sure(0.5), sure(0.95)], 3, free.seconds) == [1, 2]
 
 
 def test_what_is_seen_of_a_sequence_outweighs_what_is_seen_of_all() -> None:

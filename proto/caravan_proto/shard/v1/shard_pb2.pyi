@@ -605,6 +605,7 @@ class Limits(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     EMBED_TOKENS_AT_ONCE_FIELD_NUMBER: _builtins.int
+    MAX_ADAPTERS_FIELD_NUMBER: _builtins.int
     max_sequences: _builtins.int
     """0: the model can do nothing but Embed, and has no cells."""
     max_batch_tokens: _builtins.int
@@ -631,6 +632,8 @@ class Limits(_message.Message):
     """Most draft tokens in one step; 0 where the memory of a sequence cannot be cut back."""
     embed_tokens_at_once: _builtins.int
     """Tokens of all texts that Embed computes at the same time, while nothing generates."""
+    max_adapters: _builtins.int
+    """Most adapters that LoadAdapter may have loaded at a time; 0 if it may load none."""
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayoutLimits]:
         """The layouts that the cache can have; the first is the current one."""
@@ -655,10 +658,11 @@ class Limits(_message.Message):
         ranks: _builtins.bool = ...,
         max_draft_tokens: _builtins.int = ...,
         embed_tokens_at_once: _builtins.int = ...,
+        max_adapters: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["saved_capacity", b"saved_capacity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embed_tokens_at_once", b"embed_tokens_at_once", "embedding_size", b"embedding_size", "layouts", b"layouts", "max_batch_tokens", b"max_batch_tokens", "max_draft_tokens", b"max_draft_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "ranks", b"ranks", "run_fingerprint", b"run_fingerprint", "saved_capacity", b"saved_capacity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embed_tokens_at_once", b"embed_tokens_at_once", "embedding_size", b"embedding_size", "layouts", b"layouts", "max_adapters", b"max_adapters", "max_batch_tokens", b"max_batch_tokens", "max_draft_tokens", b"max_draft_tokens", "max_embed_tokens", b"max_embed_tokens", "max_prompt_logprob_tokens", b"max_prompt_logprob_tokens", "max_sequences", b"max_sequences", "max_tokenize_bytes", b"max_tokenize_bytes", "max_top_n_tokens", b"max_top_n_tokens", "ranks", b"ranks", "run_fingerprint", b"run_fingerprint", "saved_capacity", b"saved_capacity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

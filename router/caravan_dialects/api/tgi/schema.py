@@ -168,7 +168,9 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 
     The model is the one that the header X-Model names, or the default. ``models`` has the names of all, the default
     first. ``draft_model``: the name of the model's draft model, if it has one. ``request_defaults``: what requests
-    of other APIs get that do not say it, as the model's file or the operator has it.
+    of other APIs get that do not say it, as the model's file or the operator has it. ``max_loras``: most adapters that
+    may be loaded at a time while shards run, 0 without ``--lora-dir``. ``loaded_loras``: how many are, with those whose
+    last requests run.
     """
 
     model_id: str
@@ -194,3 +196,5 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     models: list[str]
     draft_model: str | None
     request_defaults: dict[str, float]
+    max_loras: int
+    loaded_loras: int

@@ -19,7 +19,7 @@ from caravan_dialects.api.anthropic.batches import (
     result_line,
 )
 from caravan_dialects.api.anthropic.errors import ANTHROPIC
-from caravan_dialects.api.errors import BatchEndedError, FileRoomError, UnknownEntryError
+from caravan_dialects.api.errors import BatchEndedError, UnknownEntryError
 from caravan_dialects.api.generation.checks import check_range
 from caravan_dialects.api.generation.rules import unsupported_field_error
 from caravan_dialects.api.paging import page_size
@@ -73,24 +73,18 @@ async def create_message_batch(request: web.Request, body: MessageBatchRequest) 
             created=now,
             expires=now + store.settings.life_s,
         )
-        kept = await store.keep(upload, file)
-    if not isinstance(kept, StoredFile):
-        raise FileRoomError(kept)
-    batch = Batch(
-        id=batch_id or new_id("msgbatch"),
-        owner=owner,
-        endpoint=MESSAGES,
-        input_file=file.id,
-        window=f"{_WINDOW_H}h",
-        created=now,
-        deadline=now + _WINDOW_H * 3600,
-        total=len(body.requests),
-        anthropic=True,
-    )
-    begun, counts = await request.app[RUNNING_BATCHES].add(batch)
-    if begun.input_file != file.id:
-        # An equal request was faster.
-        await store.delete_file(owner, file.id)
+        batch = Batch(
+            id=batch_id or new_id("msgbatch"),
+            owner=owner,
+            endpoint=MESSAGES,
+            input_file=file.id,
+            window=f"{_WINDOW_H}h",
+            created=now,
+            deadline=now + _WINDOW_H * 3600,
+            total=len(body.requests),
+            anthropic=True,
+        )
+        begun, counts = await request.app[RUNNING_BATCHES].add_with_file(batch, upload, file)
     return json_reply(_shown(request, begun, counts))
 
 

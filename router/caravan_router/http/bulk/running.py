@@ -15,13 +15,15 @@ from aiohttp import web
 from caravan_dialects.api.error_table import kind_of
 from caravan_dialects.api.errors import (
     BudgetError,
+    FileRoomError,
     InvalidKeyError,
     RepeatedRequestError,
     RequestError,
     UnknownModelError,
 )
+from caravan_dialects.bulk.file_table import Upload
 from caravan_dialects.bulk.lines import CheckedLines, checked_lines, read_line
-from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, LineError
+from caravan_dialects.bulk.records import Answered, AnswerKind, Batch, BatchStatus, Counts, Line, LineError, StoredFile
 from caravan_dialects.bulk.store import BulkStore, Tables
 from caravan_dialects.conversations.nodes import new_id
 from caravan_dialects.conversations.store import StoreError
@@ -140,8 +142,25 @@ class RunningBatches:
         # What is stored is begun, also if its client leaves meanwhile.
         return await asyncio.shield(self._add(batch))
 
+    async def add_with_file(self, batch: Batch, upload: Upload, file: StoredFile) -> tuple[Batch, Counts]:
+        """Do what `add` does with a batch that is stored together with its input ``file``, an upload.
+
+        Raises StoreError, RepeatedRequestError, FileRoomError.
+        """
+        return await asyncio.shield(self._add_with_file(batch, upload, file))
+
+    async def _add_with_file(self, batch: Batch, upload: Upload, file: StoredFile) -> tuple[Batch, Counts]:
+        limit = self._store.settings.max_bytes
+        added = await self._store.call(lambda tables: tables.add_batch_of(upload, file, batch, limit))
+        if isinstance(added, int):
+            raise FileRoomError(added)
+        return await self._begun(batch, is_new=added is not None)
+
     async def _add(self, batch: Batch) -> tuple[Batch, Counts]:
-        if await self._store.add_batch(batch):
+        return await self._begun(batch, is_new=await self._store.add_batch(batch))
+
+    async def _begun(self, batch: Batch, *, is_new: bool) -> tuple[Batch, Counts]:
+        if is_new:
             self._begin(batch)
             return batch, Counts()
         # Its client has begun it twice at the same time.

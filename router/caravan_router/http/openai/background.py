@@ -233,7 +233,7 @@ class BackgroundResponses:
                     raise InvalidKeyError
                 before = BegunBefore(items=tuple(record.items), position=job.position)
                 turn = await held.enter_async_context(
-                    begun_turn(state.store, self._app[RUNNING], job.owner, record.body, extends=True, before=before)
+                    begun_turn(state.store, self._app[RUNNING], job.owner, record.body, extends=False, before=before)
                 )
                 life_s = state.limits.background_life_s
                 asked = AskedBackground(
@@ -309,6 +309,7 @@ class BackgroundResponses:
     async def _prepare(self, job: _BackgroundJob) -> None:
         """Make the answer of a job, after what is stored. Raises EngineError, RequestError, StoreError."""
         state = self._app[STATE]
+        await job.asked.extend(self._app[RUNNING])
         TEXT_SENDER.set(TextSender(tenant=job.client.key.tenant))
         sender = Sender(key=job.client.key, headers={}, request_id=job.progress.request_id)
         context = await sender_context(state, sender, job.name)

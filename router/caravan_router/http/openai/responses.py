@@ -203,7 +203,7 @@ async def _now(request: web.Request, owner: str, response_id: str) -> web.Stream
     running = request.app[RUNNING].find(owner, response_id)
     if running is None:
         raise UnknownEntryError("response", response_id)
-    return json_reply(running.progress.response())
+    return json_reply(running.response())
 
 
 async def _is_stored(request: web.Request, response_id: str) -> bool:
@@ -278,7 +278,7 @@ async def cancel_response(request: web.Request) -> web.StreamResponse:
         if (status := msgspec.json.decode(stored, type=_Ended).status) != "cancelled":
             raise ResponseEndedError(status)
         return web.Response(body=stored, content_type="application/json")
-    return json_reply(running.progress.response())
+    return json_reply(running.response())
 
 
 async def _cancelled(request: web.Request, owner: str, response_id: str) -> RunningResponse | None:

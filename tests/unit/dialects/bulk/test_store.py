@@ -54,6 +54,18 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith("bulk.sqlite")}
 
 
+def test_a_batch_and_its_input_file_are_added_together_or_not_at_all(tables: Tables) -> None:
+    first, second, third = uploaded(tables, 50), uploaded(tables, 10), uploaded(tables, 50)
+    assert tables.add_batch_of(first, file("file", 50), BATCH, 1000) == file("file", 50)
+    assert tables.add_batch_of(second, file("again", 10), replace(BATCH, input_file="again"), 1000) is None
+    assert tables.add_batch_of(third, file("large", 50), replace(BATCH, id="other"), 60) == 0
+    for upload in (first, second, third):
+        upload.close()
+    assert names(tables.folder) == {"file"}
+    assert [one.id for one in tables.unfinished()] == ["batch"]
+    assert [tables.file("one", name) is not None for name in ("file", "again", "large")] == [True, False, False]
+
+
 def test_uploads_that_fit_alone_do_not_fit_together(tables: Tables) -> None:
     first, second = uploaded(tables, 50), uploaded(tables, 50)
     assert tables.keep_upload(first, file("first", 50), 100) == file("first", 50)

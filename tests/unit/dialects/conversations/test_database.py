@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Protocol
@@ -224,6 +225,17 @@ def test_two_routers_may_have_it_open(place: Place) -> None:
     assert not first.commit("a", Transaction(head=head("c"), expected=at("r1")), NOW)
     first.close()
     second.close()
+
+
+def test_who_moves_a_head_keeps_metadata_that_others_have_changed_meanwhile(memory: Opened) -> None:
+    database = memory()
+    database.commit("a", STARTED, NOW)
+    changed = replace(head("c", at("r1")), metadata={"a": "b"})
+    assert database.commit("a", Transaction(head=changed, expected=at("r1")), NOW)
+    used = database.used_bytes()
+    assert database.commit("a", Transaction(head=head("c", at("r1", 1)), expected=at("r1"), moves=True), NOW)
+    assert database.head("a", "c", NOW) == replace(changed, position=at("r1", 1))
+    assert database.used_bytes() == used
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from caravan_dialects.api.limits import Limits
+from caravan_dialects.api.openai.responses import background
 from caravan_dialects.conversations.nodes import START, Added, Job, Node, Position, Step, Transaction
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
 from caravan_dialects.sql.connection import Place
-from caravan_router.http.server.state import STATE
+from caravan_router.http.server.state import RUNNING, STATE
 from caravan_scheduler.core.errors import DeadlineError, GenerationError, NoShardError
 from caravan_testing.http_server import Service, keys, named_events, serving
 from caravan_testing.scripted_engine import Pause, WordEngine, word
@@ -472,3 +474,51 @@ async def test_a_response_goes_on_from_where_it_began_though_its_conversation_ha
     assert now is not None
     assert now[0].position == Position(node="n", items=1)
     await store.close()
+
+
+@pytest.mark.parametrize("end", ["completed", "cancelled", "failed"])
+async def test_a_response_that_goes_on_waits_for_its_conversation(
+    place: Place, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if end == "failed":
+        monkeypatch.setattr(background, "deadline_of", lambda *_: time.time())
+    other = engine("a", "b")
+    steps = list(other.script(None))  # type: ignore[arg-type]  # it is not read
+    other.script = lambda spec: steps if spec.continued else [Pause(), GenerationError("broken")]
+    async with AsyncExitStack() as first_runs, AsyncExitStack() as stack:
+        first = await first_runs.enter_async_context(
+            serving(paused("a", "b", after=1), store=Store(StoreSettings(place=place)))
+        )
+        conversation = (await first.reply("/v1/conversations", {}))["id"]
+        response_id = (await begun(first, conversation=conversation))["id"]
+        await until_shown(first, response_id, 5)
+        second = await stack.enter_async_context(serving(other, store=Store(StoreSettings(place=place))))
+        stack.callback(other.resume.set)
+        turn = asyncio.create_task(second.post(PATH, {"input": "Hi", "conversation": conversation}))
+        await eventually(lambda: other.streams, "a turn extends it at the second server")
+        await first_runs.aclose()
+        await eventually(
+            lambda: found(second, response_id),
+            "the second server has the response",
+            lambda one: one["status"] != "in_progress",
+        )
+        if end == "cancelled":
+            cancelled = await second.reply(f"{PATH}/{response_id}/cancel", None)
+            assert cancelled["status"] == "cancelled"
+        elif end == "failed":
+            failed = await ended(second, response_id)
+            assert (failed["status"], failed["error"]["code"]) == ("failed", "conversation_busy")
+        else:
+            assert (await found(second, response_id))["status"] == "queued"
+        assert len(other.streams) == 1
+        other.resume.set()
+        assert (await turn).status == 424
+        whole = await ended(second, response_id)
+        assert whole["status"] == end
+        if end == "completed":
+            assert whole["output"][0]["content"][0]["text"] == "ab"
+        async with second.client.get(f"/v1/conversations/{conversation}/items") as response:
+            items = (await response.json())["data"]
+        assert [item["role"] for item in items] == (["assistant", "user"] if end == "completed" else [])
+        await eventually(second.is_idle, "everything released")
+        assert not second.app[RUNNING].is_busy

@@ -3,19 +3,23 @@
 import asyncio
 import json
 import os
+import threading
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import FormData
+from aiohttp import FormData, web
 
 from caravan_dialects.api.limits import Limits
+from caravan_dialects.bulk.file_table import Upload
 from caravan_dialects.bulk.store import BulkSettings, BulkStore
 from caravan_dialects.sql.connection import Place
-from caravan_router.http.bulk import batches, running
+from caravan_router.http.bulk import batches, message_batches, running
 from caravan_router.http.bulk import line as line_module
 from caravan_router.http.bulk.line import LineRequest
+from caravan_router.http.server.repeated import keyed_id
 from caravan_scheduler.core.errors import GenerationError, NoShardError
 from caravan_testing.http_server import Service, keys, serving
 from caravan_testing.scripted_engine import Pause, WordEngine
@@ -411,3 +415,37 @@ async def test_a_wrong_message_batch_is_refused(change: Any, word: str) -> None:
         response = await service.post("/v1/messages/batches", change)
         assert response.status == 400
         assert word in (await response.json())["error"]["message"]
+
+
+async def test_a_message_batch_whose_client_leaves_while_it_is_stored_has_its_file_and_no_other_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handlers, storing, may_store = list[asyncio.Task[Any]](), threading.Event(), threading.Event()
+    finish = Upload.finish
+
+    def noted(request: web.Request, prefix: str) -> str | None:
+        handler = asyncio.current_task()
+        assert handler is not None
+        handlers.append(handler)
+        return keyed_id(request, prefix)
+
+    def slow(upload: Upload) -> Path:
+        storing.set()
+        may_store.wait()
+        return finish(upload)
+
+    monkeypatch.setattr(message_batches, "keyed_id", noted)
+    monkeypatch.setattr(Upload, "finish", slow)
+    async with serving(engine()) as service, AsyncExitStack() as stack:
+        stack.callback(may_store.set)
+        client = asyncio.create_task(service.post("/v1/messages/batches", messages(1)))
+        await eventually(storing.is_set, "the batch is being stored")
+        client.cancel()
+        await eventually(handlers[0].cancelling, "its client has left")
+        may_store.set()
+        await asyncio.wait(handlers)
+        [batch] = (await found(service, "/v1/messages/batches"))["data"]
+        await ended_messages(service, batch["id"])
+        async with service.client.delete(f"/v1/messages/batches/{batch['id']}") as response:
+            assert response.status == 200
+        assert (await found(service, "/v1/files"))["data"] == []

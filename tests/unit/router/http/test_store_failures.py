@@ -2,15 +2,17 @@
 
 import asyncio
 import sqlite3
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from caravan_dialects.conversations.nodes import Transaction
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
 from caravan_testing.http_server import named_events, serving
 from caravan_testing.scripted_engine import WordEngine
+from caravan_testing.waiting import eventually
 
 CONVERSATION, RESPONSE = "/v1/conversations/conv_1", "/v1/responses/resp_1"
 
@@ -86,3 +88,41 @@ async def test_a_conversation_does_not_lose_a_turn_silently(monkeypatch: pytest.
         refused = await service.post("/v1/responses", {"input": "a", "conversation": conversation})
         assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
         assert (await refused.json())["error"]["code"] == "not_stored"
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_a_response_is_in_progress_until_the_store_has_its_end(
+    background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, storing, decided = Store.commit, list[str](), asyncio.Event()
+
+    async def refuse_nodes(store: Store, owner: str, transaction: Transaction) -> bool:
+        if transaction.node is None:
+            return await commit(store, owner, transaction)
+        storing.append(transaction.node.id)
+        await decided.wait()
+        raise StoreError
+
+    async with serving(WordEngine()) as service, AsyncExitStack() as ending:
+        ending.callback(decided.set)
+
+        async def found(status: int = 200) -> Any:
+            async with service.client.get(f"/v1/responses/{storing[0]}") as response:
+                assert response.status == status, await response.text()
+                return await response.json()
+
+        conversation = (await service.reply("/v1/conversations", {}))["id"]
+        monkeypatch.setattr(Store, "commit", refuse_nodes)
+        body = {"input": "a", "conversation": conversation, "background": background}
+        asked = asyncio.create_task(service.post("/v1/responses", body))
+        await eventually(lambda: storing, "it is being stored")
+        shown = await found()
+        assert (shown["status"], shown["usage"], shown["completed_at"]) == ("in_progress", None, None)
+        assert shown["output"][0]["content"][0]["text"] == "Hello you"
+        decided.set()
+        assert (await asked).status == (200 if background else 503)
+        if background:
+            failed = await eventually(found, "it ends", lambda one: one["status"] != "in_progress")
+            assert (failed["status"], failed["error"]["code"]) == ("failed", "not_stored")
+        else:
+            await found(404)

@@ -4,6 +4,7 @@ Every event is a function of the tokens so far. So a router that finds the token
 same events again, throws them away, and goes on with the next token.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from caravan_dialects.api.errors import BackgroundLimitError, RepeatedRequestError
+from caravan_dialects.api.errors import BackgroundLimitError, ConversationBusyError, RepeatedRequestError
 from caravan_dialects.api.generation.comparison import RememberedRequests
 from caravan_dialects.api.generation.context import Context
 from caravan_dialects.api.generation.run import SavedRun
@@ -27,7 +28,7 @@ from caravan_dialects.api.openai.responses.reply import (
     new_response,
 )
 from caravan_dialects.api.openai.responses.rules import background_needs_store_error, needs_background_error
-from caravan_dialects.api.openai.responses.running import RunningResponse
+from caravan_dialects.api.openai.responses.running import RunningResponse, RunningResponses
 from caravan_dialects.api.openai.responses.schema import ResponseObject, ResponseRequest
 from caravan_dialects.api.openai.responses.tool_loop import LoopState, within
 from caravan_dialects.api.openai.responses.tools import offered_tools
@@ -202,6 +203,7 @@ class BackgroundAnswer(ResponseAnswer):
 
     async def _finish(self) -> None:
         self._partial.start()
+        self._running.note_end()
         self._complete()
         self._partial.announce_end()
         await self._storing.end(self._turn, self.node())
@@ -271,11 +273,15 @@ def _decided(body: ResponseRequest, model: str, chat: ValidChat) -> ResponseRequ
 
 @dataclass(slots=True)
 class _Basis:
-    """How long a response may take, what is needed to continue it once its request is valid, and its first part."""
+    """How long a response may take, what is needed to continue it once its request is valid, and its first part.
+
+    ``extends``: whether others are kept from changing the conversation that it extends, if there is one.
+    """
 
     life_s: float
     record: JobRecord | None
     saved: Saved = Saved()
+    extends: bool = False
 
 
 class AskedBackground(AskedResponse):
@@ -296,7 +302,7 @@ class AskedBackground(AskedResponse):
         Raises ValidationError.
         """
         super().__init__(body, turn, remembered, head or new_response(body, turn))
-        self._basis = _Basis(life_s, record)
+        self._basis = _Basis(life_s, record, extends=record is None)
         self.running.begin(self)
 
     @property
@@ -321,6 +327,21 @@ class AskedBackground(AskedResponse):
         """Begin anew, after what is ``saved``."""
         self._begin_anew("queued")
         self._basis.saved = saved
+
+    async def extend(self, running: RunningResponses) -> None:
+        """Keep others from changing the conversation that a response extends which goes on. Wait while others do.
+
+        Raises ConversationBusyError at the response's deadline.
+        """
+        head = self._turn.head
+        if head is None or self._basis.extends:
+            return
+        try:
+            async with asyncio.timeout(self.record.deadline - time.time()):
+                self._turn.held.enter_context(await running.extending_next(self._turn.owner, head.id))
+        except TimeoutError:
+            raise ConversationBusyError from None
+        self._basis.extends = True
 
     async def validate(self, context: Context) -> BackgroundAnswer:
         before = self._basis.record
@@ -356,6 +377,7 @@ class AskedBackground(AskedResponse):
 
         ``following``: number of its next event.
         """
+        self.running.note_end()
         return _end_of(self._partial, error, following)
 
 

@@ -368,6 +368,7 @@ class ResponseAnswer(Answer):
 
     async def _finish(self) -> None:
         """Complete the response and store it, before its client hears of its end and continues it."""
+        self._running.note_end()
         self._complete()
         if self._partial.head.store:
             await self._store(self._partial.head)

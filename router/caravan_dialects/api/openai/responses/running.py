@@ -1,10 +1,13 @@
 """The responses that are under way: others may read, cancel and fork them, and no two extend one conversation."""
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from caravan_dialects.api.errors import ConversationBusyError
 from caravan_dialects.api.openai.responses.schema import ResponseObject
@@ -15,7 +18,7 @@ class Progress(Protocol):
     """A response as far as it has come."""
 
     def response(self) -> ResponseObject:
-        """Return the response as clients see it."""
+        """Return the response, with its end as soon as it is computed."""
         ...
 
     def node(self) -> Node:
@@ -38,6 +41,8 @@ class RunningResponse:
     steered: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _progress: Progress | None = None
+    # As it was before it got an end that is not stored yet.
+    _before_end: ResponseObject | None = None
     _scope: asyncio.Timeout | None = None
 
     @property
@@ -54,6 +59,17 @@ class RunningResponse:
     def begin(self, progress: Progress) -> None:
         """Note that the request is valid."""
         self._progress = progress
+
+    def response(self) -> ResponseObject:
+        """Return the response as clients see it: with its end once that is stored, since the store may refuse it."""
+        if self._before_end is None or self.ended.is_set():
+            return self.progress.response()
+        return self._before_end
+
+    def note_end(self) -> None:
+        """Note that the response gets its end, which is to be stored."""
+        shown = self.response()
+        self._before_end = msgspec.structs.replace(shown, output=[*shown.output])
 
     def cancel(self) -> None:
         """End the work of `unless_stopped`, also if it has not begun yet."""
@@ -90,7 +106,8 @@ class RunningResponses:
 
     def __init__(self) -> None:
         self._responses: dict[str, RunningResponse] = {}
-        self._busy: set[tuple[str, str]] = set()
+        # Who waits for a conversation that is being extended or changed.
+        self._busy: dict[tuple[str, str], deque[asyncio.Future[None]]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -102,11 +119,45 @@ class RunningResponses:
         """Keep others from extending or changing a conversation. Raises ConversationBusyError."""
         if (owner, conversation) in self._busy:
             raise ConversationBusyError
-        self._busy.add((owner, conversation))
+        self._busy[owner, conversation] = deque()
+        with self._extended(owner, conversation):
+            yield
+
+    async def extending_next(self, owner: str, conversation: str) -> AbstractContextManager[None]:
+        """Wait until nobody extends or changes a conversation. Return the block that keeps others from it.
+
+        It must be entered at once. Those who wait come one after the other, before anyone who does not wait.
+        """
+        waiting = self._busy.get((owner, conversation))
+        if waiting is None:
+            self._busy[owner, conversation] = deque()
+        else:
+            freed = asyncio.get_running_loop().create_future()
+            waiting.append(freed)
+            try:
+                await freed
+            except asyncio.CancelledError:
+                if not freed.cancelled():
+                    self._free(owner, conversation)
+                raise
+        return self._extended(owner, conversation)
+
+    @contextmanager
+    def _extended(self, owner: str, conversation: str) -> Iterator[None]:
         try:
             yield
         finally:
-            self._busy.discard((owner, conversation))
+            self._free(owner, conversation)
+
+    def _free(self, owner: str, conversation: str) -> None:
+        """Let the next one have a conversation."""
+        waiting = self._busy[owner, conversation]
+        while waiting:
+            freed = waiting.popleft()
+            if not freed.done():
+                freed.set_result(None)
+                return
+        del self._busy[owner, conversation]
 
     @contextmanager
     def listing(self, response: RunningResponse) -> Iterator[None]:

@@ -59,7 +59,8 @@ class Turn:
         if head is not None:
             moved = replace(head, position=Position(node=node.id, items=len(node.items)))
         expected = None if head is None else head.position
-        return await self.store.commit(self.owner, Transaction(node=node, head=moved, expected=expected, ended=ended))
+        transaction = Transaction(node=node, head=moved, expected=expected, moves=head is not None, ended=ended)
+        return await self.store.commit(self.owner, transaction)
 
     def keep(self, node: Node) -> None:
         """Let the connection, if there is one, continue the turn, which is not stored."""

@@ -60,7 +60,7 @@ async def change_items(request: web.Request, change: Change) -> tuple[Head, Sequ
         after = change(before)
         position, node = placed(chain, after)
         moved = replace(head, position=position)
-        await _commit(request, Transaction(node=node, head=moved, expected=head.position))
+        await _commit(request, Transaction(node=node, head=moved, expected=head.position, moves=True))
         return moved, before, after
 
 
