@@ -135,7 +135,8 @@ After events, for the shards that have changed and have nothing under way, or on
         its prefix is on its way:  it is passed over
         a busy shard has its prefix, and waiting for that costs less than computing it: it is deferred until then
         it has none, and is first: preempt lower priorities where that helps; then admit nobody else
-        it has none:               lower priorities wait too; others go before it at most `max_bypass` times
+        it has none:               lower priorities wait too; others go before it at most `max_bypass` times, which
+                                   do not count while cells are held against it
     for each shard that has changed or got a request:
                      send a Load for those that were saved; else a Prefill of chunks, with decodes riding; else a
                      Decode of many steps, which the next command cuts short; else a FilterBatch that only releases.

@@ -53,6 +53,11 @@ class Job:
         """The gaps of which the present one is."""
         return self.gaps_of_tools if self.calls_tools else self.gaps
 
+    @property
+    def may_return(self) -> bool:
+        """Whether its next request is expected at all."""
+        return self.gaps.may_return or self.gaps_of_tools.may_return
+
     def return_rate(self, away_s: float) -> float:
         """Return how soon the next request is expected: see `Gaps.return_rate`."""
         rate = self.gap.return_rate(away_s)

@@ -2,10 +2,17 @@
 
 A parked sequence is worth what its job's next request saves by it: the time to compute it again, for all that run on
 the shard, times the rate at which that request is expected (`Gaps.return_rate`). A request that waits loses a second
-per second, and may take the cells that are worth least, up to a price. All others are *held* against it, with room for
-the next turns of their jobs and of those that run, unless
+per second, and may take the cells that are worth least, up to a price. All others are *held* against it. A request that
+goes on from cells may take those of shorter sequences, whatever these are worth: otherwise two jobs that do not fit
+beside each other would cut each other back in turn, and compute again what they lost each time.
 
-1. the request is ahead of the job: by priority, between keys, or by service. A job is ahead of others of its key by
+A job starts only if it and all that are held or run have room for their next turns, and goes on only if longer ones
+have room for one. So few jobs run and seldom wait, rather than many that take each other's cells: the working
+set (Denning, "The working set model for program behavior", 1968). A request whose key has no jobs leaves no room.
+
+Nothing is held against a request, nor room left by it, if
+
+1. it is ahead of the job: by priority, between keys, or by service. A job is ahead of others of its key by
    `CREDIT` times the tokens that it has in cells. So it is served before others by at most that much more than fair
    share gives it, and nothing starves;
 2. the job has held cells, since its answer ended, for as long as computing them again costs. So a job that does not
@@ -24,6 +31,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from caravan_scheduler.gaps import EDGES_S
+from caravan_scheduler.job import ParkedSequence
 from caravan_scheduler.jobs.policy import PolicyInput
 from caravan_scheduler.lifetimes import Kept, within_shares
 from caravan_scheduler.sequence import Sequence
@@ -36,14 +44,15 @@ from caravan_scheduler.waiting.fair_share import OUTPUT_TOKEN
 # A token in cells counts like so many tokens of service.
 CREDIT = 4.0
 # Steps are short while a job is expected back at such a rate, in 1/s.
-_SOON_RATE = 0.1
-# What a second of waiting is worth. A request that goes on from cells also keeps these from others.
-_START_PRICE = 1.0
-_RETURN_PRICE = 10.0
+_SOON_RATE = 0.02
+# What a second of waiting is worth, and that of a request that takes cells for one answer only.
+_PRICE = 1.0
+_PASSING_PRICE = 2.0
 # Computing again delays all that run on the shard, but no more than so many are counted.
 _MOST_DELAYED = 8
-# A job starts if those that are there have room for so many more turns.
-_TURNS_AHEAD = 10
+# A job starts if it and those that are there have room for so many more turns, and goes on if longer ones have this.
+_TURNS_AHEAD = 15
+_TURN_BESIDE = 1.0
 # Lifetimes hold so much of the cells and ids of a shard.
 _ALIVE_SHARE = 0.5
 # A rate of return is looked up again after this share of the time for which the job has been away.
@@ -75,7 +84,8 @@ class ExpectedReturn:
     def __init__(self, given: PolicyInput) -> None:
         self._clock = given.clock
         self._shares = given.shares
-        self._has_refused = False
+        # How often anything was held against a request; and how often until `take_refusals`.
+        self.refusals = self._refusals_taken = 0
         # By shard, as long as that is there, with the time and what they depend on.
         self._known: WeakKeyDictionary[ShardAccount, tuple[tuple[float, int, int], dict[Resident, _Value]]] = (
             WeakKeyDictionary()
@@ -91,39 +101,59 @@ class ExpectedReturn:
     def held(self, shard: ShardAccount, sequence: Sequence) -> Held:
         """Return what ``sequence`` may not take of ``shard``."""
         values = self._values(shard)
-        alive = self._alive_beside(shard, sequence)
-        protected = [
-            one
-            for one, value in values.items()
-            if (value.is_kept or one in alive) and not self._may_take(sequence, one)
-        ]
-        if not protected:
+        held, taken = self._too_dear(shard, sequence)
+        growth = self._growth_ahead(shard, sequence, [one for one in held if values[one].is_kept])
+        if not held and not growth:
             return NOTHING_HELD
-        left, taken, held = (_START_PRICE if sequence.kept is None else _RETURN_PRICE), 0, []
-        for one in sorted(protected, key=lambda one: values[one].cell_worth):
-            value = values[one]
-            if one in alive:
-                held.append(one)
-                continue
-            if value.cell_worth * value.own <= left:
-                left -= value.cell_worth * value.own
-                continue
-            held.append(one)
-            taken += int(left / value.cell_worth)
-            left = 0.0
-        if not held:
-            return NOTHING_HELD
-        self._has_refused = True
+        self.refusals += 1
         for one in held:
             self._pay(shard, one)
         ids = frozenset(one.sequence_id for one in held)
         others = [one.sequence_id for one in shard.stays.parked.values() if one.sequence_id not in ids]
         cells = shard.cells.held - shard.cells.live - shard.cells.tree.own_cells(others) - taken
-        if sequence.kept is None:
-            coming = (one for one in held if values[one].is_kept)
-            growing = (one.sequence.job for one in (*coming, *shard.stays.residents.values()))
-            cells += round(_TURNS_AHEAD * sum(job.expected_growth for job in growing if job is not None))
-        return Held(max(0, cells), ids)
+        return Held(max(0, cells) + growth, ids)
+
+    def _too_dear(self, shard: ShardAccount, sequence: Sequence) -> tuple[list[Resident], int]:
+        """Return what ``sequence`` may not take all of, and how many cells of that it may take nevertheless."""
+        values, alive = self._values(shard), self._alive_beside(shard, sequence)
+        protected = [
+            one
+            for one, value in values.items()
+            if (value.is_kept or one in alive) and not self._may_take(sequence, one)
+        ]
+        left, taken, held = (_PRICE if _comes_back(sequence) else _PASSING_PRICE), 0, []
+        for one in sorted(protected, key=lambda one: values[one].cell_worth):
+            value = values[one]
+            if one in alive:
+                held.append(one)
+            elif _is_shorter(one, sequence.kept):
+                continue
+            elif value.cell_worth * value.own <= left:
+                left -= value.cell_worth * value.own
+            else:
+                held.append(one)
+                taken += int(left / value.cell_worth)
+                left = 0.0
+        return held, taken
+
+    def _growth_ahead(self, shard: ShardAccount, sequence: Sequence, held: list[Resident]) -> int:
+        """Return how many cells ``sequence`` leaves for the next turns of jobs, of those ``held`` and of running ones.
+
+        If it goes on from cells, that is a turn of longer ones. If it ends for good, it has gone by then.
+        """
+        job, source = sequence.job, sequence.kept
+        if job is None or not _comes_back(sequence):
+            return 0
+        running = [
+            one
+            for one in shard.stays.residents.values()
+            if not _is_shorter(one, source) and self._will_be_kept(shard, one) and not self._may_take(sequence, one)
+        ]
+        there = [one.sequence.job for one in (*held, *running)]
+        if not there:
+            return 0
+        growth = sum(job.expected_growth for job in there if job is not None)
+        return round(_TURN_BESIDE * growth if source is not None else _TURNS_AHEAD * (growth + job.expected_growth))
 
     def expects_return(self, shard: ShardAccount) -> bool:
         """Whether a request that continues something on ``shard`` is likely to come during a step."""
@@ -136,8 +166,9 @@ class ExpectedReturn:
 
     def take_refusals(self) -> bool:
         """Return whether anything was held against a request since the last call."""
-        refused, self._has_refused = self._has_refused, False
-        return refused
+        are_new = self.refusals > self._refusals_taken
+        self._refusals_taken = self.refusals
+        return are_new
 
     def _values(self, shard: ShardAccount) -> dict[Resident, _Value]:
         """Return what the parked sequences of ``shard`` are worth. Many requests ask for that at one time."""
@@ -176,8 +207,8 @@ class ExpectedReturn:
         rate = self._rate(resident)
         if not rate:
             return _Value(0.0, own, is_kept=False, is_alive=is_alive)
-        saved_s = self._saved_s(shard, resident, own)
-        is_kept = resident.is_awaited or (rate * saved_s >= _START_PRICE and resident.hold.held_s <= saved_s)
+        saved_s = self._saved_s(shard, resident, range(resident.computed - own, resident.computed))
+        is_kept = resident.is_awaited or (rate * saved_s >= _PRICE and resident.hold.held_s <= saved_s)
         return _Value(rate * saved_s / max(1, own), own, is_kept, is_alive)
 
     def _may_take(self, sequence: Sequence, resident: Resident) -> bool:
@@ -198,6 +229,16 @@ class ExpectedReturn:
         own, theirs = sequence.job, resident.sequence.job
         return own is not None and theirs is not None and own.service < theirs.service - credit
 
+    def _will_be_kept(self, shard: ShardAccount, resident: Resident) -> bool:
+        """Whether ``resident``, which runs, is worth being held against others once it has ended."""
+        job, hold = resident.sequence.job, resident.hold
+        if job is None or not job.expected_growth:
+            return False
+        if hold.looked_s < 0:
+            hold.return_rate, hold.looked_s = job.return_rate(0.0), self._clock.now_s
+        cells = range(max(resident.computed, resident.target))
+        return hold.return_rate * self._saved_s(shard, resident, cells) >= _PRICE
+
     def _rate(self, resident: Resident) -> float:
         """Return how soon the job of ``resident`` is expected back, in 1/s."""
         job, now_s = resident.sequence.job, self._clock.now_s
@@ -210,15 +251,15 @@ class ExpectedReturn:
             hold.return_rate, hold.looked_s = job.return_rate(away_s), now_s
         return hold.return_rate
 
-    def _saved_s(self, shard: ShardAccount, resident: Resident, own: int) -> float:
-        """Return what it costs all requests of ``shard`` to compute or load ``own`` cells again, in seconds.
+    def _saved_s(self, shard: ShardAccount, resident: Resident, own: range) -> float:
+        """Return what it costs all requests of ``shard`` to compute or load its ``own`` positions again, in seconds.
 
         Where saving them costs others their saved cells, as much as that has to be computed again.
         """
-        seconds = shard.costs.recompute_s(resident.computed - own, resident.computed)
-        if shard.saves.are_possible and (resident.is_expendable or shard.runs.has_room(own, EDGES_S[-1])):
+        seconds = shard.costs.recompute_s(own.start, own.stop)
+        if shard.saves.are_possible and (resident.is_expendable or shard.runs.has_room(len(own), EDGES_S[-1])):
             copies = 1 if resident.is_expendable else 2
-            seconds = min(seconds, LOAD_S + copies * copy_s(shard, own))
+            seconds = min(seconds, LOAD_S + copies * copy_s(shard, len(own)))
         return seconds * min(_MOST_DELAYED, 1 + len(shard.stays.residents))
 
     def _pay(self, shard: ShardAccount, resident: Resident) -> None:
@@ -230,3 +271,17 @@ class ExpectedReturn:
             resident.hold.held_s += seconds
             if shard.costs.mean_step_s:
                 self._shares.charge(spec.tenant, spec.session, OUTPUT_TOKEN * seconds / shard.costs.mean_step_s)
+
+
+def _comes_back(sequence: Sequence) -> bool:
+    """Whether anything is known of its key by which its job goes on after ``sequence``."""
+    return sequence.job is not None and sequence.job.may_return
+
+
+def _is_shorter(resident: Resident, source: ParkedSequence | None) -> bool:
+    """Whether ``resident`` gives way to a request that goes on from ``source``, if it does.
+
+    The longest ones keep their cells, since most is lost with theirs. Else two that do not fit beside each other would
+    cut each other back in turn.
+    """
+    return source is not None and resident.computed < source.computed

@@ -102,7 +102,7 @@ class Admission:
                 place = NotNow.PREFIX_COMING
         if isinstance(place, NotNow):
             self._answers[request_id] = place
-            if place is NotNow.NO_ROOM:
+            if place is not NotNow.PREFIX_COMING:
                 self._blocked = max(self._blocked, sequence.spec.priority)
         return place
 
@@ -118,6 +118,7 @@ class Admission:
     def choose(self, sequence: Sequence) -> Place | NotNow:
         """Return where ``sequence`` starts. If it waits, note for what, so that nobody looks for it again."""
         index = self._index
+        refusals = self._state.policy.refusals
         answer, with_room, without_cells = choose(index, self.plans, sequence)
         self._without_cells.update(without_cells)
         if isinstance(answer, Place):
@@ -125,8 +126,13 @@ class Admission:
         self._with_room.add(with_room)
         match answer:
             case NoRoom():
-                index.open.refused.add(sequence.request_id)
-                return NotNow.NO_ROOM
+                refused = index.open.refused
+                if self._state.policy.refusals > refusals:
+                    refused[sequence.request_id] = NotNow.HELD
+                elif without_cells:
+                    refused[sequence.request_id] = NotNow.NO_ROOM
+                # Else no shard was asked that has changed since.
+                return refused.setdefault(sequence.request_id, NotNow.NO_ROOM)
             case EmptierShard(shard):
                 index.speeds.expected[shard.name] += 1
                 return NotNow.NO_ROOM

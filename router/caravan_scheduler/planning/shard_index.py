@@ -5,6 +5,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from caravan_scheduler.config import Clock
 from caravan_scheduler.output_lengths import OutputLengths
@@ -12,6 +13,9 @@ from caravan_scheduler.planning.prompts_under_way import PrefixIndex, PromptsUnd
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
 from caravan_scheduler.shard.ledger import ShardLedger
+
+if TYPE_CHECKING:
+    from caravan_scheduler.waiting.queue import NotNow
 
 # The cost of sharing a shard with one more sequence, in prompt tokens that could be computed in that time.
 _TOKENS_PER_RESIDENT = 64
@@ -80,13 +84,13 @@ class OpenShards:
     """A shard is *open* if it can take a command and has a sequence id; ``by_name`` has those.
 
     One that had no cells for requests is among ``without_cells`` until it changes. It has residents, so it does change.
-    Until then it is asked for new requests only, not for the ``refused``, for which no shard had room.
+    Until then it is asked for new requests only, not for the ``refused``, for which no shard had room, by id.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, ShardLedger] = {}
         self.without_cells: set[str] = set()
-        self.refused: set[int] = set()
+        self.refused: dict[int, NotNow] = {}
         # Shards that changed so that a request may start there, by whether they can take a command.
         self.due: set[str] = set()
         self._due_later: set[str] = set()
@@ -253,12 +257,13 @@ class ShardIndex:
         self.open.due.clear()
         self.speeds.expected.clear()
         if anew:
-            for found in (self.open.without_cells, self.open.refused, self.prompts.awaited):
-                found.clear()
+            self.open.without_cells.clear()
+            self.open.refused.clear()
+            self.prompts.awaited.clear()
 
     def note_started(self, sequence: Sequence, shard: ShardAccount, *, is_full: bool) -> None:
         """Note that ``sequence`` starts on ``shard``. ``is_full``: the next step takes no more requests."""
-        self.open.refused.discard(sequence.request_id)
+        self.open.refused.pop(sequence.request_id, None)
         self.prompts.awaited.pop(sequence.request_id, None)
         self.update(shard.name, may_start=False)
         if is_full:

@@ -32,7 +32,9 @@ def much_shorter(shard: ShardAccount, config: SchedulerConfig, prefilling: list[
     found = []
     for one in prefilling[1:]:
         is_other = one.sequence.goes_on or one.sequence.spec.tenant.name != key
-        if one.priority == first.priority and _is_much_shorter(shard, config, left_of(one), left, is_other=is_other):
+        if one.priority >= first.sequence.spec.priority and _is_much_shorter(
+            shard, config, left_of(one), left, is_other=is_other
+        ):
             found.append(one)
     return sorted(found, key=left_of)
 

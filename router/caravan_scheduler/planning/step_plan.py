@@ -54,6 +54,8 @@ _POOL_BYTES = 16
 # A long prompt keeps this part of the steps that it shares with others, as a divisor, and beside requests that go on
 # from cells.
 _SHARE, _SHARE_BESIDE_RETURNS = 2, 4
+# While a return is expected, a step takes this part of the target at most, so that it hardly waits.
+_STEP_BEFORE_RETURN = 0.75
 # Parked sequences are evicted for this many steps of a Decode, not for all that it may run ahead.
 _CLEARED_STEPS = 16
 # The most steps of a Decode, however short they are.
@@ -177,7 +179,7 @@ class StepPlan:
         if is_bulk_step and (least_s := shard.costs.decode_s(max(1, count))):
             seconds = min(seconds, least_s + given.bulk_step_s)
         elif shard.expects_return:
-            seconds = min(seconds, given.config.target_itl_s)
+            seconds = min(seconds, _STEP_BEFORE_RETURN * given.config.target_itl_s)
         waited_s = 0.0 if shard.commands.in_flight else given.now - shard.commands.stepped_s
         step = step_after(given.config, seconds, riders=riders, waited_s=waited_s)
         self._budget = StepBudget(shard, given.config, step)
@@ -231,7 +233,7 @@ class StepPlan:
             return 0, 0
         place = max(range(len(self._chunks)), key=lambda one: left_of(self._chunks[one][0]))
         resident, tokens = self._chunks[place]
-        if (priority := self._priority(sequence)) < resident.priority:
+        if (priority := self._priority(sequence)) < resident.sequence.spec.priority:
             return place, 0
         is_first = priority > resident.priority or sequence.bypassed >= self._given.config.max_bypass
         if not (is_first or passes(self.shard, self._given.config, sequence, sequence.known_tokens - cached, resident)):
@@ -294,7 +296,7 @@ class StepPlan:
         if kept is None:
             return False
         held = self.shard.held_against(sequence)
-        if not held.ids:
+        if not held.ids and not held.cells:
             return self._forecast.has_room(sequence, match.live_length, kept)
         if not has_id_beside(self.shard, held.ids):
             return False

@@ -19,7 +19,12 @@ NOTHING_HELD = Held()
 
 
 class JobPolicy(Protocol):
-    """Decides for whom the cells of ended sequences are kept, and the order of the sessions of a key."""
+    """Decides for whom the cells of ended sequences are kept, and the order of the sessions of a key.
+
+    ``refusals`` grows whenever anything is held against a request.
+    """
+
+    refusals: int
 
     def in_order_of_eviction(self, shard: "ShardAccount", parked: "list[Resident]") -> "list[Resident]":
         """Return ``parked``, which are by last use, with the first to make way at the beginning."""

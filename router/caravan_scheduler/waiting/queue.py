@@ -44,6 +44,8 @@ class NotNow(Enum):
 
     # Nothing can take it. Requests after it may start first, at most `max_bypass` of them.
     NO_ROOM = "no_room"
+    # It waits for cells that are held for jobs, until the policy gives them up. Requests behind it may go first.
+    HELD = "held"
     # It waits for what a shard computes: its prefix, its media, or another request that may kill the shard. Requests
     # behind it may go first.
     PREFIX_COMING = "prefix_coming"
@@ -225,7 +227,7 @@ class WaitingQueue:
             place = place_for(sequence)
             if place is NotNow.NOBODY:
                 return None
-            if place is NotNow.PREFIX_COMING:
+            if place is NotNow.PREFIX_COMING or place is NotNow.HELD:
                 continue
             if place is not NotNow.NO_ROOM:
                 self.remove(sequence)

@@ -14,6 +14,8 @@ from caravan_scheduler.shard.resident import Resident
 class LeastRecentlyUsed:
     """What was used least recently makes way for any request. Sessions of a key share alike, as always."""
 
+    refusals = 0
+
     def __init__(self, given: PolicyInput) -> None:
         self._clock = given.clock
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from caravan_scheduler.config import Clock
+from caravan_scheduler.config import Clock, SchedulerConfig
 from caravan_scheduler.core.generation import Tenant
 from caravan_scheduler.events import ToolsCalled
 from caravan_scheduler.gaps import REQUEST_GUESS, SESSION_GUESS, Gaps
@@ -139,6 +139,40 @@ def test_what_fits_beside_starts_at_once() -> None:
     play = busy_play()
     play.ask(10, prompt_of(1000, seed=3))
     assert play.started_s[10] == play.fleet.now_s
+
+
+def test_others_pass_a_job_against_which_cells_are_held_as_often_as_they_like() -> None:
+    play = busy_play()
+    play.ask(10, prompt_of(3000, seed=3), session="other")
+    short = range(20, 20 + SchedulerConfig().max_bypass + 5)
+    for number in short:
+        play.ask(number, prompt_of(2, seed=number), output=1, tenant=Tenant(name="chat"))
+        play.pass_s(0.05)
+    assert 10 not in play.started_s
+    assert all(play.started_s[number] - play.asked_s[number] < 0.1 for number in short)
+    play.until_idle()
+    assert 10 in play.started_s
+
+
+def test_of_two_jobs_that_do_not_fit_beside_each_other_the_shorter_gives_way() -> None:
+    play = Play()
+    prompts = {"long": prompt_of(1700, seed=1), "short": prompt_of(1400, seed=2)}
+    for number in range(6):
+        name = ("long", "short")[number % 2]
+        play.ask(number, prompts[name], session=name)
+        play.until_idle()
+        play.fleet.handle([ToolsCalled(number)])
+        prompts[name] = grown(prompts[name])
+    long, short = (one.computed for one in play.shard.stays.parked.values())
+    play.ask(10, (*prompts["short"], *prompt_of(600, seed=5)), session="short")
+    assert 10 not in play.started_s
+    play.ask(11, (*prompts["long"], *prompt_of(600, seed=6)), session="long")
+    play.pass_s(0.1)
+    assert play.cached[11] == long
+    [given_way] = play.shard.stays.parked.values()
+    assert given_way.computed < short
+    play.until_idle()
+    assert 10 in play.started_s
 
 
 def test_for_unrelated_requests_what_was_used_least_recently_makes_way() -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from caravan_scheduler.config import SchedulerConfig
 from caravan_scheduler.core.generation import Tenant
+from caravan_scheduler.events import Submitted
 from caravan_testing.play import Play
-from caravan_testing.requests import prompt_of
+from caravan_testing.requests import prompt_of, request
 
 # Alone: 3,000 tokens take 30 s and 31 steps of a second.
 _LONG = prompt_of(3000)
@@ -99,3 +100,15 @@ def test_a_short_prompt_of_another_key_shares_even_the_end_of_a_long_one() -> No
     made.ask(2, prompt_of(2, seed=2), tenant=Tenant(name="other"))
     made.until_idle()
     assert made.tokens_s[2][0] <= made.tokens_s[1][0]
+
+
+def test_a_long_prompt_that_waited_long_shares_its_steps_like_any_other() -> None:
+    made = Play()
+    made.ask(100, prompt_of(200, seed=50))
+    made.until_idle()
+    came_s = made.fleet.now_s - 2.5 * _CONFIG.aging_s
+    made.fleet.handle([Submitted(request(1, _LONG, 10, ignore_eos=True, arrived_s=came_s))])
+    made.pass_s(2.0)
+    made.ask(2, prompt_of(40, seed=2), tenant=Tenant(name="other"))
+    made.until_idle()
+    assert ttft(made, 2) <= 2.1 * _CONFIG.idle_step_s
