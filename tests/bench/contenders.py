@@ -79,15 +79,16 @@ def against_llama_server(*, slots: int, cells: int) -> Lineup:
     return Lineup(ours, peers)
 
 
-def for_agents(*, slots: int, cells: int, host_memory: bool) -> Lineup:
+def for_agents(*, slots: int, cells: int, sessions: int, host_memory: bool) -> Lineup:
     """Return Caravan and llama-server, which both keep prefixes in host memory too if there is ``host_memory``.
 
-    llama-server has its unified layout: a session does not fit into a part of the cells for each slot.
+    llama-server has its unified layout: a session does not fit into a part of the cells for each slot. It has as many
+    slots as ``sessions`` have cells, since it ends requests with an error once its cells are full.
     """
     flags = () if host_memory else ("--cache-ram", "0")
     ours = Contender(name="Caravan", product=Product.CARAVAN, slots=slots, cells=cells, flags=flags)
     peer = Contender(
-        name="llama-server", product=Product.LLAMA_SERVER, slots=slots, cells=cells, flags=("-kvu", *flags)
+        name="llama-server", product=Product.LLAMA_SERVER, slots=sessions, cells=cells, flags=("-kvu", *flags)
     )
     return Lineup(ours, (peer,))
 

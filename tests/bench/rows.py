@@ -207,7 +207,7 @@ EMBEDDING_ROWS = (_embedding_row(1, 24), _embedding_row(8, 64), _embedding_row(3
 
 
 # Eight agents, with cells for three of their longest sessions.
-_AGENTS, _AGENTS_CELLS = 8, 8_192
+_AGENTS, _AGENTS_CELLS, _AGENTS_FIT = 8, 8_192, 3
 
 
 def _agents_row(name: str, title: str, *, host_memory: bool) -> Row:
@@ -215,7 +215,7 @@ def _agents_row(name: str, title: str, *, host_memory: bool) -> Row:
         name=name,
         title=title,
         # One slot more than agents, for the chat.
-        lineup=for_agents(slots=_AGENTS + 1, cells=_AGENTS_CELLS, host_memory=host_memory),
+        lineup=for_agents(slots=_AGENTS + 1, cells=_AGENTS_CELLS, sessions=_AGENTS_FIT, host_memory=host_memory),
         arguments=("--workload", "agents", "--concurrency", str(_AGENTS)),
         figures=(
             figures.agents("mean session", "session_s", "mean"),
