@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from caravan_proto.messages.adapters import AdapterSource, adapter_key
+from caravan_proto.messages.adapters import AdapterSource, adapter_key, source_problem
 from caravan_proto.messages.constraint import Constraint
 from caravan_proto.messages.media import MediaFacts, MediaSpan, TokenizedParts
 from caravan_proto.messages.model import FillTokens, TokenizedText
@@ -397,6 +397,8 @@ class ScriptedEngine:
         return self
 
     async def load(self, model: str, source: AdapterSource, *, replaces: bool) -> str:
+        if problem := source_problem(source):
+            return problem
         if source.name in self.model.loaded_adapters and not replaces:
             return f"lora_name must not be that of a loaded adapter, unless load_inplace is set. Given: {source.name!r}"
         self._set_loaded({**self.model.loaded_adapters, source.name: adapter_key(source, source.path)})
