@@ -31,9 +31,11 @@ class LocalAdapters:
         with named_errors(), engine.shard.calls.adapters.allowing(source.path):
             problem = await engine.fleet.adapters.load("", source, replaces=replace)
         if problem:
+            # What was given is quoted as it is.
+            told, given, value = problem.partition(" Given: ")
             for theirs, ours in _NAMES.items():
-                problem = problem.replace(theirs, ours)
-            raise RequestError(problem)
+                told = told.replace(theirs, ours)
+            raise RequestError(f"{told}{given}{value}")
 
     async def unload(self, name: str) -> None:
         """Let no more calls name an adapter. Raises RequestError."""

@@ -83,6 +83,7 @@ def test_calls_name_what_was_loaded(llm: LLM, folder: Path, monkeypatch: pytest.
             lambda llm: llm.load_adapter("x", "missing.gguf"),
             "path cannot be read: No such file or directory. Given: '/",
         ),
+        (lambda llm: llm.load_adapter("x", "/missing/lora_path"), "directory. Given: '/missing/lora_path'"),
         (lambda llm: llm.load_adapter("x", "."), "path must be a file. Given: '/"),
         (lambda llm: llm.load_adapter("a b", "a.gguf"), "name must have 1 to 128 characters"),
         (lambda llm: llm.load_adapter("toy.gguf", "a.gguf"), "name must not be the name of another model or adapter"),
