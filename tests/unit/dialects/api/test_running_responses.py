@@ -7,6 +7,7 @@ import pytest
 
 from caravan_dialects.api.errors import ConversationBusyError
 from caravan_dialects.api.openai.responses.running import RunningResponses
+from caravan_testing.waiting import eventually
 
 
 async def test_those_who_wait_for_a_conversation_get_it_one_after_the_other() -> None:
@@ -19,7 +20,7 @@ async def test_those_who_wait_for_a_conversation_get_it_one_after_the_other() ->
     first, second, third = ExitStack(), ExitStack(), ExitStack()
     await extend(1, first)
     waiting = [asyncio.create_task(extend(2, second)), asyncio.create_task(extend(3, third))]
-    await asyncio.sleep(0)
+    await eventually(lambda: len(running._busy["key", "conv"]) == 2, "both wait")
     with running.extending("key", "other"), running.extending("other", "conv"):
         assert order == [1]
     first.close()
@@ -39,7 +40,7 @@ async def test_who_waits_for_a_conversation_may_leave_also_when_it_becomes_free(
     held = ExitStack()
     held.enter_context(running.extending("key", "conv"))
     waiting = asyncio.create_task(running.extending_next("key", "conv"))
-    await asyncio.sleep(0)
+    await eventually(lambda: running._busy["key", "conv"], "it waits")
     if is_free:
         held.close()
     waiting.cancel()
