@@ -54,8 +54,8 @@ class StepCosts:
         # The number of the last step of each size.
         self._last: dict[int, int] = {}
         self._steps = 0
-        # How much longer a step takes if the one before had another size, and how often that was measured: llama.cpp
-        # keeps the graph of the last step.
+        # How much longer a step takes if the one before had another size, and how often that was measured. Presumably
+        # since llama.cpp keeps the graph of the last step.
         self.change_s = 0.0
         self._changes = 0
 
