@@ -106,7 +106,8 @@ async def test_threads_that_end_a_shard_at_a_time_do_not_wait_for_each_other() -
             await process.wait()
     assert process.returncode == -signal.SIGABRT
     assert told.splitlines()[-1] == b"1 False"
-    assert b"Fatal Python error: Aborted" in said
+    # The first to abort may end the process while another one still writes where the threads were.
+    assert b"terminate called" in said
 
 
 async def test_a_pipe_says_that_the_shard_listens(tmp_path: Path) -> None:

@@ -186,8 +186,11 @@ def test_the_bound_holds(body: bytes) -> None:
     tracemalloc.start()
     try:
         decoded = msgspec.json.decode(body)
-        taken, _ = tracemalloc.get_traced_memory()
+        traces = tracemalloc.take_snapshot()
     finally:
         tracemalloc.stop()
     del decoded
-    assert taken <= most_decoded_bytes(body) + 200
+    # Other threads of the process allocate too: only what was allocated here is counted.
+    allocated_here = traces.filter_traces([tracemalloc.Filter(True, __file__)])
+    taken = sum(trace.size for trace in allocated_here.traces)
+    assert len(body) // 100 < taken <= most_decoded_bytes(body) + 200
