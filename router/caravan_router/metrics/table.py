@@ -189,7 +189,7 @@ METRICS = (
     MetricSpec(
         "caravan_requests_handed_over_total",
         C,
-        "Requests that another router answered, because this one held no shard of the model: all else is counted there",
+        "Requests that another router, which held a shard of the model, answered and counted",
     ),
     MetricSpec(
         "caravan_media_decode_seconds",
@@ -242,8 +242,7 @@ BUILD_INFO = MetricSpec(
 HTTP_REQUESTS = MetricSpec(
     "caravan_http_requests_total",
     C,
-    "HTTP requests that ended, by the path of the route (`none`: there is no such route) and the status (499: the "
-    "client left). Without those for health and metrics; one that is handed over counts at both routers",
+    "HTTP requests, except for health and metrics, by route (`none`: no such one) and status (499: the client left)",
     ("handler", "method", "status"),
     of_models=False,
 )
