@@ -167,7 +167,7 @@ def _size_in(reply: httpx2.Response, url: str) -> int:
 def _refusal(reply: httpx2.Response, url: str) -> str:
     """Return what a server refuses, without the query of where it redirected to, which may hold a signature."""
     final = str(reply.url)
-    redirect = f", which redirects to {final.partition('?')[0]}," if final != url else ""
     store = _STORES.get(urlsplit(url).scheme)
-    key = _TOKEN if store is None else store.variables
-    return f"{url}{redirect} answers with status {reply.status_code}; check the URL, and {key} if it needs one"
+    key, how = (_TOKEN, "which redirects to") if store is None else (store.variables, "which is at")
+    place = f", {how} {final.partition('?')[0]}," if final != url else ""
+    return f"{url}{place} answers with status {reply.status_code}; check the URL, and {key} if it needs one"
