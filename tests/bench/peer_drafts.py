@@ -17,7 +17,7 @@ _BATCH = 64
 # Of each token of a draft, the log has the most probable ones; then, how many tokens were there before, and how many of
 # the draft are used. The sampled token, which is not computed yet, does not count.
 _LINE = re.compile(
-    r"draft candidate +(?P<rank>\d+), pos +(?P<place>\d+): +(?P<token>\d+) \( *(?P<probability>[\d.]+)\)"
+    r"seq_id (?P<slot>\d+), draft candidate +(?P<rank>\d+), pos +\d+: +(?P<token>\d+) \( *(?P<probability>[\d.]+)\)"
     r"|called impl .*, hist size = (?P<before>\d+), .* gen = (?P<count>\d+)"
 )
 
@@ -45,16 +45,14 @@ def peer_answers(name: str, model: Path, prompts: Sequence[Sequence[int]], new: 
         cells=len(prompts) * _SLOT_CELLS,
         flags=("-v", "-b", str(_BATCH), "-ub", str(_BATCH // 2), *head),
     )
-    log = log_of(peer)
     answers = []
     with serving(peer, Common(model=model, threads=1)) as running:
         for slot, prompt in enumerate(prompts):
-            start = log.stat().st_size
             body = {"prompt": list(prompt), "n_predict": new, "temperature": 0, "ignore_eos": True}
-            tokens = _post(f"{running.url}/completion", {**body, "return_tokens": True, "id_slot": slot})["tokens"]
-            with log.open("rb") as lines:
-                lines.seek(start)
-                answers.append(PeerAnswer(tokens, _drafts(lines.read().decode(errors="replace"))))
+            answer = _post(f"{running.url}/completion", {**body, "return_tokens": True, "id_slot": slot})
+            answers.append(PeerAnswer(answer["tokens"], {}))
+    # It is complete only now: another thread writes it.
+    _add_drafts(answers, log_of(peer).read_text(errors="replace"))
     return answers
 
 
@@ -64,16 +62,14 @@ def _post(url: str, body: Mapping[str, Any]) -> Any:
         return json.load(response)
 
 
-def _drafts(log: str) -> dict[int, list[dict[int, float]]]:
-    """Return the drafts of one sequence."""
-    found: dict[int, list[dict[int, float]]] = {}
-    places: list[dict[int, float]] = []
+def _add_drafts(answers: Sequence[PeerAnswer], log: str) -> None:
+    slot, places = 0, list[dict[int, float]]()
     for line in _LINE.finditer(log):
         if line["before"]:
-            found[int(line["before"]) + 1] = places[: int(line["count"])]
+            answers[slot].drafts[int(line["before"]) + 1] = places[: int(line["count"])]
             places = []
             continue
+        slot = int(line["slot"])
         if line["rank"] == "0":
             places.append({})
         places[-1][int(line["token"])] = float(line["probability"])
-    return found
