@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
@@ -125,7 +125,12 @@ def measure(policies: Sequence[JobPolicy], given: argparse.Namespace) -> Results
         urls = {}
         for policy in policies:
             # One slot more than agents, for the chat.
-            common = {"product": Product.CARAVAN, "slots": _AGENTS + 1, "cells": cells, "flags": ("--cache-ram", "0")}
+            common: dict[str, Any] = {
+                "product": Product.CARAVAN,
+                "slots": _AGENTS + 1,
+                "cells": cells,
+                "flags": ("--cache-ram", "0"),
+            }
             contender = WithPolicy(name=policy.name.lower(), policy=policy, **common)
             urls[policy] = stack.enter_context(serving(contender, Common(model=given.model, threads=given.threads))).url
             load(urls[policy], _AGE, seed=0)
@@ -148,7 +153,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-t", "--threads", type=int, default=2)
     given = parser.parse_args()
-    print(f"{describe()}, {given.threads} threads, {given.model.name}, llama-cpp-python {pinned_version()}")
+    print(f"{describe()}, {given.threads} threads, {given.model.name}, llama-cpp-python {pinned_version()}", flush=True)
     print(f"\n{table(measure([JobPolicy[name.upper()] for name in given.policies], given))}")
 
 
