@@ -33,11 +33,15 @@ RESULT = AgentsResult(
 )
 
 
+def policy_of_an_engine() -> object:
+    return vars(batcher)["Scheduler"](SchedulerConfig()).state.policy
+
+
 def test_a_server_starts_with_the_named_policy_and_leaves_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     served = []
 
     def serve(flags: list[str]) -> int:
-        served.append((flags, batcher.Scheduler(SchedulerConfig()).state.policy))
+        served.append((flags, policy_of_an_engine()))
         return 0
 
     monkeypatch.setattr(serve_with_policy, "serve", serve)
@@ -46,7 +50,7 @@ def test_a_server_starts_with_the_named_policy_and_leaves_others_alone(monkeypat
     [(flags, policy)] = served
     assert flags == ["-c", "512"]
     assert isinstance(policy, LeastRecentlyUsed)
-    assert isinstance(batcher.Scheduler(SchedulerConfig()).state.policy, ExpectedReturn)
+    assert isinstance(policy_of_an_engine(), ExpectedReturn)
 
 
 def test_servers_differ_in_their_policy_alone() -> None:
