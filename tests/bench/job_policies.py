@@ -1,9 +1,9 @@
 """Compares policies for jobs on real servers: `PYTHONPATH=tests python -m bench.job_policies`.
 
 The servers differ in nothing but the policy: Caravan's own, and those of the simulator that it is compared with. Eight
-agents work beside a chat, as in the workload `agents` of `caravan bench`, whose sessions end after `--turns` turns, so
-that a run takes two to three minutes. Cells fit three of the longest sessions, and nothing is saved in host memory.
-Rounds take turns.
+agents work beside a chat, as in the workload `agents` of `caravan bench`. Cells fit three of the longest sessions, and
+nothing is saved in host memory. Rounds take turns. A run takes three to five minutes; with `--turns` sessions end
+earlier, but the less they have, the less of what LRU computes was computed before.
 """
 
 import argparse
@@ -49,8 +49,8 @@ class WithPolicy(Contender):
         return [sys.executable, "-m", "bench.serve_with_policy", self.policy.name, *flags]
 
 
-def plans_of(seed: int, turns: int) -> tuple[AgentPlan, ...]:
-    """Return the sessions of a round, which end after ``turns``."""
+def plans_of(seed: int, turns: int | None) -> tuple[AgentPlan, ...]:
+    """Return the sessions of a round, which end after ``turns``; None means the whole ones."""
     plans = agent_plans(Shape(concurrency=_AGENTS, seed=seed))
     return tuple(replace(plan, turns=plan.turns[:turns]) for plan in plans)
 
@@ -73,7 +73,7 @@ def _tokens(text: str) -> int:
     return len(text.split())
 
 
-async def _agents(url: str, seed: int, turns: int) -> AgentsResult:
+async def _agents(url: str, seed: int, turns: int | None) -> AgentsResult:
     connector = TCPConnector(limit=0, force_close=True)
     async with ClientSession(connector=connector, timeout=ClientTimeout(total=None)) as session:
         dialect = dialect_of(Api.COMPLETIONS, model="default", asked=Asked())
@@ -119,7 +119,7 @@ def measure(policies: Sequence[JobPolicy], given: argparse.Namespace) -> Results
     """Run all policies in turn, every other round backwards."""
     seeds = range(1, given.rounds + 1)
     cells = _FIT * max(longest(plan) for seed in seeds for plan in plans_of(seed, given.turns))
-    print(f"{cells} cells, {_AGENTS} agents, sessions of at most {given.turns} turns", flush=True)
+    print(f"{cells} cells, {_AGENTS} agents", flush=True)
     results: dict[JobPolicy, list[AgentsResult]] = {policy: [] for policy in policies}
     with ExitStack() as stack:
         urls = {}
@@ -149,7 +149,7 @@ def main() -> None:
     names = [policy.name.lower() for policy in JobPolicy]
     parser.add_argument("--policies", nargs="+", choices=names, default=["lru", "caravan"])
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--turns", type=int, help="maximum of a session (default: no limit)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-t", "--threads", type=int, default=2)
     given = parser.parse_args()
