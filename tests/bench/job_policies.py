@@ -8,6 +8,7 @@ earlier, but the less they have, the less of what LRU computes was computed befo
 
 import argparse
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -153,6 +154,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-t", "--threads", type=int, default=2)
     given = parser.parse_args()
+    # The default action would leave the servers running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"{describe()}, {given.threads} threads, {given.model.name}, llama-cpp-python {pinned_version()}", flush=True)
     print(f"\n{table(measure([JobPolicy[name.upper()] for name in given.policies], given))}")
 

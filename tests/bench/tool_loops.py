@@ -9,6 +9,8 @@ number of tokens in all ways, by their schema. Writes a table in Markdown, in ab
 import argparse
 import asyncio
 import json
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -294,6 +296,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-t", "--threads", type=int, default=2)
     given = parser.parse_args()
+    # The default action would leave the servers running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"{describe()}, {given.threads} threads, {given.model.name}, llama-cpp-python {pinned_version()}")
     with tempfile.TemporaryDirectory() as folder:
         # Responses are in a file, as with an operator who wants to keep them.
