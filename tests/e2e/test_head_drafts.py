@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from aiohttp import ClientSession
 
 from caravan_testing.metrics_text import total
 from caravan_testing.serve_process import serve
-from caravan_testing.shard_models import CHAIN_HEAD_MODEL, fetched
+from caravan_testing.shard_models import CHAIN_HEAD_MODEL, DFLASH_HEAD, DFLASH_MODEL, DSPARK_HEAD, fetched
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -51,11 +52,17 @@ async def ask(url: str) -> tuple[list[list[list[int]]], str, dict[str, Any], dic
         return found, metrics, info, shard["speculation"]
 
 
-def test_outputs_are_those_of_a_server_without() -> None:
-    model = fetched(CHAIN_HEAD_MODEL)
+@pytest.mark.parametrize(
+    ("model", "head", "method"),
+    [(CHAIN_HEAD_MODEL, None, "MTP"), (DFLASH_MODEL, DFLASH_HEAD, "DFlash"), (DFLASH_MODEL, DSPARK_HEAD, "DSpark")],
+)
+def test_outputs_are_those_of_a_server_without(model: Path, head: Path | None, method: str) -> None:
+    model = fetched(model)
+    drafting = ["--spec-type", f"draft-{method.lower()}", "--speculate", str(MOST)]
+    drafting += [] if head is None else ["--model-draft", str(fetched(head))]
     with serve(*FLAGS, models=[model]) as server:
         expected, plain_metrics, plain_info, _ = asyncio.run(ask(server.url))
-    with serve(*FLAGS, "--spec-type", "draft-mtp", "--speculate", str(MOST), models=[model]) as server:
+    with serve(*FLAGS, *drafting, models=[model]) as server:
         found, metrics, info, speculation = asyncio.run(ask(server.url))
     assert found == expected
     assert sum(map(len, found)) == 10
@@ -65,7 +72,7 @@ def test_outputs_are_those_of_a_server_without() -> None:
     # How many are worth their time depends on the machine, but some are always tried, and most are right.
     assert 0 < accepted <= drafted
     assert total(plain_metrics, "caravan_spec_decode_num_draft_tokens_total") == 0
-    assert info["draft_model"] == f"{model.name} (MTP)"
+    assert info["draft_model"] == f"{(head or model).name} ({method})"
     assert plain_info["draft_model"] is None
     assert speculation["max_draft_tokens"] >= MOST
     assert speculation["off_because"] is None

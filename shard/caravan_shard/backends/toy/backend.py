@@ -20,6 +20,7 @@ from caravan_shard.backends.base import (
     Capacity,
     CellSlice,
     DecodeOutcome,
+    DraftBlock,
     DraftModel,
     FileContents,
     JointEmbed,
@@ -72,6 +73,7 @@ class ToyBackend:
 
     layout_works = True
     keeps_drafts = True
+    block: DraftBlock | None = None
 
     def __init__(
         self,
