@@ -8,7 +8,8 @@ beside each other would cut each other back in turn, and compute again what they
 
 A job starts only if it and all that are held or run have room for their next turns, and goes on only if longer ones
 have room for one. So few jobs run and seldom wait, rather than many that take each other's cells: the working
-set (Denning, "The working set model for program behavior", 1968). A request whose key has no jobs leaves no room.
+set (Denning, "The working set model for program behavior", 1968). A request leaves no room if its key has no jobs, or
+if it is so short that its cells would not be held: it makes way, and soon has them again.
 
 Nothing is held against a request, nor room left by it, if
 
@@ -31,7 +32,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from caravan_scheduler.gaps import EDGES_S
-from caravan_scheduler.job import ParkedSequence
+from caravan_scheduler.job import Job, ParkedSequence
 from caravan_scheduler.jobs.policy import PolicyInput
 from caravan_scheduler.lifetimes import Kept, within_shares
 from caravan_scheduler.sequence import Sequence
@@ -139,10 +140,11 @@ class ExpectedReturn:
     def _growth_ahead(self, shard: ShardAccount, sequence: Sequence, held: list[Resident]) -> int:
         """Return how many cells ``sequence`` leaves for the next turns of jobs, of those ``held`` and of running ones.
 
-        If it goes on from cells, that is a turn of longer ones. If it ends for good, it has gone by then.
+        If it goes on from cells, that is a turn of longer ones. If it ends for good, it has gone by then; and if it is
+        short, it makes way for them.
         """
         job, source = sequence.job, sequence.kept
-        if job is None or not _comes_back(sequence):
+        if job is None or not _comes_back(sequence) or self._is_cheap(shard, sequence, job):
             return 0
         running = [
             one
@@ -251,6 +253,11 @@ class ExpectedReturn:
             hold.return_rate, hold.looked_s = job.return_rate(away_s), now_s
         return hold.return_rate
 
+    def _is_cheap(self, shard: ShardAccount, sequence: Sequence, job: Job) -> bool:
+        """Whether the cells of ``sequence`` would not be worth being held, even if they could not be saved."""
+        seconds = self._of_all_s(shard, shard.costs.recompute_s(0, sequence.known_tokens))
+        return job.return_rate(0.0) * seconds < _PRICE
+
     def _saved_s(self, shard: ShardAccount, resident: Resident, own: range) -> float:
         """Return what it costs all requests of ``shard`` to compute or load its ``own`` positions again, in seconds.
 
@@ -260,6 +267,10 @@ class ExpectedReturn:
         if shard.saves.are_possible and (resident.is_expendable or shard.runs.has_room(len(own), EDGES_S[-1])):
             copies = 1 if resident.is_expendable else 2
             seconds = min(seconds, LOAD_S + copies * copy_s(shard, len(own)))
+        return self._of_all_s(shard, seconds)
+
+    def _of_all_s(self, shard: ShardAccount, seconds: float) -> float:
+        """Return how long all requests of ``shard`` are delayed by ``seconds`` of its time, together."""
         return seconds * min(_MOST_DELAYED, 1 + len(shard.stays.residents))
 
     def _pay(self, shard: ShardAccount, resident: Resident) -> None:

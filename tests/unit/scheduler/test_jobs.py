@@ -141,6 +141,15 @@ def test_what_fits_beside_starts_at_once() -> None:
     assert play.started_s[10] == play.fleet.now_s
 
 
+def test_a_short_job_starts_beside_those_that_leave_no_room_for_another_one() -> None:
+    play = busy_play()
+    play.ask(10, prompt_of(1000, seed=3), session="long")
+    play.ask(11, prompt_of(20, seed=4), session="chat")
+    play.pass_s(0.25)
+    assert 11 in play.started_s
+    assert 10 not in play.started_s
+
+
 def test_others_pass_a_job_against_which_cells_are_held_as_often_as_they_like() -> None:
     play = busy_play()
     play.ask(10, prompt_of(3000, seed=3), session="other")
