@@ -384,7 +384,10 @@ class ToyDraftModel(ToyBackend):
 class ToyBlockModel(ToyDraftModel):
     """The toy model, which drafts four tokens in a pass."""
 
-    block: DraftBlock = DraftBlock(rows=5, unknown=7, first=1)
+    @property
+    def block(self) -> DraftBlock:
+        """A block of the last token and four unknown ones."""
+        return DraftBlock(rows=5, unknown=7, first=1)
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
         """Read tokens, or draft after each sequence's first one."""

@@ -14,8 +14,8 @@ class Draftee(NamedTuple):
     """A sequence that a model may draft for.
 
     ``gains``: by how much each token of its draft raises the logarithm of its expected tokens, less for each further
-    one but maybe the first. ``read``: by how much it enlarges the first pass: the tokens that the model reads before the
-    first one in each step, or a block.
+    one but maybe the first. ``read``: how many tokens the model reads in front of the first one, in each step; 1 where
+    a step drafts blocks.
     """
 
     gains: Sequence[float]
