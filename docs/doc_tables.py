@@ -29,8 +29,8 @@ from caravan_dialects.api.limits import Limits
 from caravan_dialects.api.openai.errors import openai_code, openai_status
 from caravan_router.config import RouterConfig
 from caravan_router.http.routes import ROUTES
-from caravan_router.metrics.table import BUILD_INFO, METRICS
-from caravan_router.metrics.vllm import VLLM_ABSENT, VLLM_ALIASES
+from caravan_router.metrics.table import BUILD_INFO, HTTP_REQUESTS, METRICS
+from caravan_router.metrics.vllm import VLLM_ABSENT, VLLM_ALIASES, VLLM_HTTP_REQUESTS
 from caravan_serve.serve_flags import ServeConfig
 from caravan_shard.config import ShardConfig
 
@@ -104,7 +104,7 @@ def _values(hint: Any, meta: Any, default: object) -> str:
 
 def metrics_table() -> str:
     """One row for each metric."""
-    metrics = (*METRICS, BUILD_INFO)
+    metrics = (*METRICS, BUILD_INFO, HTTP_REQUESTS)
     rows = ((f"`{m.name}`", ", ".join((m.kind.value, *(f"`{label}`" for label in m.labels))), m.help) for m in metrics)
     return _table(("metric", "kind, labels", "meaning"), rows)
 
@@ -112,6 +112,7 @@ def metrics_table() -> str:
 def vllm_names_table() -> str:
     """One row for each of vLLM's metrics, those that are not exposed last."""
     exposed = {alias.name: "; ".join(filter(None, (f"`{alias.of}`", alias.note))) for alias in VLLM_ALIASES}
+    exposed[VLLM_HTTP_REQUESTS.name] = f"`{HTTP_REQUESTS.name}`; `status` is a group, such as 2xx"
     absent = {name: f"absent: {why}" for name, why in VLLM_ABSENT.items()}
     return _table(("vLLM's name", "metric"), ((f"`{name}`", what) for name, what in (exposed | absent).items()))
 

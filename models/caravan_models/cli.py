@@ -65,7 +65,8 @@ def pull_parser() -> Parser:
         metavar=("URL", "SHA256", "PATH"),
         help="download URL to PATH, unless it is there, and check its SHA-256; repeatable; the value of "
         "DOWNLOAD_TOKEN is sent to the URL's own host as a bearer token; s3://BUCKET/KEY uses AWS_ACCESS_KEY_ID, "
-        "AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL",
+        "AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL; az://CONTAINER/BLOB uses AZURE_STORAGE_ACCOUNT, and "
+        "AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN",
     )
     return parser
 

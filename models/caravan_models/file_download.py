@@ -8,7 +8,7 @@ import fcntl
 import os
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,27 @@ import httpx2
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import hf_raise_for_status
 
+from caravan_models import azure_blobs, object_store
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.hub import is_passing, network_failure
-from caravan_models.object_store import SCHEME, object_url
 from caravan_models.progress import FetchStage, Meter, OnProgress
 from caravan_models.transfer import Patience, Source, bring, digest_of
 
 _TOKEN = "DOWNLOAD_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class _Store:
+    """``http_url`` takes the URL of an object and the environment. ``variables``: what to check if it is refused."""
+
+    http_url: Callable[[str, Mapping[str, str]], str]
+    variables: str
+
+
+_STORES = {
+    object_store.SCHEME: _Store(object_store.object_url, "AWS_ACCESS_KEY_ID and AWS_REGION"),
+    azure_blobs.SCHEME: _Store(azure_blobs.blob_url, "AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY"),
+}
 _SHA256 = re.compile("[0-9a-f]{64}")
 _TOTAL = re.compile(r"bytes (?:\d+-\d+|\*)/(\d+)")
 _PARTIAL, _WHOLE, _NO_SUCH_RANGE = 206, 200, 416
@@ -41,8 +55,10 @@ class WantedFile:
 
 def wanted_file(url: str, sha256: str, path: str) -> WantedFile:
     """Return what an operator asks for. Raises FetchError."""
-    if urlsplit(url).scheme not in {"http", "https", SCHEME}:
-        raise FetchError(FetchProblem.BAD_REFERENCE, f"a file comes from a URL of http, https or s3. Given: {url!r}")
+    if urlsplit(url).scheme not in {"http", "https", *_STORES}:
+        raise FetchError(
+            FetchProblem.BAD_REFERENCE, f"a file comes from a URL of http, https, s3 or az. Given: {url!r}"
+        )
     if not _SHA256.fullmatch(sha256.lower()):
         raise FetchError(FetchProblem.BAD_REFERENCE, f"a SHA-256 has 64 hexadecimal digits. Given: {sha256!r}")
     return WantedFile(url, sha256.lower(), Path(path))
@@ -86,9 +102,9 @@ def _download(wanted: WantedFile, partial: Path, on_progress: OnProgress, patien
     try:
         # Its default context trusts SSL_CERT_FILE in addition to the authorities of the system.
         with httpx2.Client(follow_redirects=True, verify=ssl.create_default_context()) as client:
-            is_object = urlsplit(wanted.url).scheme == SCHEME
-            url = object_url(wanted.url, os.environ) if is_object else wanted.url
-            headers = _headers("" if is_object else os.environ.get(_TOKEN, "").strip())
+            store = _STORES.get(urlsplit(wanted.url).scheme)
+            url = wanted.url if store is None else store.http_url(wanted.url, os.environ)
+            headers = _headers("" if store is not None else os.environ.get(_TOKEN, "").strip())
             source = Source(
                 url=url,
                 headers=headers,
@@ -151,6 +167,7 @@ def _size_in(reply: httpx2.Response, url: str) -> int:
 def _refusal(reply: httpx2.Response, url: str) -> str:
     """Return what a server refuses, without the query of where it redirected to, which may hold a signature."""
     final = str(reply.url)
-    redirect = f", which redirects to {final.partition('?')[0]}," if final != url else ""
-    key = "AWS_ACCESS_KEY_ID and AWS_REGION" if url.startswith(SCHEME) else _TOKEN
-    return f"{url}{redirect} answers with status {reply.status_code}; check the URL, and {key} if it needs one"
+    store = _STORES.get(urlsplit(url).scheme)
+    key, how = (_TOKEN, "which redirects to") if store is None else (store.variables, "which is at")
+    place = f", {how} {final.partition('?')[0]}," if final != url else ""
+    return f"{url}{place} answers with status {reply.status_code}; check the URL, and {key} if it needs one"

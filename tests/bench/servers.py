@@ -44,7 +44,7 @@ class Running:
 def serving(contender: Contender, common: Common) -> Iterator[Running]:
     """Start a server and wait until it is ready. Leaving the block ends its whole process group."""
     port = _free_port()
-    log = CACHE / "bench" / f"{contender.product}-{contender.name}.log".replace(" ", "-")
+    log = log_of(contender)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -60,6 +60,11 @@ def serving(contender: Contender, common: Common) -> Iterator[Running]:
             yield Running(url, process.pid)
         finally:
             _end_group(process)
+
+
+def log_of(contender: Contender) -> Path:
+    """Return the file that gets what the server prints."""
+    return CACHE / "bench" / f"{contender.product}-{contender.name}.log".replace(" ", "-")
 
 
 def _is_shard(pid: int) -> bool:

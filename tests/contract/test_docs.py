@@ -22,7 +22,7 @@ from caravan_proto.wire import SAVE, encode_command
 from caravan_router.config import RouterConfig
 from caravan_router.engine.reply_codec import saved_runs
 from caravan_router.http.routes import ROUTES
-from caravan_router.metrics.table import BUILD_INFO, FORMER_NAMES, METRICS
+from caravan_router.metrics.table import BUILD_INFO, FORMER_NAMES, HTTP_REQUESTS, METRICS
 from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.events import SavedRun
 from caravan_serve.commands import main
@@ -248,7 +248,7 @@ def test_every_flag_exists(page: Path) -> None:
 def test_every_metric_exists(page: Path) -> None:
     packages = {folder.name for folder in _PACKAGES}
     recorded = re.findall(r"record: (\w+)", (ROOT / "deploy/helm/caravan/templates/autoscaling.yaml").read_text())
-    metrics = {metric.name for metric in (*METRICS, BUILD_INFO)} | FORMER_NAMES.keys() | set(recorded)
+    metrics = {metric.name for metric in (*METRICS, BUILD_INFO, HTTP_REQUESTS)} | FORMER_NAMES.keys() | set(recorded)
     for span in _spans(page):
         if re.fullmatch(r"(tgi|caravan)_[a-z_]+", span):
             assert span in metrics | packages | {"caravan_testing"}, span

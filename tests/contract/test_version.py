@@ -37,7 +37,7 @@ def test_each_program_prints_it(
 
 
 async def test_the_metrics_have_it() -> None:
-    assert f'caravan_build_info{{version="{__version__}"}} 1.0\n' in (await Metrics().render()).decode()
+    assert f'caravan_build_info{{version="{__version__}"}} 1\n' in (await Metrics().render()).decode()
 
 
 def test_the_packages_have_it() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from cloudcoil.models.cert_manager.v1 import Certificate, Issuer
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
-from cloudcoil.models.prometheus_operator.v1 import PrometheusRule, ServiceMonitor
+from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule, ServiceMonitor
 
 
 def strict(schema: Any) -> Any:
@@ -25,7 +25,7 @@ def strict(schema: Any) -> Any:
 
 def main() -> None:
     """Print them."""
-    models = (Certificate, Issuer, PrometheusRule, ScaledObject, ServiceMonitor)
+    models = (Certificate, Issuer, PodMonitor, PrometheusRule, ScaledObject, ServiceMonitor)
     print(json.dumps({model.__name__: strict(model.model_json_schema(by_alias=True)) for model in models}))
 
 

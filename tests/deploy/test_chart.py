@@ -39,7 +39,7 @@ CRDS = HERE / "crds"
 
 CONFIGS = {"router": RouterConfig, "shard": ShardConfig}
 # Value sets whose routers watch EndpointSlices: by choice, or for a pool that scales from zero or spans hosts.
-WATCHING = {"endpoint-slices", "keda-to-zero", "several-hosts"}
+WATCHING = {"endpoint-slices", "keda-to-zero", "several-hosts", "azure"}
 
 
 @cache
@@ -52,7 +52,7 @@ def custom_schemas() -> dict[str, Any]:
 def test_there_is_a_value_set_for_each_use() -> None:
     known = {"cpu-minimal", "gpu-pool", "two-models", "mtls", "keda-to-zero", "gateway-api", "endpoint-slices"}
     known |= {"openshift", "gated-download", "zones", "sidecar", "ipv6", "amd-gpu", "by-name"}
-    assert set(VALUE_SETS) == known | {"several-hosts", "canary", "on-demand", "object-store"}
+    assert set(VALUE_SETS) == known | {"several-hosts", "canary", "on-demand", "object-store", "azure"}
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
@@ -381,6 +381,7 @@ def test_yamllint_finds_nothing() -> None:
             "models.a.file=SmolLM2-135M-Instruct.Q4_1.gguf,models.a.source.claim.name=x,models.a.pools.x.replicas=1",
             "two models have the name SmolLM2-135M-Instruct.Q4_1.gguf, by which clients call them: set models.smollm",
         ),
+        ("shard.autoscaling.zeroWhenIdle=true", "models.smollm.pools.cpu: autoscaling.zeroWhenIdle is keda's"),
         ("router.replicas=2", "models.smollm: 2 routers need as many shards, because a shard belongs to one router"),
         ("router.replicas=2,shard.replicas=2,router.state.type=claim", "set sessionAffinity.enabled, or router.replic"),
         (
@@ -454,6 +455,7 @@ def test_wrong_values_are_refused_with_a_readable_message(change: str, message: 
         ("source.download.storageClassName=fast", "/models/llama/source/download': 'not' failed"),
         ("source.download.nodePath=/x", "/models/llama/source/download': 'not' failed"),
         ("source.download.s3.region=x,source.download.env[0].name=AWS_REGION", "the chart sets AWS_REGION itself"),
+        ("source.download.files[2].url=az://models/m.gguf", "az://models/m.gguf needs azure.account"),
         ("source.download.files[0].url=gs://b/k", "/files/0/url': 'gs://b/k' does not match pattern"),
         ("source.download.ca.secretName=x", "/models/llama/source/download/ca': 'oneOf' failed"),
         ("source.download.env[0].name=DOWNLOAD_TOKEN", "download.env: the chart sets DOWNLOAD_TOKEN itself"),

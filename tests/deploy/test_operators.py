@@ -103,6 +103,38 @@ def test_weights_come_from_an_object_store_once_to_each_node() -> None:
     assert policy["spec"]["egress"][1]["ports"] == [{"port": 9000, "protocol": "TCP"}]
 
 
+def test_weights_come_from_azures_blob_storage() -> None:
+    (init,) = pod_of("azure", "caravan-qwen-cpu")["initContainers"]
+    assert init["args"][1] == "az://models/qwen/Qwen2.5-7B-Instruct-Q4_K_M.gguf"
+    secrets = [variable for variable in init["env"] if "valueFrom" in variable]
+    assert [variable["name"] for variable in secrets] == ["AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"]
+    for variable in secrets:
+        reference = variable["valueFrom"]["secretKeyRef"]
+        assert reference == {"name": "azure", "key": variable["name"], "optional": True}
+    given = {variable["name"]: variable["value"] for variable in init["env"] if "value" in variable}
+    assert given == {"AZURE_STORAGE_ACCOUNT": "models"}
+    policy = only("azure", "NetworkPolicy", "caravan-qwen-download")
+    assert policy["spec"]["egress"][1]["ports"] == [{"port": 443, "protocol": "TCP"}]
+
+
+def test_a_pool_may_have_several_shards_or_none_without_work() -> None:
+    scaled = only("azure", "ScaledObject")["spec"]
+    assert (scaled["idleReplicaCount"], scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (0, 2, 8)
+    assert "idleReplicaCount" not in only("canary", "ScaledObject")["spec"]
+    # Routers hear at once of the first shard.
+    assert "--shard=k8s:" in yaml.safe_dump_all(rendered("azure"))
+
+
+def test_a_pod_monitor_scrapes_the_same_pods() -> None:
+    found = only("azure", "PodMonitor")
+    (endpoint,) = found["spec"]["podMetricsEndpoints"]
+    assert endpoint == {"port": "http", "path": "/metrics", "interval": "15s"}
+    router = only("azure", "Deployment")["spec"]["template"]
+    assert found["spec"]["selector"]["matchLabels"].items() <= router["metadata"]["labels"].items()
+    ports = [port["name"] for part in router["spec"]["containers"] for port in part["ports"]]
+    assert endpoint["port"] in ports
+
+
 def test_prometheus_relabels_what_it_scrapes() -> None:
     (endpoint,) = only("canary", "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["scrapeTimeout"] == "5s"

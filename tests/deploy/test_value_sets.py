@@ -162,7 +162,7 @@ def test_what_is_published_are_the_routes_of_clients(name: str) -> None:
 def test_only_a_router_that_watches_endpoint_slices_has_a_token_and_a_role() -> None:
     for name in VALUE_SETS:
         kinds = [document["kind"] for document in rendered(name)]
-        expected = 1 if name in ("endpoint-slices", "keda-to-zero", "several-hosts") else 0
+        expected = 1 if name in ("endpoint-slices", "keda-to-zero", "several-hosts", "azure") else 0
         assert (kinds.count("Role"), kinds.count("RoleBinding")) == (expected, expected)
     objects = {document["kind"]: document for document in rendered("endpoint-slices")}
     assert objects["Role"]["rules"] == [

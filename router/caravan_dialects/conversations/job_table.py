@@ -1,7 +1,7 @@
 """Jobs in a database: responses that are generated in the background, with their events and tokens so far."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -179,9 +179,13 @@ class JobTable:
         )
         return True
 
-    def under_way(self) -> list[UnderWay]:
-        """Return the jobs that have not ended and no other server works on."""
-        self._connection.claim("jobs", "NOT ended")
+    def under_way(self, passed_on: Collection[str] = ()) -> list[UnderWay]:
+        """Return the jobs that have not ended and no other server works on.
+
+        ``passed_on``: ids of jobs that this server left to others, which it takes back only later.
+        """
+        others = f" AND id NOT IN ({', '.join('?' * len(passed_on))})" if passed_on else ""
+        self._connection.claim("jobs", f"NOT ended{others}", tuple(passed_on))
         query = "SELECT owner, id, cancelled FROM jobs WHERE NOT ended AND server = ? ORDER BY used"
         rows = self._run(query, (self._connection.server,))
         return [UnderWay(owner=owner, id=job, cancelled=bool(cancelled)) for owner, job, cancelled in rows]
@@ -189,6 +193,11 @@ class JobTable:
     def leave(self) -> None:
         """Let other servers continue the jobs of this one."""
         self._run("UPDATE jobs SET server = 0 WHERE NOT ended AND server = ?", (self._connection.server,))
+
+    def pass_on(self, job_id: str) -> None:
+        """Let other servers continue a job of this one."""
+        own = (job_id, self._connection.server)
+        self._run("UPDATE jobs SET server = 0 WHERE id = ? AND NOT ended AND server = ?", own)
 
     def cancel(self, owner: str, job_id: str) -> bool:
         """Ask the server of a job to cancel it; return False if the owner has none of this id under way."""

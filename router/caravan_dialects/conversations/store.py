@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -144,9 +144,12 @@ class Store:
         """Return a job; None if the owner has none of this id."""
         return await self._call(lambda database: database.jobs.find(owner, job_id))
 
-    async def jobs_under_way(self) -> list[UnderWay]:
-        """Return the jobs of all owners that have not ended, without those that other servers work on."""
-        return await self._call(lambda database: database.jobs.under_way())
+    async def jobs_under_way(self, passed_on: Collection[str] = ()) -> list[UnderWay]:
+        """Return the jobs of all owners that have not ended, without those that other servers work on.
+
+        ``passed_on``: see `JobTable.under_way`.
+        """
+        return await self._call(lambda database: database.jobs.under_way(passed_on))
 
     async def on_jobs(self, work: Callable[[JobTable], T]) -> T:
         """Return what ``work`` returns, which is called in the thread of the store."""

@@ -97,8 +97,11 @@ class Connection(Protocol):
         """Make the tables, or bring them up to date. Raises VersionError."""
         ...
 
-    def claim(self, table: str, condition: str) -> None:
-        """Give the rows of ``condition`` whose server is not connected any more the number of this one."""
+    def claim(self, table: str, condition: str, values: Sequence[object] = ()) -> None:
+        """Give the rows of ``condition`` whose server is not connected any more the number of this one.
+
+        ``values``: of its placeholders.
+        """
         ...
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ class Sqlite(sqlite3.Connection):
         if version > len(versions):
             raise VersionError(version, len(versions))
 
-    def claim(self, table: str, condition: str) -> None:
+    def claim(self, table: str, condition: str, values: Sequence[object] = ()) -> None:
         """See `Connection`: who has the lock has all rows."""
 
 

@@ -168,7 +168,7 @@ class Postgres:
         if version > len(versions):
             raise VersionError(version, len(versions))
 
-    def claim(self, table: str, condition: str) -> None:
+    def claim(self, table: str, condition: str, values: Sequence[object] = ()) -> None:
         """See `Connection`."""
         if time.monotonic() < self._may_claim_at:
             return
@@ -176,7 +176,7 @@ class Postgres:
             self.execute(
                 f"UPDATE {table} SET server = ? WHERE {condition} AND server <> ? "  # noqa: S608
                 f"AND NOT EXISTS ({_CONNECTED.format(servers=_SERVERS)})",
-                (self.server, self.server),
+                (self.server, *values, self.server),
             )
 
 

@@ -333,7 +333,7 @@ class Batcher:
             request_id=request_id,
             spec=spec,
             arrived_s=now,
-            start_by_s=now + self._queue_timeout_s,
+            start_by_s=now + min(self._queue_timeout_s, spec.queue_timeout_s),
             end_by_s=now + spec.timeout_s,
         )
         self.post(Submitted(request))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from caravan_router.metrics.table import MODEL_LABEL, Alias, Kind, MetricSpec
+from caravan_router.metrics.table import Alias, Kind, MetricSpec
 
 _TOTAL = "_total"
 _OPENMETRICS = "application/openmetrics-text"
@@ -112,7 +112,7 @@ def _number(value: float) -> str:
 
 
 class Family:
-    """A metric with an instrument for each set of label values, of which the last is the model."""
+    """A metric with an instrument for each set of label values, of which the last is the model if it is of models."""
 
     __slots__ = ("_children", "spec")
 
@@ -141,7 +141,7 @@ class Family:
 
     def text(self, form: TextFormat) -> str:
         head = form.head(self.spec.name, self.spec.kind, self.spec.help)
-        return head + _samples(self.spec.name, (*self.spec.labels, MODEL_LABEL), self._children)
+        return head + _samples(self.spec.name, self.spec.all_labels, self._children)
 
     def alias(self, alias: Alias, form: TextFormat) -> str:
         """Return the series under another name."""

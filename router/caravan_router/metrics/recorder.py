@@ -7,20 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from prometheus_client import (
-    CollectorRegistry,
-    Gauge,
-    GCCollector,
-    PlatformCollector,
-    ProcessCollector,
-)
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from caravan_proto import __version__
 from caravan_proto.messages.results import DraftCount, FinishReason
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
 from caravan_router.metrics.exposition import PROMETHEUS, Family, Histogram, TextFormat, Value
-from caravan_router.metrics.table import BUILD_INFO, FORMER_ALIASES, METRICS, Kind
-from caravan_router.metrics.vllm import VLLM_ALIASES
+from caravan_router.metrics.table import BUILD_INFO, FORMER_ALIASES, HTTP_REQUESTS, METRICS, Kind
+from caravan_router.metrics.vllm import VLLM_ALIASES, VLLM_HTTP_REQUESTS
 from caravan_scheduler.actions import Preemption, Start
 from caravan_scheduler.config import JoinReason
 from caravan_scheduler.core.request_metrics import Failure, RequestTimings
@@ -84,7 +78,7 @@ class Metrics:
     """All metrics of the table for each model, and ``registry`` with prometheus_client's own about the process.
 
     The values of every label are a small fixed set, except those of ``model`` and of ``shard``, whose series are
-    removed by `ModelMetrics.model_gone` and `ModelMetrics.shard_gone`. ``vllm_names``: expose `VLLM_ALIASES` too.
+    removed by `ModelMetrics.model_gone` and `ModelMetrics.shard_gone`. ``vllm_names``: expose vLLM's names too.
     """
 
     def __init__(self, *, vllm_names: bool = False) -> None:
@@ -93,8 +87,11 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
-        build = Gauge(BUILD_INFO.name, BUILD_INFO.help, BUILD_INFO.labels, registry=self.registry)
-        build.labels(__version__).set(1)
+        build = Family(BUILD_INFO)
+        build.value(__version__).set(1)
+        self._http = Family(HTTP_REQUESTS)
+        self._http_of_vllm = Family(VLLM_HTTP_REQUESTS)
+        self._of_no_model = (build, self._http, *((self._http_of_vllm,) if vllm_names else ()))
         self._families = {spec.name: Family(spec) for spec in METRICS}
         self._models: dict[str, ModelMetrics] = {}
 
@@ -105,6 +102,11 @@ class Metrics:
             found = self._models[model] = ModelMetrics(self._families, model, lambda: self._forget(model))
         return found
 
+    def http_request(self, handler: str, method: str, status: int) -> None:
+        """An HTTP request has ended. ``handler``: the path of its route, with the names of what varies."""
+        self._http.value(handler, method, str(status)).add()
+        self._http_of_vllm.value(handler, method, f"{status // 100}xx").add()
+
     def _forget(self, model: str) -> None:
         del self._models[model]
         for family in self._families.values():
@@ -114,7 +116,7 @@ class Metrics:
         """Return all metrics in this format."""
         for model in self._models.values():
             model.refresh()
-        ours = "".join(family.text(form) for family in self._families.values())
+        ours = "".join(family.text(form) for family in (*self._families.values(), *self._of_no_model))
         ours += "".join(self._families[alias.of].alias(alias, form) for alias in self._aliases)
         # In a thread, since the process collector reads files.
         return ours.encode() + await asyncio.to_thread(form.encode, self.registry)

@@ -12,13 +12,22 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric. ``bounds``: upper bounds of the buckets of a histogram. ``labels`` is without `MODEL_LABEL`."""
+    """A metric. ``bounds``: upper bounds of the buckets of a histogram.
+
+    ``labels`` is without `MODEL_LABEL`, which each metric ``of_models`` has too, as the last one.
+    """
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
+    of_models: bool = True
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """All labels of a series, in their order."""
+        return (*self.labels, MODEL_LABEL) if self.of_models else self.labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,6 @@ class Alias:
     note: str = ""
 
 
-# The last label of every metric.
 MODEL_LABEL = "model"
 
 # The same buckets as TGI: 0.00015 to 145.6 s.
@@ -181,7 +189,7 @@ METRICS = (
     MetricSpec(
         "caravan_requests_handed_over_total",
         C,
-        "Requests that another router answered, because this one held no shard of the model: all else is counted there",
+        "Requests that another router, which held a shard of the model, answered and counted",
     ),
     MetricSpec(
         "caravan_media_decode_seconds",
@@ -227,8 +235,17 @@ METRICS = (
     ),
 )
 
-# The only metric that belongs to no model.
-BUILD_INFO = MetricSpec("caravan_build_info", G, "Always 1; the label has the router's version", ("version",))
+# Metrics that belong to no model.
+BUILD_INFO = MetricSpec(
+    "caravan_build_info", G, "Always 1; the label has the router's version", ("version",), of_models=False
+)
+HTTP_REQUESTS = MetricSpec(
+    "caravan_http_requests_total",
+    C,
+    "HTTP requests, except for health and metrics, by route (`none`: no such one) and status (499: the client left)",
+    ("handler", "method", "status"),
+    of_models=False,
+)
 
 # Names that the next version leaves out, of metrics whose names did not follow OpenMetrics: a counter ends in `_total`,
 # nothing else does. No new name is an old one and `_total`: in OpenMetrics both would have the same name.

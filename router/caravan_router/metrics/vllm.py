@@ -1,6 +1,6 @@
 """vLLM's names, for tools that balance, scale and show vLLM servers: each has vLLM's meaning, or is absent."""
 
-from caravan_router.metrics.table import Alias
+from caravan_router.metrics.table import HTTP_REQUESTS, Alias, Kind, MetricSpec
 
 _ACCEPTED = "at the start of a request, not at its end"
 
@@ -42,6 +42,11 @@ VLLM_ALIASES = (
     Alias(
         "vllm:spec_decode_num_accepted_tokens_per_pos_total", "caravan_spec_decode_num_accepted_tokens_per_pos_total"
     ),
+)
+
+# Of prometheus-fastapi-instrumentator, which vLLM uses. It groups statuses, as in 2xx.
+VLLM_HTTP_REQUESTS = MetricSpec(
+    "http_requests_total", Kind.COUNTER, HTTP_REQUESTS.help, HTTP_REQUESTS.labels, of_models=False
 )
 
 # Why names of vLLM's that begin so are not exposed.

@@ -98,8 +98,9 @@ class GenerationSpec:
     common prefix of specs that are submitted together is computed once. ``constraint`` has passed
     `Queries.compile_constraint`. ``adapter``: the key of one of `ModelFacts.adapters`, or empty for the model itself.
     ``prompt_logprobs``: whether to return the logprobs of the prompt; such specs share prefixes with each other, if
-    they ask for as many alternatives. ``timeout_s``: from submission to the last token. ``traceparent``: of the
-    request's span, for the log of its shards; empty if it is not traced. ``max_draft_tokens``: most draft tokens in one
+    they ask for as many alternatives. ``timeout_s``: from submission to the last token. ``queue_timeout_s``: from
+    submission to the start, as far as the queue allows as much. ``traceparent``: of the request's span, for the log of
+    its shards; empty if it is not traced. ``max_draft_tokens``: most draft tokens in one
     step. ``prediction``: tokens that the output may have, for drafts. ``beams``: see `BeamSearch`; nothing is sampled
     then, and all tokens come at the end. ``thought``: what the output begins with; the constraint applies behind it.
     ``request_id``: that of its HTTP request, for operators. ``continued``: what there is of the output, which is not
@@ -119,6 +120,7 @@ class GenerationSpec:
     adapter: str = ""
     prompt_logprobs: bool = False
     timeout_s: float = math.inf
+    queue_timeout_s: float = math.inf
     traceparent: str = ""
     max_draft_tokens: int = 0
     prediction: tuple[int, ...] = ()

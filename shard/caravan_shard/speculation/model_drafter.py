@@ -127,14 +127,17 @@ class ModelDrafter:
 
     def has_room(self, sequence_id: int, length: int, kept: Collection[int]) -> bool:
         """Whether ``length`` tokens of a sequence fit. Drops others for them, but for the ids ``kept``."""
-        others = {key: held for key, held in self._held.items() if key != sequence_id}
-        excess = length + sum(others.values()) + len(kept) * self._growth - self._model.capacity.current.cells
-        for key in [key for key in others if key not in kept]:
-            if excess <= 0:
-                break
-            excess -= others[key]
+        held = sum(self._held.values()) - self._held.get(sequence_id, 0)
+        excess = length + held + len(kept) * self._growth - self._model.capacity.current.cells
+        if excess <= 0:
+            # As nearly always. Each step asks for each sequence.
+            return True
+        for key in [key for key in self._held if key != sequence_id and key not in kept]:
+            excess -= self._held[key]
             self.keep(key, 0)
-        return excess <= 0
+            if excess <= 0:
+                return True
+        return False
 
     def can_read(self, sequence_id: int, tokens: Sequence[int]) -> bool:
         """Whether the model has the tokens that it is missing. The main model may have a few more, and sees media."""

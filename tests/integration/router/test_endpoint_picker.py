@@ -13,7 +13,7 @@ from aiohttp import ClientSession
 from caravan_dialects.api.limits import Limits
 from caravan_router.http.app import Access
 from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, body, cluster, generate
-from caravan_testing.picker import ENGINE_LABEL, Picker, Pod, router_pod_labels
+from caravan_testing.picker import DROPPED_REASON, ENGINE_LABEL, Picker, Pod, router_pod_labels
 from caravan_testing.waiting import eventually
 
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -119,6 +119,25 @@ async def test_an_adapter_that_runs_attracts_its_requests() -> None:
             await eventually(lambda: len(found.routers[1].engine.scheduler.sequences) == 2, "it went there")
         assert (await routed).status == 200
         (await running).release()
+
+
+async def test_a_request_waits_no_longer_than_its_gateway_says() -> None:
+    async with pool() as found:
+        busy, _ = found.picker.pods
+        waiting = [
+            asyncio.create_task(generate(found.session, busy.url, body(f"{number} waits", 3))) for number in range(12)
+        ]
+        async with found.logs[0].held():
+            await eventually(
+                lambda: found.picker.load(busy), "all are there", lambda load: load.queued + load.running == 12
+            )
+            async with found.session.post(
+                f"{busy.url}/v1/chat/completions", json=chat("too late"), headers={"x-llm-d-inference-ttl": "50ms"}
+            ) as response:
+                assert (response.status, response.headers[DROPPED_REASON]) == (429, "queue_timeout")
+        await asyncio.gather(*waiting)
+        failed = 'tgi_request_failure{err="queue_timeout"}'
+        assert await found.routers[0].metric(failed) == 1
 
 
 async def test_a_router_is_told_for_whom_a_request_is_and_says_why_it_refuses_one() -> None:

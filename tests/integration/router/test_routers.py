@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from caravan_proto.messages.adapters import AdapterSource
 from caravan_router.engine.client import ShardClient
 from caravan_router.engine.discovery import Address
 from caravan_router.engine.fleet import Fleet
@@ -163,6 +165,25 @@ async def test_a_borrowed_shard_goes_back_for_good_once_what_had_begun_has_ended
         assert begun["http://second"] == 0, "a router began something new in its turn"
         enough.set()
         await asyncio.gather(*asking)
+
+
+async def test_a_router_has_its_own_adapters_in_its_turn(tmp_path: Path) -> None:
+    """What the other router cannot answer waits here, although both hand requests over."""
+    (tmp_path / "a.gguf").write_bytes(b"weights")
+    config = ClusterConfig(step_s=0.005, lora_dir=str(tmp_path), link=replace(CONFIG.link, url="http://first"))
+    async with cluster(config) as running, other_router(running, url="http://second") as second:
+        await eventually(lambda: [one.standing.state for one in second.shards()] == [ShardState.STANDBY])
+        (engine,) = second.engines
+        in_turn = asyncio.create_task(run(engine, spec([1, 2, 3], 300)))
+        await eventually(lambda: held(second) == set(running.addresses), "the second has its turn")
+        assert await second.adapters.load("toy", AdapterSource(name="a", path="a.gguf"), replaces=False) == ""
+        await in_turn
+        other = spec([1, 2, 3], 20)
+        assert await run(running.engine, other) == undisturbed(other)
+        assert held(running.fleet) == set(running.addresses)
+        assert running.engine.model.adapters == ()
+        wanted = spec([7, 8, 9], 20, adapter=engine.model.loaded_adapters["a"])
+        assert await run(engine, wanted) == undisturbed(wanted)
 
 
 async def test_a_query_without_a_shard_counts_as_a_request() -> None:

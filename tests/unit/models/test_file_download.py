@@ -171,6 +171,21 @@ def test_an_object_comes_by_a_signed_url_that_no_message_shows(
     assert "X-Amz" not in str(raised.value)
 
 
+def test_a_blob_comes_by_a_signed_url_that_no_message_shows(
+    server: Server, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"AZURE_STORAGE_ACCOUNT": "account", "AZURE_STORAGE_SAS_TOKEN": "sig=secret", "DOWNLOAD_TOKEN": "token"}
+    for name, value in (given | {"AZURE_STORAGE_SERVICE_ENDPOINT": server.url.rpartition("/")[0]}).items():
+        monkeypatch.setenv(name, value)
+    download_file(wanted_file("az://models/m.gguf", SHA256, str(path)), ignore_progress)
+    assert path.read_bytes() == CONTENT
+    assert {*server.asked} == {("/models/m.gguf?sig=secret", None)}
+    wanted = wanted_file("az://models/missing", SHA256, str(path.with_name("missing")))
+    with pytest.raises(FetchError, match=r"^az://models/missing, .* answers with status 404; .* AZURE_STO") as raised:
+        download_file(wanted, ignore_progress)
+    assert "secret" not in str(raised.value)
+
+
 def test_shards_that_share_a_folder_download_each_file_once(server: Server, path: Path) -> None:
     with ThreadPoolExecutor() as shards:
         list(shards.map(lambda _: fetch(server, path), range(4)))
@@ -187,7 +202,7 @@ def test_the_command_takes_several_files(server: Server, path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("url", "sha256", "problem"),
     [
-        ("ftp://x/y", SHA256, "a file comes from a URL of http, https or s3. Given: 'ftp://x/y'"),
+        ("ftp://x/y", SHA256, "a file comes from a URL of http, https, s3 or az. Given: 'ftp://x/y'"),
         ("http://x/y", "12", "a SHA-256 has 64 hexadecimal digits. Given: '12'"),
     ],
 )

@@ -10,7 +10,7 @@ from caravan_proto.messages.results import FinishReason, StepOutcome
 from caravan_router.engine.observer import Method, QueueUse, ShardUse
 from caravan_router.metrics.exposition import TextFormat
 from caravan_router.metrics.recorder import Metrics
-from caravan_router.metrics.table import FORMER_NAMES, METRICS, Kind
+from caravan_router.metrics.table import BUILD_INFO, FORMER_NAMES, HTTP_REQUESTS, METRICS, Kind
 from caravan_router.metrics.vllm import VLLM_ABSENT, VLLM_ALIASES
 from caravan_scheduler.actions import Preemption, Start
 from caravan_scheduler.core.request_metrics import RequestTimings
@@ -25,6 +25,8 @@ OPENMETRICS = TextFormat.accepted(ACCEPT)
 def used() -> Metrics:
     """Return metrics of a model that was used, with adapters, and of requests whose model is not known."""
     metrics = Metrics(vllm_names=True)
+    for status in (200, 204, 404):
+        metrics.http_request("/v1/files/{id}", "GET", status)
     metrics.of("").queue(QueueUse(requests=5, swapped=0, oldest_s=0.0))
     model = metrics.of("m")
     for shard, adapters in (("a", {"", "poet"}), ("b", {"cook"})):
@@ -66,7 +68,7 @@ def used() -> Metrics:
 
 def samples(text: str) -> list[str]:
     """Return the samples of the models, without those of the process."""
-    return [line for line in text.splitlines() if line.startswith(("caravan_", "tgi_", "vllm:"))]
+    return [line for line in text.splitlines() if line.startswith(("caravan_", "tgi_", "vllm:", "http_"))]
 
 
 async def page(metrics: Metrics, form: TextFormat) -> str:
@@ -83,7 +85,7 @@ async def test_openmetrics_has_the_same_samples_as_the_text_format_and_a_strict_
     assert openmetrics.endswith("# EOF\n")
     kinds = {family.name: family.type for family in parse_openmetrics(openmetrics)}  # type: ignore[no-untyped-call]
     assert kinds["caravan_request_preemptions"] == "counter"
-    assert kinds["vllm:generation_tokens"] == "counter"
+    assert kinds["vllm:generation_tokens"] == kinds["caravan_http_requests"] == kinds["http_requests"] == "counter"
     assert kinds["tgi_request_count"] == "unknown", "TGI's counters have no `_total`"
     assert kinds["caravan_time_to_first_token_seconds"] == "histogram"
     assert list(parse_text(text))
@@ -104,7 +106,7 @@ def test_the_client_chooses_the_format(accept: str, content_type: str) -> None:
 def test_our_own_names_follow_openmetrics() -> None:
     wrong = [
         spec.name
-        for spec in METRICS
+        for spec in (*METRICS, BUILD_INFO, HTTP_REQUESTS)
         if not spec.name.startswith("tgi_") and spec.name.endswith("_total") is not (spec.kind is Kind.COUNTER)
     ]
     assert not wrong
@@ -145,6 +147,23 @@ async def test_vllm_names_are_exposed_if_asked_for_and_for_known_models_only(mon
         'vllm:request_prefill_time_seconds_sum{model_name="m"} 0.8999999999999999',
         'vllm:request_inference_time_seconds_count{model_name="m"} 3',
     } <= set(found)
+
+
+async def test_http_requests_are_counted_by_status_and_under_vllms_name_by_its_group() -> None:
+    ours = 'caravan_http_requests_total{handler="/v1/files/{id}",method="GET",status="204"} 1'
+    of_vllm = 'http_requests_total{handler="/v1/files/{id}",method="GET",status="2xx"} 2'
+    assert {ours, of_vllm} <= set(samples(await page(used(), TextFormat.accepted())))
+    metrics = Metrics()
+    metrics.http_request("/v1/files/{id}", "GET", 204)
+    found = samples(await page(metrics, TextFormat.accepted()))
+    assert ours in found
+    assert not [line for line in found if line.startswith("http_")]
+
+
+async def test_a_model_that_is_called_as_a_status_takes_no_counts_of_requests_along() -> None:
+    metrics = used()
+    metrics.of("200").model_gone()
+    assert "caravan_http_requests_total" in "".join(samples(await page(metrics, TextFormat.accepted())))
 
 
 async def test_a_model_has_one_series_about_its_adapters_and_none_without_them() -> None:

@@ -70,10 +70,14 @@
 {{- end -}}
 {{- if .ca }}{{ $own = append $own "SSL_CERT_FILE" }}{{ end -}}
 {{- if .s3 }}{{ $own = concat $own (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" "AWS_REGION" "AWS_ENDPOINT_URL") }}{{ end -}}
+{{- if .azure }}{{ $own = concat $own (list "AZURE_STORAGE_ACCOUNT" "AZURE_STORAGE_KEY" "AZURE_STORAGE_SAS_TOKEN" "AZURE_STORAGE_SERVICE_ENDPOINT") }}{{ end -}}
 {{- $names := list -}}
 {{- range .env }}{{ $names = append $names .name }}{{ end -}}
 {{- include "caravan.refuseTwice" (dict "path" (printf "%s.env" $path) "names" $names "own" $own) -}}
 {{- range .files -}}
+{{- if and (hasPrefix "az://" .url) (not $spec.source.download.azure) -}}
+{{- fail (printf "%s: %s needs azure.account" $path .url) -}}
+{{- end -}}
 {{- if and $spec.source.download.tokenSecret (hasPrefix "http://" .url) -}}
 {{- fail (printf "%s: the token would be sent in plaintext to %s" $path .url) -}}
 {{- end -}}
@@ -176,6 +180,9 @@
 {{- $scaling := .settings.autoscaling -}}
 {{- if and (ne $scaling.type "keda") (or $scaling.triggers $scaling.scalingModifiers) -}}
 {{- fail (printf "%s: autoscaling.triggers and scalingModifiers are keda's: set autoscaling.type" .path) -}}
+{{- end -}}
+{{- if and $scaling.zeroWhenIdle (or (ne $scaling.type "keda") (lt (int $scaling.minReplicas) 1)) -}}
+{{- fail (printf "%s: autoscaling.zeroWhenIdle is keda's, and needs autoscaling.minReplicas of at least 1; with 0, a pool is without shards anyway" .path) -}}
 {{- end -}}
 {{- $names := list -}}
 {{- range $scaling.triggers }}{{ if .name }}{{ $names = append $names .name }}{{ end }}{{ end -}}

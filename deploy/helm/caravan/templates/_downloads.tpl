@@ -42,6 +42,17 @@
   {{- if $value }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
   {{- end }}
   {{- end }}
+  {{- with .download.azure }}
+  {{- if .secretName }}
+  {{- range $name := list "AZURE_STORAGE_SAS_TOKEN" "AZURE_STORAGE_KEY" }}
+  {{- $key := dict "name" $.download.azure.secretName "key" $name "optional" true }}
+  {{- $env = prepend $env (dict "name" $name "valueFrom" (dict "secretKeyRef" $key)) }}
+  {{- end }}
+  {{- end }}
+  {{- range $name, $value := dict "AZURE_STORAGE_ACCOUNT" .account "AZURE_STORAGE_SERVICE_ENDPOINT" .endpoint }}
+  {{- if $value }}{{ $env = append $env (dict "name" $name "value" $value) }}{{ end }}
+  {{- end }}
+  {{- end }}
   {{- with .download.ca }}
   {{- $env = prepend $env (dict "name" "SSL_CERT_FILE" "value" "/etc/caravan/download-ca/ca.crt") }}
   {{- end }}
@@ -72,8 +83,8 @@
 {{/* The ports that a download needs, as a JSON list: those of its files, and of the proxies in its variables. */}}
 {{- define "caravan.downloadPorts" -}}
 {{- $urls := list -}}
-{{- $store := default "https://s3" (.s3 | default dict).endpoint -}}
-{{- range .files }}{{ $urls = append $urls (ternary $store .url (hasPrefix "s3://" .url)) }}{{ end -}}
+{{- $stores := dict "s3" (default "https://s3" (.s3 | default dict).endpoint) "az" (default "https://az" (.azure | default dict).endpoint) -}}
+{{- range .files }}{{ $urls = append $urls (default .url (get $stores (urlParse .url).scheme)) }}{{ end -}}
 {{- if .name }}{{ $urls = append $urls (include "caravan.hub" .) }}{{ end -}}
 {{- range .env -}}
 {{- if and (regexMatch "(?i)^(https?|all)_proxy$" .name) .value }}{{ $urls = append $urls .value }}{{ end -}}

@@ -87,7 +87,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- if and (gt (int $settings.hosts) 1) (gt (len $name) 46) -}}
 {{- fail (printf "the name %s has %d characters, and with hosts it may have 46: shorten models.%s.pools.%s or set fullnameOverride" $name (len $name) $model $pool) -}}
 {{- end -}}
-{{- $least := ternary $settings.replicas $scaling.minReplicas (eq $scaling.type "none") -}}
+{{- $least := ternary $settings.replicas (ternary 0 $scaling.minReplicas $scaling.zeroWhenIdle) (eq $scaling.type "none") -}}
 {{- $most := ternary $settings.replicas $scaling.maxReplicas (eq $scaling.type "none") -}}
 {{- $pools = append $pools (dict "model" $model "file" $spec.file "alias" $spec.alias "served" (include "caravan.servedName" $spec) "source" $spec.source "pool" $pool "name" $name "settings" $settings "least" $least "most" $most) -}}
 {{- end -}}

@@ -54,16 +54,22 @@ _DECIMAL = re.compile(r"[0-9]{1,18}(\.[0-9]{0,18})?")
 class Gateway:
     """What a trusted gateway says of a request in the headers of llm-d.
 
-    ``fairness_id``: for whom the request is, which its client cannot change; "" if it does not say. ``notes``: its
-    objective and its targets by name, for the trace alone.
+    ``fairness_id``: for whom the request is, which its client cannot change; "" if it does not say.
+    ``queue_timeout_s``: the most that it may wait to start. ``notes``: its objective and its targets by name, for the
+    trace alone: one that misses its target is answered late, not refused.
     """
 
     fairness_id: str = ""
+    queue_timeout_s: float = math.inf
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
 NO_GATEWAY = Gateway()
 FAIRNESS_HEADER = "x-llm-d-inference-fairness-id"
+# Its value is a duration as Go writes it, such as 1m30.5s.
+QUEUE_TIMEOUT_HEADER = "x-llm-d-inference-ttl"
+_DURATION = r"([0-9]{1,9}(?:\.[0-9]{0,9})?)(ns|us|ms|s|m|h)"
+_UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NOTES = {
     "objective": "x-llm-d-inference-objective",
     "slo_ttft_ms": "x-llm-d-slo-ttft-ms",
@@ -72,14 +78,23 @@ _NOTES = {
 
 
 def gateway_of(headers: Mapping[str, str]) -> Gateway:
-    """Read the headers of a trusted gateway. Values that are too long or not printable are ignored."""
+    """Read the headers of a trusted gateway. Values that are too long, not printable or no duration are ignored."""
 
     def of(name: str) -> str:
         text = headers.get(name, "")
         return text if is_session_id(text) else ""
 
     notes = {name: text for name, header in _NOTES.items() if (text := of(header))}
-    return Gateway(fairness_id=of(FAIRNESS_HEADER), notes=notes)
+    return Gateway(
+        fairness_id=of(FAIRNESS_HEADER), queue_timeout_s=_queue_timeout_s(of(QUEUE_TIMEOUT_HEADER)), notes=notes
+    )
+
+
+def _queue_timeout_s(duration: str) -> float:
+    if not re.fullmatch(f"(?:{_DURATION})+", duration):
+        return math.inf
+    # Zero is no limit, as for the gateway.
+    return sum(float(number) * _UNITS_S[unit] for number, unit in re.findall(_DURATION, duration)) or math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +119,7 @@ class Serving(TypedDict):
     session: str
     namespace: str
     timeout_s: float
+    queue_timeout_s: float
     traceparent: str
     max_draft_tokens: int
     request_id: str
@@ -123,6 +139,7 @@ def serving_of(fields: ServingFields, sender: Sender, limits: Limits) -> Serving
         session=_session(fields, sender),
         namespace=namespace,
         timeout_s=_timeout_s(fields.timeout, headers.get(TIMEOUT_HEADER)),
+        queue_timeout_s=sender.gateway.queue_timeout_s,
         traceparent=sender.traceparent,
         max_draft_tokens=_max_draft_tokens(fields.speculate, headers.get(SPECULATE_HEADER), limits),
         request_id=sender.request_id,

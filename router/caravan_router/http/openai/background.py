@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 ROUTE = "/v1/responses"
 # Between two attempts while no shard is up.
 _RETRY_S = 1.0
+# So long, others that share the database may continue a response whose model is not served here.
+_PASSED_ON_S = 5.0
 
 
 def note_skipped(app: web.Application, asked: AskedResponse) -> None:
@@ -106,6 +108,8 @@ class BackgroundResponses:
         self._app = app
         self._jobs: dict[str, _BackgroundJob] = {}
         self._of_owners: Counter[str] = Counter()
+        # When this server may take back what it has passed on, by the ids of responses.
+        self._passed_on: dict[str, float] = {}
         self._ending = False
         place = app[STATE].store.place
         lock = place.with_name(f"{place.name}-background") if isinstance(place, Path) else place
@@ -204,9 +208,10 @@ class BackgroundResponses:
 
     async def _continue_all(self) -> None:
         """Continue the responses in the store that no other server continues; cancel those of which clients ask it."""
-        state = self._app[STATE]
+        state, now = self._app[STATE], time.monotonic()
+        self._passed_on = {job: until for job, until in self._passed_on.items() if until > now}
         try:
-            for known in await state.store.jobs_under_way():
+            for known in await state.store.jobs_under_way(tuple(self._passed_on)):
                 running = self._app[RUNNING].find(known.owner, known.id)
                 if running is not None:
                     if known.cancelled:
@@ -286,7 +291,8 @@ class BackgroundResponses:
     async def _attempts(self, job: _BackgroundJob) -> None:
         """Generate a response, again and again while no shard of its model is up, from its last token that is stored.
 
-        Raises EngineError, RequestError, StoreError.
+        If no model here has its name, another server may have the model, or have loaded the adapter. Raises
+        EngineError, RequestError, StoreError.
         """
         running = job.asked.running
         while True:
@@ -303,8 +309,21 @@ class BackgroundResponses:
                     raise
             else:
                 return
+            if await self._passes_on(job):
+                return
             await asyncio.sleep(_RETRY_S)
             job.answer = None
+
+    async def _passes_on(self, job: _BackgroundJob) -> bool:
+        """Leave a response to other servers if none of the known models has its name. Raises StoreError."""
+        state = self._app[STATE]
+        names = {name for engine in state.fleet.engines for name in (engine.model.name, *engine.model.adapters)}
+        if not state.store.is_shared or not names or job.name in names:
+            return False
+        _log.info("response %s in the background is left to a server that has %s", job.id, job.name)
+        self._passed_on[job.id] = time.monotonic() + _PASSED_ON_S
+        await state.store.on_jobs(lambda jobs: jobs.pass_on(job.id))
+        return True
 
     async def _prepare(self, job: _BackgroundJob) -> None:
         """Make the answer of a job, after what is stored. Raises EngineError, RequestError, StoreError."""

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from caravan_dialects.api.error_table import REASON_HEADER
 from caravan_dialects.api.errors import (
@@ -23,7 +23,7 @@ from caravan_router.http.server.dialect import DIALECTS, error_response
 from caravan_router.http.server.event_stream import STREAM_BEGUN
 from caravan_router.http.server.ignored import IGNORED_HEADER
 from caravan_router.http.server.route import Handler
-from caravan_router.http.server.state import ARRIVED, CLIENT, ENDING, TRACE, TRACING
+from caravan_router.http.server.state import ARRIVED, CLIENT, ENDING, STATE, TRACE, TRACING
 from caravan_scheduler.core.errors import EngineError
 from caravan_scheduler.core.trace import NO_TRACE, ArrivedRequest, RequestTrace
 
@@ -44,6 +44,8 @@ _PAGE_FILES = "/page/"
 
 CLIENT_CLOSED = 499
 _FIRST_ERROR = 400
+# In place of a route and of a method, which clients could invent without end.
+_NO_ROUTE, _OTHER_METHOD = "none", "other"
 # Methods that change nothing and generate nothing.
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOGGED_CHARACTERS = 200
@@ -51,7 +53,7 @@ _LOGGED_CHARACTERS = 200
 
 @web.middleware
 async def identify_and_log(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Take the client's request id or make one, and begin its trace; write a log line when the request has ended."""
+    """Take the client's request id or make one, and begin its trace; count and log the request when it has ended."""
     given = request.headers.get(REQUEST_ID_HEADER, "")
     request[REQUEST_ID] = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
     trace = request[TRACE] = _trace_of(request)
@@ -59,11 +61,15 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
     try:
         response = await handler(request)
         status = response.status
+    except web.HTTPException as error:
+        status = error.status
+        raise
     except (asyncio.CancelledError, ConnectionError):
         status = CLIENT_CLOSED
         raise
     finally:
         trace.end(status)
+        _count(request, status)
         client = request.get(CLIENT)
         access_log.log(
             logging.DEBUG if _is_quiet(request, status) else logging.INFO,
@@ -82,6 +88,18 @@ async def identify_and_log(request: web.Request, handler: Handler) -> web.Stream
             },
         )
     return response
+
+
+def _count(request: web.Request, status: int) -> None:
+    """Count a request that has ended. As in vLLM's counter, those of probes and scrapers would hide the others."""
+    if request.path in _QUIET:
+        return
+    resource = request.match_info.route.resource
+    request.app[STATE].metrics.http_request(
+        _NO_ROUTE if resource is None else resource.canonical,
+        request.method if request.method in hdrs.METH_ALL else _OTHER_METHOD,
+        status,
+    )
 
 
 def _is_quiet(request: web.Request, status: int) -> bool:

@@ -111,6 +111,47 @@ async def test_a_request_waits_here_if_the_neighbour_cannot_be_reached() -> None
         assert len(first.engine.streams) == 1
 
 
+async def load(service: Service, name: str) -> int:
+    """Load an adapter; return the status of the reply."""
+    return (await service.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": f"{name}.gguf"})).status
+
+
+async def test_a_request_for_an_adapter_is_answered_where_that_is_loaded() -> None:
+    async with neighbours() as (first, second):
+        assert [await load(first, "poet"), await load(first, "cook"), await load(second, "cook")] == [200] * 3
+        # Of a single model, the neighbour would answer to any name, without the adapter.
+        for name in ("poet", "cook"):
+            assert (await first.reply("/v1/completions", {**BODY, "model": name}))["model"] == name
+        assert (len(first.engine.streams), len(second.engine.streams)) == (1, 1)
+        assert await first.sample("caravan_requests_handed_over_total") == 1
+        # One of the shards' own.
+        await first.reply("/v1/completions", BODY, X_Model="pirate")
+        assert len(second.engine.streams) == 2
+
+
+async def test_an_adapter_that_only_the_neighbour_has_loaded_is_asked_for_there() -> None:
+    async with neighbours() as (first, second):
+        first.engine.expected = second.engine.expected = ("scripted",)
+        assert await load(second, "cook") == 200
+        assert (await first.reply("/v1/completions", {**BODY, "model": "cook"}))["model"] == "cook"
+        response = await first.post("/v1/completions", {**BODY, "model": "nobody"})
+        assert (response.status, (await response.json())["error"]["code"]) == (404, "model_not_found")
+        assert first.engine.streams == []
+
+
+async def test_adapters_are_loaded_and_unloaded_at_the_router_that_is_asked() -> None:
+    async with neighbours() as (first, second):
+        assert await load(first, "poet") == 200
+        assert (list(first.engine.model.loaded_adapters), list(second.engine.model.loaded_adapters)) == (["poet"], [])
+        assert (await first.post("/v1/unload_lora_adapter", {"lora_name": "poet"})).status == 200
+
+
+async def test_a_handed_over_request_for_an_adapter_without_a_readable_body_is_refused_as_any_other() -> None:
+    async with neighbours() as (_, second):
+        response = await second.post("/v1/completions", [], X_Caravan_Handed_Over="adapter")
+        assert response.status == 400
+
+
 async def test_what_a_router_keeps_is_answered_by_itself() -> None:
     async with neighbours() as (first, second):
         first.engine.model = CHAT_MODEL

@@ -56,6 +56,7 @@ async def test_the_root_path_without_a_slash_leads_to_the_page() -> None:
     async with serving(ScriptedEngine(), access=access) as service:
         async with service.client.get("/ai", allow_redirects=False) as response:
             assert (response.status, response.headers["Location"]) == (308, "/ai/")
+        assert await service.sample('caravan_http_requests_total{handler="/ai",method="GET",status="308"}') == 1
         # Keys are asked for as without it, and a longer name is no root path.
         assert (await service.post("/ai/v1/completions", PROMPT)).status == 401
         assert (await service.post("/aix/v1/completions", PROMPT, Authorization="Bearer s3cret")).status == 404

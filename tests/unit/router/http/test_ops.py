@@ -176,6 +176,25 @@ async def test_each_request_is_logged_once(service: Service, caplog: pytest.LogC
     assert record.__dict__["request_id"] == "me"
 
 
+async def test_http_requests_are_counted_by_route_and_not_by_what_clients_invent(service: Service) -> None:
+    await service.post("/v1/completions", {"prompt": "a", "max_tokens": 1})
+    for number in range(3):
+        await service.client.delete(f"/v1/requests/{number}")
+        await service.client.get(f"/nope/{number}")
+        await service.client.request("PROPFIND", "/nope")
+    await service.client.get("/v1/completions")
+    for probe in ("/health", "/livez", "/metrics"):
+        await service.client.get(probe)
+    found = [line for line in (await service.metrics.render()).decode().splitlines() if "http_requests_total{" in line]
+    assert sorted(found) == [
+        'caravan_http_requests_total{handler="/v1/completions",method="POST",status="200"} 1',
+        'caravan_http_requests_total{handler="/v1/requests/{id}",method="DELETE",status="404"} 3',
+        'caravan_http_requests_total{handler="none",method="GET",status="404"} 3',
+        'caravan_http_requests_total{handler="none",method="GET",status="405"} 1',
+        'caravan_http_requests_total{handler="none",method="other",status="404"} 3',
+    ]
+
+
 async def test_the_pages_own_requests_are_logged_only_if_they_fail(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:

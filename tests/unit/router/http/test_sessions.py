@@ -1,6 +1,7 @@
 """Which session a request belongs to: by our own field, agents' headers, other fields, or what it continues."""
 
 import json
+import math
 from collections.abc import AsyncIterator
 from ipaddress import ip_network
 from typing import Any
@@ -136,6 +137,29 @@ async def test_only_a_trusted_gateway_says_for_whom_a_request_is() -> None:
         async with serving(ScriptedEngine(model=CHAT_MODEL), access=access) as service:
             assert await session_of(service, CHAT, body, headers) == session
             assert await session_of(service, CHAT, body, {FAIRNESS: "x" * 300}) == "own"
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ("1500ms", 1.5),
+        ("1h2m3.5s", 3723.5),
+        ("250us", 0.00025),
+        ("0s", math.inf),
+        ("-1s", math.inf),
+        ("1.5", math.inf),
+        ("soon", math.inf),
+        ("9" * 300 + "s", math.inf),
+    ],
+)
+async def test_a_trusted_gateway_limits_the_time_in_the_queue(given: str, seconds: float) -> None:
+    for network, expected in (("127.0.0.0/8", seconds), ("10.0.0.0/8", math.inf)):
+        async with serving(
+            ScriptedEngine(model=CHAT_MODEL), access=Access(trusted_proxies=(ip_network(network),))
+        ) as service:
+            response = await service.post(CHAT, {"messages": HI}, x_llm_d_inference_ttl=given)
+            assert response.status == 200
+            assert service.engine.spec.queue_timeout_s == pytest.approx(expected)
 
 
 def test_long_ids_are_shown_in_part() -> None:

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -154,6 +155,29 @@ async def test_what_an_ending_server_leaves_goes_on_at_another_from_the_last_tok
         assert events[-1]["response"]["output"][0]["content"][0]["text"] == "ab"
         [stream] = second.streams
         assert stream.sent == 2, "b and the end"
+
+
+@pytest.mark.parametrize("expected", [(), ("another",)])
+async def test_a_response_goes_on_at_a_server_that_has_its_adapter(
+    url: str, expected: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    first, second, third = paused("a", "b", after=1), WordEngine(words=("x", "y")), WordEngine(words=("a", "b"))
+    first.model = third.model = replace(first.model, adapters=("poet",))
+    second.model, second.expected = replace(second.model, adapters=()), expected
+    async with AsyncExitStack() as ending, server(url, second) as other:
+        one = await ending.enter_async_context(server(url, first))
+        response_id = await begun(one, model="poet")
+        await until_running(one, response_id)
+        following = asyncio.create_task(events_of(other, response_id))
+        await ending.aclose()
+        await eventually(lambda: f"{response_id} in the background is left to a server that has poet" in caplog.text)
+        async with server(url, third):
+            events = await following
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "ab"
+        assert events[-1]["response"]["model"] == "poet"
+        assert (len(second.streams), len(third.streams)) == (0, 1)
 
 
 def line(number: int) -> str:
