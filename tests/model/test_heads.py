@@ -50,6 +50,7 @@ from caravan_testing.shard_models import (
 from caravan_testing.shard_tiny_delta_net import write_tiny_qwen35
 from caravan_testing.shard_tiny_glm import write_tiny_glm
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
+from caravan_testing.tiny_dflash import Dflash, write_cyclic
 from caravan_testing.tiny_eagle3 import Eagle3
 from caravan_testing.tiny_heads import Heads
 
@@ -94,7 +95,7 @@ EACH: dict[str, tuple[Path, dict[str, Any]]] = {
 
 def of_head(model_draft: Path | None = None, **flags: Any) -> dict[str, Any]:
     """Return the flags of a shard that drafts with the model's own head, or the one in the file ``model_draft``."""
-    found = {"spec_type": SPEC_TYPES[model_draft], **flags}
+    found = {"spec_type": SPEC_TYPES.get(model_draft, "auto"), **flags}
     return found if model_draft is None else {"model_draft": str(fetched(model_draft)), **found}
 
 
@@ -209,6 +210,13 @@ OFTEN_WRONG: dict[str, Callable[[Path], tuple[Path, Path | None]]] = {
     "eagle3": lambda folder: (
         write_tiny_llama(folder / "model.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL),
         Eagle3(state=1.0).write(folder / "head.gguf", DEMO_MODEL),
+    ),
+    "dflash": lambda folder: (
+        write_cyclic(
+            folder / "model.gguf",
+            write_tiny_llama(folder / "written.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL),
+        ),
+        Dflash(state=1.0).write(folder / "head.gguf", DEMO_MODEL),
     ),
 }
 
