@@ -1,6 +1,7 @@
 """Prepares conversations with tools for chat templates, also for templates that do not know tools."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,8 +74,13 @@ def _calls_as_text(messages: Sequence[Json]) -> list[Json]:
             else:
                 result.append({"role": "user", "content": text})
         else:
-            calls = [json_text(call["function"]) for call in message.get("tool_calls", ())]
+            calls = [_written_call(call["function"]) for call in message.get("tool_calls", ())]
             text = "\n".join(part for part in (message["content"], *calls) if part)
             result.append({key: message[key] for key in _KEPT if key in message} | {"content": text})
         answers = message["role"] == "tool"
     return result
+
+
+def _written_call(function: Json) -> str:
+    """Return a call with the white space of `json_layout`, so that the cache has the tokens that a model wrote."""
+    return json.dumps(function, ensure_ascii=False)

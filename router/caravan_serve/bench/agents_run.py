@@ -5,11 +5,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from caravan_serve.bench.agents import AgentPlan, Chat, Turn, agent_plans
+from caravan_serve.bench.agents import AgentPlan, Chat, Turn
 from caravan_serve.bench.client_sse import SseClient
 from caravan_serve.bench.request import BenchRequest, RequestResult, StreamRecord
 from caravan_serve.bench.statistics import Distribution, distribution
-from caravan_serve.bench.workloads import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +46,19 @@ class _Collected:
         return self.first + self.returned
 
 
-async def run_agents(client: SseClient, shape: Shape) -> AgentsResult:
-    """Run the sessions of ``shape.concurrency`` agents beside a chat."""
+async def run_agents(client: SseClient, plans: Sequence[AgentPlan], chat: Chat) -> AgentsResult:
+    """Run the sessions of an agent for each of ``plans``, beside ``chat``."""
     collected = _Collected()
     started = time.perf_counter()
-    chat = asyncio.create_task(_chat(client, Chat(shape.seed), collected.chat))
+    chatting = asyncio.create_task(_chat(client, chat, collected.chat))
     try:
         async with asyncio.TaskGroup() as group:
-            for plan in agent_plans(shape):
+            for plan in plans:
                 group.create_task(_timed_session(client, plan, collected))
     finally:
-        chat.cancel()
-        await asyncio.wait({chat})
-    return _result(collected, shape.concurrency, time.perf_counter() - started)
+        chatting.cancel()
+        await asyncio.wait({chatting})
+    return _result(collected, len(plans), time.perf_counter() - started)
 
 
 async def _timed_session(client: SseClient, plan: AgentPlan, collected: _Collected) -> None:

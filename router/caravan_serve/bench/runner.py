@@ -19,6 +19,7 @@ import aiohttp
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from caravan_serve.bench.agents import Chat, agent_plans
 from caravan_serve.bench.agents_run import AgentsResult, run_agents
 from caravan_serve.bench.client_sse import SseClient
 from caravan_serve.bench.dialects import Api, dialect_of
@@ -334,7 +335,7 @@ async def run_bench(config: BenchConfig, console: Console) -> BenchReport:
             return BenchReport(workload=config.workload, api=config.api, shape=config.shape, rate=None, stall=stall)
         if config.workload is Workload.AGENTS:
             console.print("agents: sessions start, beside a chat", highlight=False)
-            agents = await run_agents(client, config.shape)
+            agents = await run_agents(client, agent_plans(config.shape), Chat(config.shape.seed))
             return BenchReport(workload=config.workload, api=config.api, shape=config.shape, rate=None, agents=agents)
         reports = [await _run_phase(phase, client, config, console) for phase in phases(config.workload, config.shape)]
         return BenchReport(

@@ -341,7 +341,7 @@ async def test_the_router_describes_tools_to_a_template_without_them(engine: Scr
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "x"}'}
     assert shown.startswith('[user]You may call these functions:\n{"name":"weather","description":"d",')
     assert shown.endswith(
-        '\n\nhi[assistant]{"name":"weather","arguments":{"city":"x"}}\n{"name":"clock","arguments":"{\\"cut"}'
+        '\n\nhi[assistant]{"name": "weather", "arguments": {"city": "x"}}\n{"name": "clock", "arguments": "{\\"cut"}'
         "[user]Result of weather: rain\nResult of clock: noon"
     )
     assert with_system.startswith("[system]S\n\nYou may call these functions:\n")

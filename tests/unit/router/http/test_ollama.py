@@ -204,7 +204,7 @@ async def test_calls_are_sent_whole_with_arguments_as_an_object(service: Service
     assert (first["done"], last["done"]) == (False, True)
     answered = [*HI, reply["message"], {"role": "tool", "content": "2", "tool_name": "f"}]
     await whole(service, "/api/chat", messages=answered, tools=[TOOL])
-    assert text_of(engine).endswith('[assistant]{"name":"f","arguments":{"a":1}}[user]Result of f: 2')
+    assert text_of(engine).endswith('[assistant]{"name": "f", "arguments": {"a": 1}}[user]Result of f: 2')
 
 
 async def test_a_truncated_call_is_shown_as_text(service: Service, engine: ScriptedEngine) -> None:
