@@ -173,8 +173,8 @@ class ShardConfig(MediaFlags, RopeFlags, DefaultFlags, PlacementFlags, ModelFlag
             raise ValueError("gpu-layers-draft needs --model-draft")
         if self.spec_type == "draft-mtp" and self.model_draft:
             raise ValueError("spec-type draft-mtp drafts with the model's own head: drop --model-draft, or pass none")
-        if self.spec_type == "draft-eagle3" and not self.model_draft:
-            raise ValueError("spec-type draft-eagle3 needs the file of the head: pass --model-draft")
+        if self.spec_type in ("draft-eagle3", "draft-dflash", "draft-dspark") and not self.model_draft:
+            raise ValueError(f"spec-type {self.spec_type} needs the file of the head: pass --model-draft")
         for alias in self.aliases:
             if not (alias and alias.isprintable() and alias == alias.strip() and len(alias) <= _ALIAS_LENGTH):
                 raise ValueError(

@@ -60,9 +60,9 @@ class ModelFlags:
     spec_type: str = flag(
         "none",
         "what drafts where that saves time; draft-mtp: the model's own head for the tokens after the next one (MTP); "
-        "draft-eagle3: --model-draft, which is an EAGLE-3 head of the model; auto: --model-draft, or a head in the "
-        "model's file that can be used",
-        choices=("none", "auto", "draft-mtp", "draft-eagle3"),
+        "draft-eagle3, draft-dflash, draft-dspark: --model-draft, which is such a head of the model; auto: "
+        "--model-draft, or a head in the model's file that can be used",
+        choices=("none", "auto", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"),
     )
     ctx_size: int | None = flag(
         None,

@@ -1,5 +1,6 @@
 """Short ways to make commands, and an engine with a driver that executes them."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -32,9 +33,9 @@ from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import FinishReason, Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import Backend
+from caravan_shard.backends.base import Backend, DecodeOutcome, DraftBlock, TokenBatch
 from caravan_shard.backends.toy.backend import ToyBackend
-from caravan_shard.backends.toy.model import EMPTY_STATE, next_state
+from caravan_shard.backends.toy.model import EMPTY_STATE, next_state, toy_logits
 from caravan_shard.constraints.grammar import Grammar, Problem, make_matcher
 from caravan_shard.constraints.tokenizer import TokenTable, make_tokenizer
 from caravan_shard.engine.drafts import DraftBudget, Drafting
@@ -378,6 +379,43 @@ class ToyDraftModel(ToyBackend):
         self.steps += 1
         is_wrong = self.wrong_every and self.steps % self.wrong_every == 0
         return np.roll(super().logits(rows), 1, axis=1) if is_wrong else super().logits(rows)
+
+
+class ToyBlockModel(ToyDraftModel):
+    """The toy model, which drafts four tokens in a pass."""
+
+    @property
+    def block(self) -> DraftBlock:
+        """A block of the last token and four unknown ones."""
+        return DraftBlock(rows=5, unknown=7, first=1)
+
+    def decode(self, batch: TokenBatch) -> DecodeOutcome:
+        """Read tokens, or draft after each sequence's first one."""
+        if not batch.outputs.any():
+            return super().decode(batch)
+        forced = self.hook(batch) if self.hook is not None else None
+        if forced is not None:
+            return forced
+        rows = self.block.rows
+        assert batch.outputs.all(), "a block has outputs of all its rows"
+        assert len(batch.tokens) <= self.capacity.max_batch_tokens, "the pass is too large"
+        states = []
+        for row in range(0, len(batch.tokens), rows):
+            sequence_id, start = int(batch.sequence_ids[row]), int(batch.positions[row])
+            assert start == self.cache.length(sequence_id), "it has not read what comes before"
+            assert (batch.sequence_ids[row : row + rows] == sequence_id).all(), "a block is not whole"
+            assert batch.positions[row : row + rows].tolist() == list(range(start, start + rows))
+            assert batch.tokens[row + 1 : row + rows].tolist() == [self.block.unknown] * (rows - 1)
+            state, token = self.cache.state(sequence_id), int(batch.tokens[row])
+            states.append(state)
+            for position in range(start, start + rows - 1):
+                state = next_state(state, token, position)
+                states.append(state)
+                token = int(toy_logits(np.array([state], np.uint64)).argmax())
+        used = Counter(batch.sequence_ids.tolist())
+        assert self.cache.has_room(used), "there is no room for the blocks"
+        self._logits = toy_logits(np.array(states, np.uint64))
+        return DecodeOutcome.OK
 
 
 def check_draft_cells(driver: EngineDriver, draft_model: ToyBackend) -> None:

@@ -24,6 +24,7 @@ from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 from caravan_testing.shard_tiny_mrope import write_tiny_mrope
 from caravan_testing.shard_tiny_window import write_tiny_window
+from caravan_testing.tiny_dflash import Dflash, write_cyclic
 from caravan_testing.tiny_eagle3 import Eagle3, write_tiny_eagle3_llama
 from caravan_testing.tiny_heads import Heads
 
@@ -57,6 +58,13 @@ HYBRID_MOE_HEAD_MODEL = ROOT / ".cache/models/tiny-qwen35moe-mtp.gguf"
 EAGLE3_MODEL = ROOT / ".cache/models/tiny-eagle3-llama.gguf"
 EAGLE3_HEAD = ROOT / ".cache/models/tiny-eagle3.gguf"
 SMALL_EAGLE3_HEAD = ROOT / ".cache/models/tiny-eagle3-small.gguf"
+# In the first two, the next token is the next one of a cycle, as in the heads behind them. The recurrent layers of the
+# second have positions of three dimensions.
+DFLASH_MODEL = ROOT / ".cache/models/tiny-dflash-llama.gguf"
+DFLASH_HYBRID_MODEL = ROOT / ".cache/models/tiny-dflash-qwen35.gguf"
+DFLASH_HEAD = ROOT / ".cache/models/tiny-dflash.gguf"
+DFLASH_GRIDS_HEAD = ROOT / ".cache/models/tiny-dflash-grids.gguf"
+DSPARK_HEAD = ROOT / ".cache/models/tiny-dspark.gguf"
 # Its head takes a small part of the time of a step and is right nine times in ten; rounding changes no greedy text.
 CHAIN_HEAD_MODEL = ROOT / ".cache/models/tiny-glm4moe-chain.gguf"
 # Batch shapes and places in the cache change the rounding. Logits of two tokens that are closer than this count as
@@ -72,6 +80,7 @@ TIE_LOGITS = {
     CONVOLUTION_MODEL: 0.01,
     HEAD_MODEL: 0.01,
     EAGLE3_MODEL: 0.01,
+    DFLASH_MODEL: 0.01,
 }
 _HEADS = Heads(trunk=0.0003, state=0.001)
 _CHAIN = GlmShape(embedding=256, layers=12, dense=12, feed_forward=512, expert=128)
@@ -93,6 +102,13 @@ _WRITERS: dict[Path, Callable[[Path], Path]] = {
     EAGLE3_HEAD: lambda path: Eagle3().write(path, DEMO_MODEL),
     SMALL_EAGLE3_HEAD: lambda path: Eagle3(
         vocabulary=[token for token in range(49_152) if token % 20], norms_input=True
+    ).write(path, DEMO_MODEL),
+    DFLASH_MODEL: lambda path: write_cyclic(path, fetched(EAGLE3_MODEL)),
+    DFLASH_HYBRID_MODEL: lambda path: write_cyclic(path, fetched(HYBRID_HEAD_MODEL)),
+    DFLASH_HEAD: lambda path: Dflash().write(path, DEMO_MODEL),
+    DFLASH_GRIDS_HEAD: lambda path: Dflash(has_grids=True, window=64).write(path, DEMO_MODEL),
+    DSPARK_HEAD: lambda path: Dflash(
+        markov=0.01, from_last=True, vocabulary=[token for token in range(49_152) if token % 20]
     ).write(path, DEMO_MODEL),
 }
 

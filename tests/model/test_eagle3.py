@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama.heads import eagle3_file
+from caravan_shard.backends.llama.heads.file_pair import ARCHITECTURES
 from caravan_shard.backends.llama.heads.states import (
     compute_inputs,
     compute_states,
@@ -136,7 +136,7 @@ TARGETS: dict[str, tuple[Path, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("architecture", sorted(eagle3_file._ARCHITECTURES))
+@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_all_listed_architectures_have_drafts(architecture: str, tmp_path: Path) -> None:
     """With one whose graph lacked the layers' inputs, llama.cpp would end this process."""
     if architecture in WRITTEN:

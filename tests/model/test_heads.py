@@ -13,7 +13,6 @@ from caravan import LLM, EmbedsPrompt
 from caravan import SamplingParams as sampled
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
-from caravan_proto.messages.results import DraftSource
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.heads.states import compute_states, computed_states
@@ -21,7 +20,7 @@ from caravan_shard.engine import engine
 from caravan_shard.engine.drafts import Drafting
 from caravan_shard.protocol.results import StepResult
 from caravan_testing.projectors import embeddings_of
-from caravan_testing.seen_drafts import watch_drafts
+from caravan_testing.seen_drafts import counts, watch_drafts
 from caravan_testing.shard_builders import (
     first_chunk,
     load_entry,
@@ -33,6 +32,11 @@ from caravan_testing.shard_builders import (
 )
 from caravan_testing.shard_models import (
     DEMO_MODEL,
+    DFLASH_GRIDS_HEAD,
+    DFLASH_HEAD,
+    DFLASH_HYBRID_MODEL,
+    DFLASH_MODEL,
+    DSPARK_HEAD,
     EAGLE3_HEAD,
     EAGLE3_MODEL,
     HEAD_MODEL,
@@ -46,6 +50,7 @@ from caravan_testing.shard_models import (
 from caravan_testing.shard_tiny_delta_net import write_tiny_qwen35
 from caravan_testing.shard_tiny_glm import write_tiny_glm
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
+from caravan_testing.tiny_dflash import Dflash, write_cyclic
 from caravan_testing.tiny_eagle3 import Eagle3
 from caravan_testing.tiny_heads import Heads
 
@@ -67,19 +72,31 @@ KINDS: dict[str, tuple[Path, dict[str, Any]]] = {
     "eagle3": (EAGLE3_MODEL, {"exact": True, "model_draft": EAGLE3_HEAD}),
     "eagle3 unified": (EAGLE3_MODEL, {"kv_layout": "unified", "model_draft": SMALL_EAGLE3_HEAD}),
     "eagle3 hybrid": (HYBRID_HEAD_MODEL, {"exact": True, "model_draft": EAGLE3_HEAD}),
+    "dflash": (DFLASH_MODEL, {"exact": True, "model_draft": DFLASH_HEAD}),
+    "dflash hybrid": (DFLASH_HYBRID_MODEL, {"exact": True, "model_draft": DFLASH_GRIDS_HEAD}),
+    "dspark unified": (DFLASH_MODEL, {"kv_layout": "unified", "model_draft": DSPARK_HEAD}),
 }
-# A model with a head in its file, and one whose head is another file.
-BOTH: dict[str, tuple[Path, dict[str, Any]]] = {
+SPEC_TYPES = {
+    None: "draft-mtp",
+    EAGLE3_HEAD: "draft-eagle3",
+    SMALL_EAGLE3_HEAD: "draft-eagle3",
+    DFLASH_HEAD: "draft-dflash",
+    DFLASH_GRIDS_HEAD: "draft-dflash",
+    DSPARK_HEAD: "draft-dspark",
+}
+# A model with a head in its file, and those whose head is another file.
+EACH: dict[str, tuple[Path, dict[str, Any]]] = {
     "mtp": (HEAD_MODEL, {}),
     "eagle3": (EAGLE3_MODEL, {"model_draft": EAGLE3_HEAD}),
+    "dflash": (DFLASH_MODEL, {"model_draft": DFLASH_HEAD}),
+    "dspark": (DFLASH_MODEL, {"model_draft": DSPARK_HEAD}),
 }
 
 
 def of_head(model_draft: Path | None = None, **flags: Any) -> dict[str, Any]:
     """Return the flags of a shard that drafts with the model's own head, or the one in the file ``model_draft``."""
-    if model_draft is None:
-        return {"spec_type": "draft-mtp", **flags}
-    return {"spec_type": "draft-eagle3", "model_draft": str(fetched(model_draft)), **flags}
+    found = {"spec_type": SPEC_TYPES.get(model_draft, "auto"), **flags}
+    return found if model_draft is None else {"model_draft": str(fetched(model_draft)), **found}
 
 
 def opened(model: Path, **flags: Any) -> ModelDriver:
@@ -101,20 +118,6 @@ def prompt(driver: ModelDriver, number: int = 0) -> list[int]:
 def begin(driver: ModelDriver, sequence_id: int, tokens: Sequence[int], **fields: Any) -> None:
     chunk = first_chunk(sequence_id, tokens, **{**OPTIONS, **fields})
     driver.prefill(with_parameters(chunk, max_draft_tokens=MOST))
-
-
-def counts(results: Sequence[StepResult]) -> tuple[int, int]:
-    """Return how many draft tokens the head made, and how many were right."""
-    rows = [
-        (drafted, accepted)
-        for result in results
-        if result.drafts is not None
-        for source, drafted, accepted in zip(
-            result.drafts.sources, result.drafts.drafted, result.drafts.accepted, strict=True
-        )
-        if source is DraftSource.MODEL
-    ]
-    return sum(drafted for drafted, _ in rows), sum(accepted for _, accepted in rows)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
@@ -201,12 +204,19 @@ def test_drafts_are_those_of_a_head_that_reads_everything(
     driver.engine.close()
 
 
-# As `BOTH`, but what the model computes matters as much to the head as the token, so that it is often wrong.
+# As some of `EACH`, but what the model computes matters as much to the head as the token, so that it is often wrong.
 OFTEN_WRONG: dict[str, Callable[[Path], tuple[Path, Path | None]]] = {
     "mtp": lambda folder: (write_tiny_glm(folder / "model.gguf", DEMO_MODEL, Heads(trunk=0.02, state=0.5)), None),
     "eagle3": lambda folder: (
         write_tiny_llama(folder / "model.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL),
         Eagle3(state=1.0).write(folder / "head.gguf", DEMO_MODEL),
+    ),
+    "dflash": lambda folder: (
+        write_cyclic(
+            folder / "model.gguf",
+            write_tiny_llama(folder / "written.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL),
+        ),
+        Dflash(state=1.0).write(folder / "head.gguf", DEMO_MODEL),
     ),
 }
 
@@ -297,7 +307,7 @@ def test_copies_go_on_with_drafts(driver: ModelDriver) -> None:
         assert outputs[key] == driver.alone([*held, first], NEW)
 
 
-@pytest.mark.parametrize(("model", "flags"), BOTH.values(), ids=list(BOTH))
+@pytest.mark.parametrize(("model", "flags"), EACH.values(), ids=list(EACH))
 def test_a_rewound_sequence_goes_on_with_drafts(model: Path, flags: dict[str, Any]) -> None:
     driver = opened(fetched(model), exact=True, **flags)
     tokens = prompt(driver)
@@ -312,7 +322,7 @@ def test_a_rewound_sequence_goes_on_with_drafts(model: Path, flags: dict[str, An
     driver.engine.close()
 
 
-@pytest.mark.parametrize(("model", "flags"), BOTH.values(), ids=list(BOTH))
+@pytest.mark.parametrize(("model", "flags"), EACH.values(), ids=list(EACH))
 def test_in_another_layout_sequences_go_on_with_drafts(model: Path, flags: dict[str, Any]) -> None:
     driver = opened(fetched(model), **flags)
     prompts = [prompt(driver, number) for number in range(3)]
@@ -329,11 +339,11 @@ def test_in_another_layout_sequences_go_on_with_drafts(model: Path, flags: dict[
     driver.engine.close()
 
 
-@pytest.mark.parametrize("head", [None, EAGLE3_HEAD], ids=list(BOTH))
+@pytest.mark.parametrize("head", [None, EAGLE3_HEAD, DFLASH_GRIDS_HEAD], ids=["mtp", "eagle3", "dflash"])
 def test_behind_embeddings_the_head_goes_on_with_tokens(head: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a library's model, whose drafts need not pay here."""
     monkeypatch.setattr(engine, "Drafting", partial(Drafting, always=True))
-    model = fetched(HYBRID_HEAD_MODEL)
+    model = fetched(DFLASH_HYBRID_MODEL if head is DFLASH_GRIDS_HEAD else HYBRID_HEAD_MODEL)
     rows = embeddings_of(model).astype(np.float32)[100:140]
     params = sampled(temperature=0, max_tokens=NEW, ignore_eos=True)
     outputs = []
@@ -363,8 +373,13 @@ def test_the_head_of_a_model_that_cannot_be_cut_back_is_not_used() -> None:
 
 @pytest.mark.parametrize(
     ("model", "flags", "name"),
-    [(HEAD_MODEL, {}, "tiny-glm4moe.gguf (MTP)"), (*BOTH["eagle3"], "tiny-eagle3.gguf (EAGLE-3)")],
-    ids=list(BOTH),
+    [
+        (*EACH["mtp"], "tiny-glm4moe.gguf (MTP)"),
+        (*EACH["eagle3"], "tiny-eagle3.gguf (EAGLE-3)"),
+        (*EACH["dflash"], "tiny-dflash.gguf (DFlash)"),
+        (*EACH["dspark"], "tiny-dspark.gguf (DSpark)"),
+    ],
+    ids=list(EACH),
 )
 def test_the_facts_name_the_head(model: Path, flags: dict[str, Any], name: str) -> None:
     driver = opened(fetched(model), **flags)

@@ -22,7 +22,19 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, FreeMemory
 from caravan_shard.model_flags import USUAL_CELLS
 from caravan_shard.service.memory_report import memory_report
-from caravan_testing.shard_models import DEMO_MODEL, EAGLE3_HEAD, EAGLE3_MODEL, HEAD_MODEL, fetched
+from caravan_testing.seen_drafts import counts
+from caravan_testing.shard_builders import first_chunk, with_parameters
+from caravan_testing.shard_models import (
+    DEMO_MODEL,
+    DFLASH_HEAD,
+    DFLASH_MODEL,
+    DSPARK_HEAD,
+    EAGLE3_HEAD,
+    EAGLE3_MODEL,
+    HEAD_MODEL,
+    ModelDriver,
+    fetched,
+)
 from caravan_testing.shard_tiny_bert import TinyBert
 from caravan_testing.shard_tiny_llama import CONTEXT, Shape, write_tiny_llama
 
@@ -122,6 +134,34 @@ def test_the_estimate_is_of_an_eagle3_head_too() -> None:
     weights = 10 * 64 * 64 + 4 * 64 + 3 * 64 * 128
     assert both["draft_mapped_weights"] == 4 * weights
     assert {name: size for name, size in both.items() if not name.startswith("draft_")} == alone
+
+
+def test_the_estimate_is_of_a_head_that_drafts_blocks_too() -> None:
+    flags = {"ctx_size": 512, "parallel": 1, "batch_size": 64}
+    alone = parts(fetched(DFLASH_MODEL), **flags)
+    both = parts(fetched(DFLASH_MODEL), **flags, spec_type="auto", model_draft=str(fetched(DFLASH_HEAD)))
+    # Two layers beside four, whose keys and values have 64 numbers, as in the model.
+    assert both["draft_cells"] == alone["cells"] // 2
+    # Three layers of 64 floats for each of 512 cells and of 64 tokens of a draft, and of a batch.
+    assert both["draft_states"] == 4 * 64 * 3 * (512 + 64 + 64)
+    assert both["draft_logits"] == 4 * 49_152 * 64
+    assert both["draft_mapped_weights"] > 0
+    assert {name: size for name, size in both.items() if not name.startswith("draft_")} == alone
+
+
+@pytest.mark.parametrize("head", [DFLASH_HEAD, DSPARK_HEAD], ids=["dflash", "dspark"])
+def test_no_block_takes_more_than_estimated(head: Path) -> None:
+    flags = {"ctx_size": 1024, "parallel": 4, "spec_type": "auto", "model_draft": str(fetched(head))}
+    driver = ModelDriver(fetched(DFLASH_MODEL), **flags, device="none")
+    for number in range(4):
+        chunk = first_chunk(number, driver.tokens(f"prompt {number}"), max_new=16, ignore_eos=True)
+        driver.prefill(with_parameters(chunk, max_draft_tokens=4))
+    assert counts(driver.decode(list(range(4)), max_draft_tokens=16))[1] > 30
+    uses = memory_breakdown(driver.backend.draft_model._context)
+    assert uses is not None
+    estimated = parts(fetched(DFLASH_MODEL), **flags, flash_attn="on")["draft_compute_buffers"]
+    assert sum(use.compute for use in uses) <= estimated
+    driver.engine.close()
 
 
 def test_the_estimate_is_of_a_draft_model_too(tiny: Path) -> None:

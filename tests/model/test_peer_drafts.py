@@ -25,6 +25,7 @@ from caravan_testing.shard_models import (
 from caravan_testing.shard_tiny_delta_net import write_tiny_qwen35
 from caravan_testing.shard_tiny_glm import write_tiny_glm
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
+from caravan_testing.tiny_dflash import Dflash, write_cyclic
 from caravan_testing.tiny_eagle3 import Eagle3
 from caravan_testing.tiny_heads import Heads
 
@@ -54,12 +55,20 @@ def _eagle3(folder: Path) -> Files:
     return Files(model, Eagle3(state=1.0, layers=(3, 0, 2)).write(folder / "head.gguf", DEMO_MODEL))
 
 
+def _blocks(folder: Path, head: Dflash) -> Files:
+    """Return a head whose blocks are as long as llama-server makes them for ``MOST`` tokens."""
+    written = write_tiny_llama(folder / "written.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL)
+    return Files(write_cyclic(folder / "model.gguf", written), head.write(folder / "head.gguf", DEMO_MODEL))
+
+
 KINDS: dict[str, Callable[[Path], Files]] = {
     "glm4moe": lambda folder: Files(write_tiny_glm(folder / "model.gguf", DEMO_MODEL, _OFTEN_WRONG)),
     "glm4moe-chain": lambda folder: Files(fetched(CHAIN_HEAD_MODEL)),
     "qwen35": lambda folder: Files(write_tiny_qwen35(folder / "model.gguf", DEMO_MODEL, _OFTEN_WRONG)),
     "eagle3": _eagle3,
     "eagle3-small": lambda folder: Files(fetched(EAGLE3_MODEL), fetched(SMALL_EAGLE3_HEAD)),
+    "dflash": lambda folder: _blocks(folder, Dflash(block=MOST + 1, state=1.0)),
+    "dspark": lambda folder: _blocks(folder, Dflash(block=MOST, state=1.0, markov=1.0, from_last=True)),
 }
 
 
@@ -80,7 +89,7 @@ def test_drafts_are_those_of_llama_server(kind: str, tmp_path: Path, monkeypatch
     chance = random.Random(f"prompts of {kind}")
     # No other prompt begins with the same token.
     prompts = [[300 + length, *(chance.randrange(700, 1200) for _ in range(length - 1))] for length in LENGTHS]
-    spec_type = "draft-eagle3" if head else "draft-mtp"
+    spec_type = f"draft-{kind.split('-')[0]}" if head else "draft-mtp"
     flags = ["--spec-type", spec_type, "--spec-draft-n-max", str(MOST), *(["-md", str(head)] if head else [])]
     answers = peer_answers(f"drafts-{kind}", model, prompts, NEW, *flags)
     options: dict[str, Any] = {"model_draft": str(head)} if head else {}

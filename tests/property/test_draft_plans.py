@@ -38,13 +38,14 @@ def costs(draw: st.DrawFn) -> DraftCosts:
             table._sizes.append(tokens)
             table._seconds[tokens] = seconds
         found.append(table.seconds)
-    return DraftCosts(*found)
+    steps, drafting = found
+    return DraftCosts(steps, drafting, draw(st.integers(1, 3)))
 
 
 def value(lengths: list[int], of: list[Draftee], sequences: int, costs: DraftCosts) -> float:
     """Return what drafts of these lengths are worth."""
     seconds = costs.steps(sequences + sum(lengths))
-    for place in range(max(lengths)):
+    for place in range(0, max(lengths), costs.at_once):
         going = [one.read if place == 0 else 1 for one, length in zip(of, lengths, strict=True) if length > place]
         seconds += costs.drafting(sum(going))
     gained = sum(sum(one.gains[:length]) for one, length in zip(of, lengths, strict=True))

@@ -34,6 +34,7 @@ from caravan_shard.sequences.runs import RunStore
 from caravan_testing.examples import examples
 from caravan_testing.shard_builders import (
     EngineDriver,
+    ToyBlockModel,
     ToyDraftModel,
     check_draft_cells,
     first_chunk,
@@ -65,6 +66,7 @@ def run_note(tokens: list[int]) -> bytes:
 
 class ShardMachine(RuleBasedStateMachine):
     layout = KvLayout.UNIFIED
+    draft_model_type: type[ToyDraftModel] = ToyDraftModel
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +77,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     def start_shard(self) -> None:
         # It has room for some of the sequences.
-        self.draft_model = ToyDraftModel(cells=96, max_sequences=SEQUENCES, max_batch_tokens=16, wrong_every=3)
+        self.draft_model = self.draft_model_type(cells=96, max_sequences=SEQUENCES, max_batch_tokens=16, wrong_every=3)
         self.backend = ToyBackend(
             draft_model=self.draft_model,
             cells=CELLS,
@@ -595,5 +597,11 @@ class SplitShardMachine(ShardMachine):
     layout = KvLayout.SPLIT
 
 
+class BlockShardMachine(ShardMachine):
+    draft_model_type = ToyBlockModel
+
+
 TestUnifiedShard, TestSplitShard = ShardMachine.TestCase, SplitShardMachine.TestCase
+TestBlockShard = BlockShardMachine.TestCase
 TestUnifiedShard.settings = TestSplitShard.settings = settings(max_examples=examples(150), stateful_step_count=30)
+TestBlockShard.settings = settings(max_examples=examples(50), stateful_step_count=30)

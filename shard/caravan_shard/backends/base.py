@@ -273,6 +273,23 @@ class CachedModel(Protocol):
         ...
 
 
+class DraftBlock(NamedTuple):
+    """How one pass drafts several tokens of a sequence: it has ``rows``, of the last token and of ``unknown`` ones.
+
+    All have outputs, and hold no cells afterwards. Those from ``first`` on predict the tokens of the draft. Tokens
+    before the last one are read by passes without outputs.
+    """
+
+    rows: int
+    unknown: int
+    first: int
+
+    @property
+    def most(self) -> int:
+        """Most tokens of a draft."""
+        return self.rows - self.first
+
+
 class DraftModel(CachedModel, Protocol):
     """A model that guesses the next tokens of the sequences of another one, the main model.
 
@@ -283,6 +300,11 @@ class DraftModel(CachedModel, Protocol):
     @property
     def keeps_drafts(self) -> bool:
         """Whether what it has computed of draft tokens stays right once the main model has chosen these."""
+        ...
+
+    @property
+    def block(self) -> DraftBlock | None:
+        """How it drafts; None if each pass drafts a token, behind those of the draft so far."""
         ...
 
     def readable(self, sequence_id: int) -> range:

@@ -183,7 +183,7 @@ class ModelDrafting:
         found = []
         ids = {part.sequence.sequence_id for part in parts}
         for place, ((sequence, most), draft) in enumerate(zip(parts, drafts, strict=True)):
-            most = min(most, self._drafter.longest - len(sequence.tokens))
+            most = min(most, self._drafter.most(len(sequence.tokens)))
             if sequence.drafter is None or most <= 0:
                 continue
             acceptance = sequence.drafter.acceptance
@@ -194,14 +194,15 @@ class ModelDrafting:
             sequence_id, tokens = sequence.sequence_id, sequence.tokens
             if not self._drafter.can_read(sequence_id, tokens):
                 continue
-            if not self._drafter.has_room(sequence_id, len(tokens) + most, ids):
+            if not self._drafter.has_room(sequence_id, self._drafter.cells(len(tokens), most), ids):
                 continue
             expected = list(accumulate(survivals, initial=1.0))
             before = [1 + sum(other), *expected[1:]]
             missing = self._missing(sequence)
             draftee = Draftee(
                 [log(with_it / without) for with_it, without in zip(expected[1:], before, strict=False)],
-                max(1, min(missing, round(expected[-1]))),
+                # What a block costs is known with what is usually read before it.
+                1 if self._drafter.drafts_blocks else max(1, min(missing, round(expected[-1]))),
             )
             found.append(_Candidate(place, sequence, draftee, missing))
         return found
@@ -214,7 +215,8 @@ class ModelDrafting:
         draftees = [one.draftee for one in candidates]
         bounds = self._steps.bounds()
         steps = self._with_change(bounds.best if self._is_try else bounds.worst)
-        plan = find(draftees, sizes.sequences, sizes.most, DraftCosts(steps, self._drafter.costs.seconds))
+        costs = DraftCosts(steps, self._drafter.costs.seconds, self._drafter.at_once)
+        plan = find(draftees, sizes.sequences, sizes.most, costs)
         chosen = [(one, length) for one, length in zip(candidates, plan.lengths, strict=True) if length]
         return chosen, plan.value
 
@@ -250,7 +252,7 @@ class ModelDrafting:
             if one.missing > READ_AT_ONCE:
                 most = self._most_read(step_s)
                 self._drafter.read(one.sequence.sequence_id, one.sequence.tokens, most)
-                catching_up_s = self._drafter.costs.seconds(min(most, one.missing))
+                catching_up_s = self._drafter.reading.seconds(min(most, one.missing))
             left_s -= catching_up_s
             if self._missing(one.sequence) <= READ_AT_ONCE:
                 found.append(one)
@@ -260,8 +262,8 @@ class ModelDrafting:
         """Return how long it takes to read what is read only once."""
         if one.missing > READ_AT_ONCE:
             return self._reading_s(one.missing, step_s)
-        costs = self._drafter.costs
-        return costs.seconds(one.missing) - costs.seconds(one.draftee.read)
+        reading = self._drafter.reading
+        return reading.seconds(one.missing) - reading.seconds(one.draftee.read)
 
     def _missing(self, sequence: ShardSequence) -> int:
         return self._drafter.missing(sequence.sequence_id, sequence.tokens)
@@ -269,12 +271,12 @@ class ModelDrafting:
     def _reading_s(self, tokens: int, step_s: float) -> float:
         """Return how long it takes to read ``tokens``."""
         part = min(tokens, self._most_read(step_s))
-        return self._drafter.costs.seconds(part) * tokens / part
+        return self._drafter.reading.seconds(part) * tokens / part
 
     def _most_read(self, step_s: float) -> int:
         """Return how many tokens are read in the time of a step."""
         count = _LEAST_READ
-        while self._drafter.costs.seconds(2 * count) <= step_s and count < 1024:
+        while self._drafter.reading.seconds(2 * count) <= step_s and count < 1024:
             count *= 2
         return count
 
@@ -286,7 +288,7 @@ class ModelDrafting:
         one = candidates[self._explored % len(candidates)]
         # Some of it may have been read in this step.
         missing = self._missing(one.sequence)
-        cost_s = self._drafter.costs.seconds(min(missing, _LEAST_READ)) + self._drafter.costs.seconds(1)
+        cost_s = self._drafter.reading.seconds(min(missing, _LEAST_READ)) + self._drafter.costs.seconds(1)
         if self._savings.seconds < cost_s:
             return
         before = self._drafter.seconds

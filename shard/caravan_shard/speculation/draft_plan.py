@@ -14,7 +14,8 @@ class Draftee(NamedTuple):
     """A sequence that a model may draft for.
 
     ``gains``: by how much each token of its draft raises the logarithm of its expected tokens, less for each further
-    one but maybe the first. ``read``: how many tokens the model reads in front of the first one, in each step.
+    one but maybe the first. ``read``: how many tokens the model reads in front of the first one, in each step; 1 where
+    a step drafts blocks.
     """
 
     gains: Sequence[float]
@@ -29,10 +30,11 @@ class DraftPlan(NamedTuple):
 
 
 class DraftCosts(NamedTuple):
-    """Seconds of steps of the model, and of the one that drafts, whose steps have a token of each draft."""
+    """Seconds of steps of the model, and of the one that drafts, whose steps have ``at_once`` tokens of each draft."""
 
     steps: Seconds
     drafting: Seconds
+    at_once: int = 1
 
 
 def best_drafts(draftees: Sequence[Draftee], sequences: int, most: int, costs: DraftCosts) -> DraftPlan:
@@ -51,13 +53,15 @@ def best_drafts(draftees: Sequence[Draftee], sequences: int, most: int, costs: D
     best, best_value, value, drafting_s = 0, 0.0, 0.0, 0.0
     for count, (_, index, place) in enumerate(order[:most], 1):
         value += draftees[index].gains[place]
-        if place == len(sizes):
+        number, behind = divmod(place, costs.at_once)
+        if number == len(sizes):
             sizes.append(0)
             pass_s.append(0.0)
-        sizes[place] += 1 if place else draftees[index].read
-        seconds = costs.drafting(sizes[place])
-        drafting_s += seconds - pass_s[place]
-        pass_s[place] = seconds
+        if not behind:
+            sizes[number] += 1 if place else draftees[index].read
+            seconds = costs.drafting(sizes[number])
+            drafting_s += seconds - pass_s[number]
+            pass_s[number] = seconds
         total = value - sequences * (log(costs.steps(sequences + count) + drafting_s) - base)
         if total > best_value:
             best, best_value = count, total
@@ -79,5 +83,6 @@ def best_equal_drafts(draftees: Sequence[Draftee], sequences: int, most: int, co
         total = value - sequences * (log(seconds) - base)
         if total > best_value:
             best, best_value = length, total
-        drafting_s += next_s
+        if length % costs.at_once == 0:
+            drafting_s += next_s
     return DraftPlan([best] * len(draftees), best_value)

@@ -212,8 +212,9 @@ def test_some_heads_are_files_of_their_own() -> None:
     with pytest.raises(ValueError, match="drop --model-draft"):
         config(model_draft="d.gguf", spec_type="draft-mtp")
     assert config(model_draft="d.gguf", spec_type="auto").of_draft_model(1024, None).spec_type == "none"
-    with pytest.raises(ValueError, match="spec-type draft-eagle3 needs the file of the head: pass --model-draft"):
-        config(spec_type="draft-eagle3")
+    for spec_type in ("draft-eagle3", "draft-dflash", "draft-dspark"):
+        with pytest.raises(ValueError, match=f"spec-type {spec_type} needs the file of the head: pass --model-draft"):
+            config(spec_type=spec_type)
 
 
 def test_a_draft_model_has_its_own_places_and_the_same_positions() -> None:

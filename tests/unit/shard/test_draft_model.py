@@ -8,14 +8,13 @@ import pytest
 
 from caravan_proto.messages.commands import Chunk, PrefixCopy
 from caravan_proto.messages.limits import KvLayout
-from caravan_proto.messages.results import DraftSource
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.engine.drafts import Draftable, Drafting
-from caravan_shard.protocol.results import StepResult
 from caravan_shard.speculation.step_costs import StepCosts
+from caravan_testing.seen_drafts import counts
 from caravan_testing.shard_builders import (
     EngineDriver,
     ToyDraftModel,
@@ -40,20 +39,6 @@ HISTORICAL = SamplingParams(
 def drafted(sequence_id: int, prompt: list[int], most: int = 4, **fields: Any) -> Chunk:
     """Make a first chunk of a sequence that may have drafts."""
     return with_parameters(first_chunk(sequence_id, prompt, ignore_eos=True, **fields), max_draft_tokens=most)
-
-
-def counts(results: list[StepResult]) -> tuple[int, int]:
-    """Return how many tokens the draft model drafted and how many were accepted."""
-    rows = [
-        (drafted, accepted)
-        for result in results
-        if result.drafts is not None
-        for source, drafted, accepted in zip(
-            result.drafts.sources, result.drafts.drafted, result.drafts.accepted, strict=True
-        )
-        if source is DraftSource.MODEL
-    ]
-    return sum(one for one, _ in rows), sum(one for _, one in rows)
 
 
 def pair(draft_model: ToyDraftModel, **fields: Any) -> EngineDriver:
@@ -235,7 +220,7 @@ def decide(draft_model: ToyDraftModel, seconds: Callable[[int], float]) -> Engin
     drafter, model = driver.engine._pool._drafter, drafting._model
     assert drafter is not None
     assert model is not None
-    drafter.costs = FixedCosts(seconds)
+    drafter.costs = drafter.reading = FixedCosts(seconds)
     # Nothing is tried that does not seem to pay.
     model._savings.seconds = 0.0
     model._tries._numbers |= set(range(9))

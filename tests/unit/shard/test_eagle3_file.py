@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
 from caravan_shard.backends.base import StartupError
-from caravan_shard.backends.llama.heads import eagle3_file
-from caravan_shard.backends.llama.heads.eagle3_file import eagle3_layers
+from caravan_shard.backends.llama.heads import eagle3_file, file_pair
+from caravan_shard.backends.llama.heads.head_file import head_file
 from caravan_shard.config import ShardConfig
+from caravan_testing.written_gguf import TOKENS, written
 
-SIZE, TOKENS = 8, 20
+SIZE = 8
 MODEL = {"block_count": 6, "embedding_length": SIZE}
 HEAD = {
     "block_count": 1,
@@ -24,27 +24,6 @@ HEAD = {
 }
 TENSORS = dict.fromkeys(eagle3_file._NEEDED, np.ones(SIZE, np.float32))
 OUTPUT = {"output.weight": np.ones((4, SIZE), np.float32)}
-
-
-def written(
-    path: Path, architecture: str, numbers: Mapping[str, Any], tensors: Mapping[str, Any], tokens: int = TOKENS
-) -> Path:
-    """Write the parts of a file that are looked at. Numbers and tensors that are None are left out."""
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_token_list([f"t{number}" for number in range(tokens)])
-    for key, value in numbers.items():
-        if isinstance(value, list):
-            writer.add_array(f"{architecture}.{key}", value)
-        elif value is not None:
-            writer.add_uint32(f"{architecture}.{key}", value)
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            writer.add_tensor(name, tensor)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def layers(
@@ -60,7 +39,8 @@ def layers(
         model = written(folder / "model.gguf", "llama", MODEL, {})
     head = written(folder / "head.gguf", "eagle3", HEAD | dict(numbers or {}), TENSORS | dict(tensors or {}))
     flags = {"spec_type": "draft-eagle3", "model_draft": str(head)} | fields
-    return eagle3_layers(ShardConfig(model=str(model), **flags))
+    found = head_file(ShardConfig(model=str(model), **flags))
+    return () if found is None else found.layers
 
 
 def test_a_head_names_the_layers_that_it_reads(tmp_path: Path) -> None:
@@ -126,7 +106,7 @@ def test_a_layer_that_is_a_head_itself_is_not_read(tmp_path: Path) -> None:
 
 
 def test_other_builds_of_llama_cpp_have_no_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle3_file, "can_get_inputs", lambda: False)
+    monkeypatch.setattr(file_pair, "can_get_inputs", lambda: False)
     with pytest.raises(StartupError, match=r"this build of llama\.cpp does not hand out what layers read"):
         layers(tmp_path)
 

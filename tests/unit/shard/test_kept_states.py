@@ -13,8 +13,8 @@ SIZE = 4
 HUGE = 1 << 22
 
 
-def kept_states(sequences: int, *, longest: int = 256, reads_first: bool = True) -> KeptStates:
-    return KeptStates(sequences, SIZE, longest, reads_first=reads_first)
+def kept_states(sequences: int, *, longest: int = 256, reads_first: bool = True, lag: int = 1) -> KeptStates:
+    return KeptStates(sequences, SIZE, longest, reads_first=reads_first, lag=lag)
 
 
 def batch(*parts: tuple[int, range], media: Any = ()) -> TokenBatch:
@@ -37,7 +37,7 @@ def note(kept: KeptStates, *parts: tuple[int, range], media: Any = ()) -> None:
 
 def read(kept: KeptStates, key: int, positions: range) -> list[float]:
     ids = np.full(len(positions), key, np.int32)
-    return [float(value) for value in kept.before(ids, np.array(positions, np.int32))[:, 0]]
+    return [float(value) for value in kept.read(ids, np.array(positions, np.int32))[:, 0]]
 
 
 def test_each_token_is_read_with_the_state_before_it() -> None:
@@ -100,6 +100,21 @@ def test_a_head_may_not_read_the_first_token() -> None:
     assert kept.readable(0) == range(6, 7)
 
 
+def test_a_head_may_read_each_token_with_its_own_state() -> None:
+    kept = kept_states(1, reads_first=False, lag=0)
+    # A draft begins with the last token, whose state is not known yet.
+    assert kept.readable(0) == range(1)
+    note(kept, (0, range(3)))
+    assert kept.readable(0) == range(4)
+    assert read(kept, 0, range(3)) == [1.0, 2.0, 3.0]
+    note(kept, (0, range(3, 7)), media=("a picture",))
+    assert kept.readable(0) == range(7, 8)
+    note(kept, (0, range(7, 9)))
+    assert read(kept, 0, range(7, 9)) == [8.0, 9.0]
+    kept.cut(0, 8)
+    assert kept.readable(0) == range(7, 9)
+
+
 def test_states_of_drafts_are_told_apart_and_may_be_shorter() -> None:
     kept = kept_states(1)
     note(kept, (0, range(3)))
@@ -107,7 +122,7 @@ def test_states_of_drafts_are_told_apart_and_may_be_shorter() -> None:
     kept.put(drafted.sequence_ids, drafted.positions, states_of(drafted)[:, : SIZE - 1])
     after = batch((0, range(2, 6)))
     assert kept.are_computed(after.sequence_ids, after.positions).tolist() == [True, True, False, False]
-    assert kept.before(after.sequence_ids, after.positions)[2].tolist() == [4.0] * (SIZE - 1) + [0.0]
+    assert kept.read(after.sequence_ids, after.positions)[2].tolist() == [4.0] * (SIZE - 1) + [0.0]
 
 
 def test_copies_begin_alike() -> None:

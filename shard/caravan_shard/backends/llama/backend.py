@@ -29,9 +29,11 @@ from caravan_shard.backends.given_embeddings import EmbeddingsEncoder
 from caravan_shard.backends.llama.devices.devices import drafting_devices, find_devices
 from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.forward import LlamaForward
+from caravan_shard.backends.llama.heads.dflash import DflashHead
 from caravan_shard.backends.llama.heads.eagle3 import Eagle3Head
 from caravan_shard.backends.llama.heads.head import LlamaHead
 from caravan_shard.backends.llama.heads.mtp import MtpHead
+from caravan_shard.backends.llama.heads.opened_file import OpenedFile
 from caravan_shard.backends.llama.kernels.joint_draw import draw_threads, find_joint_draw
 from caravan_shard.backends.llama.kernels.joint_logprobs import find_joint_logprobs
 from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
@@ -60,6 +62,7 @@ class LlamaCppBackend:
     media: MediaEncoder | None
     # As a draft model, it has read draft tokens like others.
     keeps_drafts = True
+    block = None
 
     def __init__(self, config: ShardConfig, loaded: LoadedModel | None = None, *, drafts: bool = False) -> None:
         """Load the model, unless it is ``loaded``, and warm up; raises StartupError. ``drafts``: for another model."""
@@ -160,22 +163,22 @@ class LlamaCppBackend:
             self.find_candidates()
         if self._head is not None:
             self._head.forget_model()
-        if config.model_draft and not loaded.eagle3_layers:
+        if config.model_draft and loaded.head_file is None:
             self._load_draft_model(config)
 
     def _open_head(self, loaded: LoadedModel, config: ShardConfig) -> LlamaHead | None:
         """Return the head that drafts, if there is one and its drafts could be verified. Raises StartupError."""
-        if not (loaded.has_head or loaded.eagle3_layers):
+        if not loaded.has_head and loaded.head_file is None:
             return None
         if not self.capacity.max_draft_tokens:
             _log.warning("the head is not used: the memory of the model cannot be cut back; see --rollback-tokens")
             return None
-        if loaded.has_head:
+        if loaded.head_file is None:
             self.facts = replace(self.facts, draft_model=f"{self.facts.name} (MTP)")
             return MtpHead(loaded.pointer, self._contexts, self.facts, self.capacity)
         config = config.of_draft_model(self.capacity.current.cells, drafting_devices(config, find_devices()))
         try:
-            draft = open_model(config, is_eagle3=True)
+            draft = open_model(config, is_head=True)
         except StartupError as error:
             raise StartupError(f"the draft model: {error}") from error
         with contextlib.ExitStack() as on_failure:
@@ -183,8 +186,11 @@ class LlamaCppBackend:
             self._check_vocabulary(draft.facts.name, draft.vocabulary)
             contexts = Contexts(draft.pointer, config, draft.facts.trained_context)
             on_failure.pop_all()
-        self.facts = replace(self.facts, draft_model=f"{draft.facts.name} (EAGLE-3)")
-        return Eagle3Head(draft, loaded, contexts, self.capacity)
+        self.facts = replace(self.facts, draft_model=f"{draft.facts.name} ({loaded.head_file.kind.method})")
+        file = OpenedFile(draft, loaded, contexts)
+        if loaded.head_file.block is None:
+            return Eagle3Head(file, self.facts, self.capacity)
+        return DflashHead(file, self.facts, self.capacity)
 
     def _check_vocabulary(self, name: str, vocabulary: LlamaVocabulary) -> None:
         """Raise StartupError if the draft model ``name`` has other tokens."""

@@ -20,6 +20,7 @@ from caravan_shard.backends.base import (
     Capacity,
     CellSlice,
     DecodeOutcome,
+    DraftBlock,
     DraftModel,
     FileContents,
     JointEmbed,
@@ -137,6 +138,11 @@ class ToyBackend:
     def stand_for(self, files: SeenFiles) -> None:
         """Pretend to be loaded from ``files``."""
         self.contents = FileContents(files, _model_of)
+
+    @property
+    def block(self) -> DraftBlock | None:
+        """As a draft model, it makes a token in each pass."""
+        return None
 
     def readable(self, sequence_id: int) -> range:
         """Return all positions."""

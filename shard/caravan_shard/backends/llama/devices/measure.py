@@ -21,10 +21,10 @@ from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices.cells import CELL_BYTES, tables_fit
 from caravan_shard.backends.llama.devices.devices import Device, drafting_devices
 from caravan_shard.backends.llama.embeddings.plan import plan_embedding
-from caravan_shard.backends.llama.heads.eagle3 import eagle3_parameters, state_size
-from caravan_shard.backends.llama.heads.eagle3_file import eagle3_layers
 from caravan_shard.backends.llama.heads.found import wants_head
+from caravan_shard.backends.llama.heads.head_file import HeadFile, head_file
 from caravan_shard.backends.llama.heads.mtp import mtp_parameters
+from caravan_shard.backends.llama.heads.opened_file import file_head_parameters, state_size
 from caravan_shard.backends.llama.heads.states import state_bytes
 from caravan_shard.backends.llama.media.projector_file import find_projector
 from caravan_shard.backends.llama.memory.context import Contexts
@@ -170,13 +170,13 @@ def measure(config: ShardConfig, devices: Sequence[Device]) -> Measured:
             need += _without_weights(_embedding_need(model, config, generates=True))
         if wants_head(config) and need is not None:
             need += _mtp_need(model, contexts, config)
-        layers = eagle3_layers(config)
-        if layers and need is not None:
-            need += _eagle3_need(model, contexts, layers, config, devices)
+        file = head_file(config)
+        if file is not None and need is not None:
+            need += _head_file_need(model, contexts, file, config, devices)
     if need is not None:
         need += _adapters(config, need)
         need += _projector(config, need)
-    if config.model_draft and not layers and need is not None:
+    if config.model_draft and file is None and need is not None:
         try:
             draft = measure(config.of_draft_model(cells, drafting_devices(config, devices)), devices).need
         except StartupError as error:
@@ -200,26 +200,27 @@ def _mtp_need(model: Any, contexts: Contexts, config: ShardConfig) -> MemoryNeed
     return _of_draft([*parts, Part(HOST, "states", _kept_bytes(contexts, config, size) + handed_out)])
 
 
-def _eagle3_need(
-    model: Any, contexts: Contexts, layers: Sequence[int], config: ShardConfig, devices: Sequence[Device]
+def _head_file_need(
+    model: Any, contexts: Contexts, file: HeadFile, config: ShardConfig, devices: Sequence[Device]
 ) -> MemoryNeed:
-    """Return what an EAGLE-3 head and its file take."""
+    """Return what a head in a file of its own takes."""
     cells = contexts.limits(contexts.layouts[0]).cells
     of_head = config.of_draft_model(cells, drafting_devices(config, devices))
-    error = StartupError("llama.cpp cannot make a context for the EAGLE-3 head")
-    with measured_model(of_head, devices, is_eagle3=True) as head:
+    error = StartupError(f"llama.cpp cannot make a context for the {file.kind.method} head")
+    with measured_model(of_head, devices, is_head=True) as head:
         context = llama_cpp.llama_init_from_model(model, contexts.parameters(contexts.layouts[0]))
         if not context:
             raise contexts.cannot_open()
         try:
             of_file = Contexts(head, of_head, _shape(head).trained_context)
-            parameters = eagle3_parameters(of_file, config.parallel, context)
+            parameters = file_head_parameters(of_file, config.parallel, context, file)
             found = _need(head, parameters, of_head, error)
         finally:
             llama_cpp.llama_free(context)
-        size, embedding = state_size(model, head, layers), int(llama_cpp.llama_model_n_embd(model))
-        handed_out = len(layers) * embedding * contexts.batch_tokens
-        handed_out += int(llama_cpp.llama_model_n_embd(head)) * parameters.n_batch
+        size, embedding = state_size(model, head, file), int(llama_cpp.llama_model_n_embd(model))
+        handed_out = len(file.layers) * embedding * contexts.batch_tokens
+        if file.block is None:
+            handed_out += int(llama_cpp.llama_model_n_embd(head)) * parameters.n_batch
         states = Part(HOST, "states", _kept_bytes(contexts, config, size) + 4 * handed_out)
         tables = [part for part in _tables(head).parts if part.what != "program"]
     return _of_draft([*(found.parts if found is not None else ()), *tables, states])

@@ -1,8 +1,6 @@
 """What all heads have in common: layers that draft from the hidden states that a model has just computed.
 
-At the position of a token, a head reads that token and what the model has computed at the position before, and predicts
-the next token. It has cells of its own, in a second context. To draft a second token, it reads its own first one and
-its own hidden state.
+A head has cells of its own, in a second context.
 """
 
 from abc import ABC, abstractmethod
@@ -14,9 +12,9 @@ import numpy as np
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import Capacity, DecodeOutcome, StartupError, TokenBatch
+from caravan_shard.backends.base import Capacity, DecodeOutcome, DraftBlock, StartupError, TokenBatch
 from caravan_shard.backends.llama.batch import LlamaBatch, outcome_of
-from caravan_shard.backends.llama.heads.states import KeptStates, compute_states, computed_states
+from caravan_shard.backends.llama.heads.states import KeptStates
 from caravan_shard.backends.llama.memory.context import OpenContext
 from caravan_shard.backends.llama.memory.memory import TO_THE_END
 from caravan_shard.backends.llama.memory.places import Places
@@ -35,14 +33,14 @@ class LlamaHead(ABC):
 
     # They were computed of the head's own hidden states, not of the model's.
     keeps_drafts = False
+    block: DraftBlock | None = None
 
-    def __init__(self, facts: ModelFile, capacity: Capacity, states: KeptStates, size: int) -> None:
-        """``facts`` and ``capacity`` are those of the model. ``size``: floats of a hidden state of the head."""
+    def __init__(self, facts: ModelFile, capacity: Capacity, states: KeptStates) -> None:
+        """``facts`` and ``capacity`` are those of the model."""
         self.facts = facts
         # Of the head itself once it has a context.
         self.capacity = capacity
         self._states = states
-        self._size = size
         self._places = Places()
         self._context: Any = None
         # How many tokens of each sequence it has read, or passed over.
@@ -53,7 +51,6 @@ class LlamaHead(ABC):
         self._context = llama_cpp.llama_init_from_model(model, parameters)
         if not self._context:
             raise StartupError("llama.cpp cannot make a context for the head that drafts: pass a smaller -c")
-        compute_states(self._context)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._lengths[:] = 0
         self._batch = LlamaBatch(parameters.n_batch)
@@ -82,12 +79,12 @@ class LlamaHead(ABC):
         """Return what the model has computed in ``context`` for each of its last ``rows``, as `KeptStates` keeps it."""
 
     @abstractmethod
-    def _read_with(self, batch: TokenBatch) -> Floats | None:
-        """Return the hidden states that the head reads with the tokens [rows, size]; None if that fails."""
+    def _filled(self, batch: TokenBatch) -> Any:
+        """Return the struct for llama_decode; None if what it reads cannot be computed."""
 
-    def _with_outputs(self, batch: TokenBatch) -> TokenBatch:
-        """Return the batch with the outputs that llama.cpp must be asked for."""
-        return batch
+    @abstractmethod
+    def _finish(self, batch: TokenBatch) -> None:
+        """Note which tokens it has read after a pass over ``batch``."""
 
     def note(self, batch: TokenBatch, context: Any) -> None:
         """Keep the hidden states of the last forward pass of the model, in ``context``."""
@@ -110,25 +107,20 @@ class LlamaHead(ABC):
         return self._states.readable(sequence_id)
 
     def decode(self, batch: TokenBatch) -> DecodeOutcome:
-        """Read tokens; those with outputs are the last ones of their sequences."""
+        """Read tokens."""
         first = np.flatnonzero(np.diff(batch.sequence_ids, prepend=-1))
         ids, starts = batch.sequence_ids[first].tolist(), batch.positions[first].tolist()
         for sequence_id, start in zip(ids, starts, strict=True):
             if self._lengths[sequence_id] != start:
                 # llama.cpp wants no gaps. What comes before is not seen any more.
                 self.trim(sequence_id, 0)
-        states = self._read_with(batch)
-        if states is None:
+        struct = self._filled(batch)
+        if struct is None:
             return DecodeOutcome.FAILED
-        struct = self._batch.fill(self._with_outputs(batch), self._places.positions(batch), states)
         outcome = outcome_of(llama_cpp.llama_decode(self._context, struct))
         llama_cpp.llama_synchronize(self._context)
         if outcome is DecodeOutcome.OK:
-            self._lengths[batch.sequence_ids] = batch.positions + 1
-            rows = batch.outputs != 0
-            states = computed_states(self._context, len(rows), self._size)
-            # The model computes those of the tokens that it has not computed; until then, a draft goes on with these.
-            self._states.put(batch.sequence_ids[rows], batch.positions[rows], states[rows])
+            self._finish(batch)
         return outcome
 
     def logits(self, rows: int) -> Floats:

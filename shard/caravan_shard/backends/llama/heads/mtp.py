@@ -10,7 +10,8 @@ import llama_cpp
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.arrays import Floats
 from caravan_shard.backends.base import Capacity, TokenBatch
-from caravan_shard.backends.llama.heads.head import LlamaHead, set_head_parameters
+from caravan_shard.backends.llama.heads.chain import ChainHead
+from caravan_shard.backends.llama.heads.head import set_head_parameters
 from caravan_shard.backends.llama.heads.states import KeptStates, compute_states, computed_states
 from caravan_shard.backends.llama.memory.context import Contexts, OpenContext
 
@@ -23,7 +24,7 @@ def mtp_parameters(contexts: Contexts, sequences: int) -> Any:
     return parameters
 
 
-class MtpHead(LlamaHead):
+class MtpHead(ChainHead):
     """The head of a model for its own sequences."""
 
     def __init__(self, model: Any, contexts: Contexts, facts: ModelFile, capacity: Capacity) -> None:
@@ -42,4 +43,4 @@ class MtpHead(LlamaHead):
         return computed_states(context, rows, self._size)
 
     def _read_with(self, batch: TokenBatch) -> Floats:
-        return self._states.before(batch.sequence_ids, batch.positions)
+        return self._states.read(batch.sequence_ids, batch.positions)

@@ -88,12 +88,14 @@ def state_bytes(sequences: int, size: int, longest: int) -> int:
 class KeptStates:
     """The hidden states that the model has computed for the last tokens of each sequence, by position."""
 
-    def __init__(self, sequences: int, size: int, longest: int, *, reads_first: bool) -> None:
+    def __init__(self, sequences: int, size: int, longest: int, *, reads_first: bool, lag: int = 1) -> None:
         """``size``: floats of a state. ``longest``: most tokens of a sequence.
 
-        ``reads_first``: the head reads the first token of a sequence, too, without a state.
+        ``lag``: how many tokens before the one that the head reads a state is. ``reads_first``: the head reads the
+        first token of a sequence, too, without a state.
         """
         self._reads_first = reads_first
+        self._lag = lag
         self._kept = _kept_states(sequences, size, longest)
         # The state at a position is in the row of its remainder. Those of drafts come behind the kept ones.
         self._rows = self._kept + _MOST_DRAFTED
@@ -114,7 +116,7 @@ class KeptStates:
         self._end[ids] = ends
         if batch.media:
             # The head reads tokens only. What it reads next is the token behind the last cell of the medium.
-            self._first[ids] = ends - 1
+            self._first[ids] = ends - self._lag
         kept = batch.positions >= np.repeat(ends - self._kept, counts)
         self.put(batch.sequence_ids[kept], batch.positions[kept], states[kept])
 
@@ -122,21 +124,21 @@ class KeptStates:
         """Write states at positions of sequences. Those of a head may have fewer floats."""
         self._states[ids, positions % self._rows, : states.shape[1]] = states
 
-    def before(self, ids: Ids, positions: Ids) -> Floats:
-        """Return the states [rows, size] before positions of sequences; zeros before the first."""
-        found: Floats = self._states[ids, (positions - 1) % self._rows]
-        found[positions == 0] = 0.0
+    def read(self, ids: Ids, positions: Ids) -> Floats:
+        """Return the states [rows, size] that belong to positions of sequences; zeros where there is none."""
+        found: Floats = self._states[ids, (positions - self._lag) % self._rows]
+        found[positions < self._lag] = 0.0
         return found
 
     def are_computed(self, ids: Ids, positions: Ids) -> NDArray[np.bool_]:
-        """Return whether the model has computed the states before positions of sequences: others are of drafts."""
-        return positions <= self._end[ids]
+        """Return whether the model has computed the states of positions of sequences: others are of drafts."""
+        return positions - self._lag < self._end[ids]
 
     def readable(self, sequence_id: int) -> range:
-        """Return the positions before which there are states."""
+        """Return the positions that can be read: those with states, and the next token, before which a draft begins."""
         first = int(self._first[sequence_id])
         without_state = self._reads_first and first == 0
-        return range(0 if without_state else first + 1, int(self._end[sequence_id]) + 1)
+        return range(0 if without_state else first + self._lag, int(self._end[sequence_id]) + 1)
 
     def forget(self) -> None:
         """Keep no states of any sequence."""

@@ -23,8 +23,8 @@ from caravan_proto.host_memory import locked_memory
 from caravan_proto.messages.model import MetadataValue, ModelFile
 from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices.devices import Device, ModelPlacement, first_devices
-from caravan_shard.backends.llama.heads.eagle3_file import eagle3_layers
 from caravan_shard.backends.llama.heads.found import wants_head
+from caravan_shard.backends.llama.heads.head_file import HeadFile, head_file
 from caravan_shard.backends.llama.kernels.kernels_abi import check_kernels
 from caravan_shard.backends.llama.media.projector_file import find_projector
 from caravan_shard.backends.llama.model.log import route_llama_log, take_reason
@@ -136,7 +136,7 @@ class LoadedModel:
     """A model in memory, which its holder closes. ``pointer``: a llama_model. ``facts`` has no adapters.
 
     ``files``: those that were read, as they were before. ``has_head``: it was loaded with the head that drafts.
-    ``eagle3_layers``: which of its layers the draft model reads, if that is an EAGLE-3 head.
+    ``head_file``: what the draft model is, if that is such a head.
     """
 
     pointer: Any
@@ -144,7 +144,7 @@ class LoadedModel:
     facts: ModelFile
     files: SeenFiles
     has_head: bool
-    eagle3_layers: tuple[int, ...]
+    head_file: HeadFile | None
 
     @property
     def only_embeds(self) -> bool:
@@ -157,10 +157,10 @@ class LoadedModel:
         llama_cpp.llama_model_free(self.pointer)
 
 
-def open_model(config: ShardConfig, devices: Sequence[Device] | None = None, *, is_eagle3: bool = False) -> LoadedModel:
+def open_model(config: ShardConfig, devices: Sequence[Device] | None = None, *, is_head: bool = False) -> LoadedModel:
     """Load the model that ``config`` names; raises StartupError, also if another file that it names cannot be read.
 
-    ``devices``: those that there are; looked for if None. ``is_eagle3``: it is an EAGLE-3 head that was checked.
+    ``devices``: those that there are; looked for if None. ``is_head``: it is the file of a head that was checked.
     """
     _check_files(config)
     config = _of_first_part(config)
@@ -170,10 +170,10 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None, *, 
     route_llama_log()
     devices = first_devices(config.rpc_servers) if devices is None else devices
     check_kernels()
-    has_head, layers = wants_head(config), eagle3_layers(config)
+    has_head, file = wants_head(config), head_file(config)
     pointer = _load(config, ModelPlacement(config, devices), has_head=has_head)
     try:
-        _check_kind(path, pointer, is_eagle3=is_eagle3)
+        _check_kind(path, pointer, is_head=is_head)
         _warn_of_pre_tokenizer(path, pointer)
         vocab = llama_cpp.llama_model_get_vocab(pointer)
         vocabulary = LlamaVocabulary(vocab, llama_cpp.llama_model_chat_template(pointer, b"rerank") or b"")
@@ -189,12 +189,12 @@ def open_model(config: ShardConfig, devices: Sequence[Device] | None = None, *, 
         llama_cpp.llama_model_free(pointer)
         raise
     return LoadedModel(
-        pointer=pointer, vocabulary=vocabulary, facts=facts, files=files, has_head=has_head, eagle3_layers=layers
+        pointer=pointer, vocabulary=vocabulary, facts=facts, files=files, has_head=has_head, head_file=file
     )
 
 
 @contextlib.contextmanager
-def measured_model(config: ShardConfig, devices: Sequence[Device], *, is_eagle3: bool = False) -> Iterator[Any]:
+def measured_model(config: ShardConfig, devices: Sequence[Device], *, is_head: bool = False) -> Iterator[Any]:
     """Yield a llama_model without weights, whose contexts have no memory either: it tells what both would take.
 
     llama.cpp must be initialized. Raises StartupError as `open_model` does.
@@ -213,7 +213,7 @@ def measured_model(config: ShardConfig, devices: Sequence[Device], *, is_eagle3:
     path = Path(config.model)
     model = _loaded(path, parameters)
     try:
-        _check_kind(path, model, is_eagle3=is_eagle3)
+        _check_kind(path, model, is_head=is_head)
         yield model
     finally:
         llama_cpp.llama_model_free(model)
@@ -337,11 +337,11 @@ def _loaded(path: Path, parameters: Any) -> Any:
     return model
 
 
-def _check_kind(path: Path, model: Any, *, is_eagle3: bool) -> None:
-    """Raise StartupError if this kind of model cannot be served, nor be used as ``is_eagle3`` says."""
+def _check_kind(path: Path, model: Any, *, is_head: bool) -> None:
+    """Raise StartupError if this kind of model cannot be served, nor be used as ``is_head`` says."""
     if llama_cpp.llama_model_is_diffusion(model):
         raise StartupError(f"{path} is a diffusion model: only autoregressive models can be served")
-    if llama_cpp.llama_model_has_encoder(model) and not is_eagle3:
+    if llama_cpp.llama_model_has_encoder(model) and not is_head:
         raise StartupError(
             f"{path} has an encoder as T5 has: only decoder models, and BERT and its like, can be served"
         )
