@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 ROUTE = "/v1/responses"
 # Between two attempts while no shard is up.
 _RETRY_S = 1.0
-# So long, others that share the database may continue a response whose model is not served here.
+# For this long, others that share the database may continue a response whose model is not served here.
 _PASSED_ON_S = 5.0
 
 

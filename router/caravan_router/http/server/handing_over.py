@@ -74,7 +74,7 @@ class HandingOver:
             if answering.status != _MISDIRECTED:
                 request.app[STATE].metrics.of(found.model).handed_over()
                 return await _return(request, answering)
-        _log.debug("a request waits: the other router has not its adapter", extra={"url": found.url})
+        _log.debug("a request waits: the other router does not have its adapter", extra={"url": found.url})
         return await handler(request)
 
     async def close(self) -> None:
