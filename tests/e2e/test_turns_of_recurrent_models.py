@@ -1,8 +1,8 @@
 """Conversations with models that have recurrent layers: a turn computes what is new, and the text stays the same.
 
 `test_same_after_anything.py` has random conversations with restarts, drains and preemption. Whether a state is loaded
-or a short prompt computed depends on what both have cost, so the bounds here leave room;
-`tests/unit/scheduler/test_checkpoints.py` has the exact places, with given costs.
+or a prompt computed from an earlier one depends on what both have cost on this host, so here it counts that some is not
+computed; `tests/unit/scheduler/test_checkpoints.py` has the exact places, with given costs.
 """
 
 import asyncio
@@ -73,36 +73,30 @@ class Answers:
 
 
 async def converse(answers: Answers) -> None:
-    computed = await answers.check(turns(1))
-    before = answers.prompt_tokens
-    assert computed == before
-    new = computed = 0
+    assert await answers.check(turns(1)) == answers.prompt_tokens
+    first = answers.prompt_tokens
+    computed = in_all = 0
     for count in range(2, TURNS + 1):
         computed += await answers.check(turns(count))
-        new += answers.prompt_tokens - before
-        before = answers.prompt_tokens
-    assert before > 3000
+        in_all += answers.prompt_tokens
+    assert answers.prompt_tokens > 3000
     # The template has no place for the thoughts of earlier turns, so what the model computed of them is of no use.
-    # Without a checkpoint, all turns together compute five times as much. How many are loaded, and which short ones are
-    # computed from an earlier one instead, depends on what both cost on this host.
-    assert new < computed <= 2.5 * new
+    assert answers.prompt_tokens - first < computed < in_all
 
 
 async def change(answers: Answers) -> None:
     """Go back in a conversation that was had, and go on in other ways."""
-    turn = answers.prompt_tokens // TURNS
-    # Back by one turn, and by some.
-    assert await answers.check(turns(TURNS - 1)) <= 2 * turn
-    assert await answers.check(turns(TURNS // 2)) < answers.prompt_tokens
-    # Another question in place of the last one.
     other = [*turns(TURNS)[:-1], question(77)]
-    assert await answers.check(other) <= 2 * turn
-    # Several answers to it.
+    # Back by one turn, and by some; another question in place of the last one; another conversation that begins alike.
+    computed = in_all = 0
+    for messages in (turns(TURNS - 1), turns(TURNS // 2), other, [SYSTEM, question(78)]):
+        computed += await answers.check(messages)
+        in_all += answers.prompt_tokens
+    assert computed < in_all
+    # Several answers.
     texts = await answers.ask(other, n=3)
     again = await answers.ask(other)
     assert not answers.exact or texts == again * 3
-    # Another conversation that begins alike.
-    assert await answers.check([SYSTEM, question(78)]) < answers.prompt_tokens
 
 
 @pytest.mark.parametrize(
