@@ -8,6 +8,8 @@ the machine does disturbs all alike. Prints the ratios of the medians. All texts
 import argparse
 import asyncio
 import random
+import signal
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -143,6 +145,8 @@ def main() -> None:
     parser.add_argument("--only-caravan", action="store_true")
     parser.add_argument("-t", type=int, default=1)
     given = parser.parse_args()
+    # The default action would leave the servers running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"{describe()}, {given.t} thread")
     for right in given.right:
         common = Common(model=model_with(right), threads=given.t)
