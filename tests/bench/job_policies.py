@@ -1,8 +1,8 @@
 """Compares policies for jobs on real servers: `PYTHONPATH=tests python -m bench.job_policies`.
 
 The servers differ in nothing but the policy: Caravan's own, and those of the simulator that it is compared with. Eight
-agents work beside a chat, as in the workload `agents` of `caravan bench`. Cells fit three of the longest sessions, and
-nothing is saved in host memory. Rounds take turns. A run takes three to five minutes; with `--turns` sessions end
+agents work beside a chat, as in the workload `agents` of `caravan bench`. Cells fit three of the longest sessions, all
+sessions share them, and nothing is saved in host memory. Rounds take turns. A run takes three to five minutes; with `--turns` sessions end
 earlier, but the less they have, the less of what LRU computes was computed before.
 """
 
@@ -130,7 +130,7 @@ def measure(policies: Sequence[JobPolicy], given: argparse.Namespace) -> Results
                 "product": Product.CARAVAN,
                 "slots": _AGENTS + 1,
                 "cells": cells,
-                "flags": ("--cache-ram", "0"),
+                "flags": ("--cache-ram", "0", "--kv-layout", "unified"),
             }
             contender = WithPolicy(name=policy.name.lower(), policy=policy, **common)
             urls[policy] = stack.enter_context(serving(contender, Common(model=given.model, threads=given.threads))).url

@@ -44,7 +44,7 @@ from caravan_scheduler.waiting.fair_share import OUTPUT_TOKEN
 
 # A token in cells counts like so many tokens of service.
 CREDIT = 4.0
-# Steps are short while a job is expected back at such a rate, in 1/s.
+# Steps are short, and the layout has room for what a job has in cells, while it is expected back at such a rate, in 1/s.
 _SOON_RATE = 0.02
 # What a second of waiting is worth, and that of a request that takes cells for one answer only.
 _PRICE = 1.0
@@ -157,9 +157,9 @@ class ExpectedReturn:
         growth = sum(job.expected_growth for job in there if job is not None)
         return round(_TURN_BESIDE * growth if source is not None else _TURNS_AHEAD * (growth + job.expected_growth))
 
-    def expects_return(self, shard: ShardAccount) -> bool:
-        """Whether a request that continues something on ``shard`` is likely to come during a step."""
-        return any(self._rate(one) >= _SOON_RATE for one in shard.stays.parked.values())
+    def is_expected(self, resident: Resident) -> bool:
+        """Whether a request that continues ``resident``, which is parked, is likely to come soon."""
+        return self._rate(resident) >= _SOON_RATE
 
     def charged(self, sequence: Sequence) -> float:
         """Return what the session of ``sequence`` was charged, less the credit for what it has in cells."""

@@ -4,7 +4,7 @@ The split layout is faster, since attention looks at the cells of its own sequen
 sequence use every cell. A change takes a fraction of a second, and all sequences of the shard wait for it.
 """
 
-from caravan_proto.messages.limits import LayoutLimits
+from caravan_proto.messages.limits import LayoutLimits, Saving
 from caravan_scheduler.output_lengths import OutputLengths
 from caravan_scheduler.sequence import Sequence
 from caravan_scheduler.shard.account import ShardAccount
@@ -35,17 +35,29 @@ def _is_outgrown(shard: ShardAccount, resident: Resident) -> bool:
 
 
 def may_return(shard: ShardAccount, first: Sequence | None, lengths: OutputLengths, now: float) -> bool:
-    """Whether the faster layout has room for all residents, as long as they are expected to get, and for ``first``."""
+    """Whether the faster layout has room for all residents, as long as they are expected to get, and for ``first``.
+
+    It needs room for what jobs have in cells, too: it would be lost, and their next requests need this layout again.
+    """
     other = shard.capacity.limits.other_layout
     if other is None or not shard.layout.shares_cells or shard.drain.has_begun:
         return False
     if first is not None and not fits_for_now(first, other):
         return False
-    if not shard.stays.residents:
-        return True
-    if now - shard.capacity.layout_set_s < _LEAST_STAY_S:
+    if shard.stays.residents and now - shard.capacity.layout_set_s < _LEAST_STAY_S:
+        return False
+    parked = shard.stays.parked.values()
+    if any(one.computed > other.cells_per_sequence and shard.is_expected(one) for one in parked):
         return False
     return all(_fits(resident.sequence, other, lengths) for resident in shard.stays.residents.values())
+
+
+def immovable(shard: ShardAccount, other: LayoutLimits) -> list[Resident]:
+    """Return the parked sequences that do not move to the layout ``other``: those that are saved, or do not fit."""
+    parked = shard.stays.parked.values()
+    if shard.saves.are_possible or shard.layout.saving is Saving.NOTHING:
+        return list(parked)
+    return [one for one in parked if one.computed > other.cells_per_sequence]
 
 
 def _fits(sequence: Sequence, layout: LayoutLimits, lengths: OutputLengths) -> bool:

@@ -9,7 +9,7 @@ from caravan_scheduler.config import PrefillMode
 from caravan_scheduler.planning.admission import Admission, StepPlans, begin_encoding
 from caravan_scheduler.planning.bulk import crowding
 from caravan_scheduler.planning.forecast import CellForecast
-from caravan_scheduler.planning.layout import may_return, needs_other_layout
+from caravan_scheduler.planning.layout import immovable, may_return, needs_other_layout
 from caravan_scheduler.planning.moving import finish_drains, how_to_move, to_move
 from caravan_scheduler.planning.placement import Place
 from caravan_scheduler.planning.preemption import choose_how, victims_of_growth, victims_of_priority
@@ -326,14 +326,14 @@ class Planner:
         return may_return(shard, first, self._state.lengths, now)
 
     def _change_layout(self, shard: ShardLedger) -> None:
-        """Change to the other layout, once everything that is kept of ended sequences is saved."""
-        parked = list(shard.stays.parked.values()) if shard.saves.are_possible else []
-        self._save(shard, parked, release=True)
-        if not shard.commands.can_begin:
-            return
-        shard.evict_all()
+        """Change to the other layout, once what is kept of ended sequences is saved. If it cannot be, it moves."""
         other = shard.capacity.limits.other_layout
         assert other is not None
+        if shard.saves.are_possible:
+            self._save(shard, list(shard.stays.parked.values()), release=True)
+            if not shard.commands.can_begin:
+                return
+        shard.evict(immovable(shard, other))
         command = SetLayout(
             shard=shard.name,
             command_id=self._next_id(),

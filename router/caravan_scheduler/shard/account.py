@@ -248,7 +248,11 @@ class ShardAccount:
     @property
     def expects_return(self) -> bool:
         """Whether a request is expected that continues a parked sequence, and should not wait for a long step."""
-        return self.policy is not None and bool(self.stays.parked) and self.policy.expects_return(self)
+        return any(self.is_expected(resident) for resident in self.stays.parked.values())
+
+    def is_expected(self, resident: Resident) -> bool:
+        """Whether a request is expected that continues ``resident``, which is parked."""
+        return self.policy is not None and self.policy.is_expected(resident)
 
     @property
     def layout(self) -> LayoutLimits:

@@ -68,7 +68,11 @@ class ShardLedger(ShardAccount):
 
     def evict_all(self) -> None:
         """Give up what all parked sequences hold."""
-        for resident in list(self.stays.parked.values()):
+        self.evict(list(self.stays.parked.values()))
+
+    def evict(self, parked: Iterable[Resident]) -> None:
+        """Give up what ``parked`` sequences hold."""
+        for resident in parked:
             self._evict(resident)
 
     def flush(self, key: bytes | None = None) -> ShardPrefixes:

@@ -34,8 +34,8 @@ class JobPolicy(Protocol):
         """Return what ``sequence`` may not take of ``shard``."""
         ...
 
-    def expects_return(self, shard: "ShardAccount") -> bool:
-        """Whether a request that continues something on ``shard`` is likely to come during a step."""
+    def is_expected(self, resident: "Resident") -> bool:
+        """Whether a request that continues ``resident``, which is parked, is likely to come soon."""
         ...
 
     def charged(self, sequence: "Sequence") -> float:

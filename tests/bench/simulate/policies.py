@@ -27,7 +27,7 @@ class LeastRecentlyUsed:
         """Hold nothing."""
         return NOTHING_HELD
 
-    def expects_return(self, _shard: ShardAccount) -> bool:
+    def is_expected(self, _resident: Resident) -> bool:
         """Expect nothing."""
         return False
 

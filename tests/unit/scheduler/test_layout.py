@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 from caravan_proto.messages.commands import Decode, Load, Prefill, Save, SetLayout
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_scheduler.actions import FailureReason
@@ -27,6 +29,10 @@ def layouts(sim: Simulation) -> list[bool]:
 
 def prompt(length: int, number: int = 1) -> tuple[int, ...]:
     return tuple((number * 31 + place) % 90 + 1 for place in range(length))
+
+
+def computed_by_prompts(sim: Simulation) -> int:
+    return sum(len(chunk.token_ids) for step in sim.sent(Prefill) for chunk in step.chunks)
 
 
 def test_requests_that_fit_change_nothing() -> None:
@@ -86,6 +92,36 @@ def test_a_shard_of_an_earlier_version_shares_no_beginnings_and_is_not_counted_o
         sim.advance("a")
     assert cells.held == shard.used_cells > 3 * 55
     sim.settle()
+
+
+def test_a_long_conversation_keeps_its_cells_while_it_is_expected_back() -> None:
+    sim = simulation(dataclasses.replace(LIMITS, memory_bytes=0))
+    first = sim.complete(prompt(200), 20, session="long")
+    conversation = (*prompt(200), *sim.received[first])
+    for number in range(3):
+        sim.tick(1.0)
+        sim.complete(prompt(30, 5 + number), 5)
+    assert layouts(sim) == [True]
+    sim.actions.clear()
+    sim.complete((*conversation, *prompt(10, 9)), 5, session="long")
+    assert computed_by_prompts(sim) < 20
+    sim.tick(600.0)
+    assert layouts(sim) == [False], "it does not come back"
+    sim.settle()
+
+
+@pytest.mark.parametrize("saving", [Saving.ANY, Saving.NOTHING])
+def test_ended_sequences_move_if_they_cannot_be_saved(saving: Saving) -> None:
+    both = [dataclasses.replace(layout, saving=saving) for layout in (SPLIT, UNIFIED)]
+    sim = simulation(dataclasses.replace(LIMITS, layout=both[0], other_layout=both[1], memory_bytes=0))
+    sim.complete(prompt(60), 5)
+    sim.complete(prompt(200, 5), 20)
+    sim.settle()
+    assert layouts(sim) == [True, False], "only the short one fits the layout that comes back"
+    sim.actions.clear()
+    sim.complete((*prompt(60), 7, 8), 5)
+    assert computed_by_prompts(sim) == (2 if saving is Saving.ANY else 62)
+    sim.check_at_rest()
 
 
 def test_an_output_that_grows_too_long_moves_its_shard() -> None:
