@@ -1,8 +1,11 @@
 """Measures what a model's own head is worth over HTTP: `PYTHONPATH=tests python -m bench.head_gain`, in five minutes.
 
-Writes two models of 24 layers in Q4_0, once, whose heads are right nine times and once in ten by construction. Caravan
-and llama-server serve each with its head and without, all four at the same time. Rounds alternate, so that what else
-the machine does disturbs all alike. Prints the ratios of the medians. All texts are the same ones.
+Writes models of 24 layers, once, whose heads are right nine times and once in ten by construction. Caravan and
+llama-server serve each with its head and without, all four at the same time. Rounds alternate, so that what else the
+machine does disturbs all alike. Prints the ratios of the medians. All texts are the same ones.
+
+`--kind mtp`: 40 MB in Q4_0, which fit into the caches of some processors. `mtp-large`: 400 MB. The others, whose heads
+are files: 64 dimensions and wide layers, 150 MB in F32, so that reading the weights takes most of a step.
 """
 
 import argparse
@@ -12,25 +15,34 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 from bench.contenders import Common, Contender, Product
-from bench.paths import CACHE, describe
+from bench.paths import CACHE, DEMO_MODEL, describe
 from bench.servers import Running, serving
 from caravan_testing.metrics_text import total
 from caravan_testing.shard_tiny_glm import GlmShape, write_chain_glm
+from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
+from caravan_testing.tiny_dflash import Dflash, write_cyclic
+from caravan_testing.tiny_eagle3 import Eagle3
 from caravan_testing.tiny_heads import Heads
 
 _SHAPE = GlmShape(
     embedding=512, layers=24, dense=24, heads=8, kv_heads=4, feed_forward=1536, expert=512, is_quantised=True
 )
+_LARGE_SHAPE = GlmShape(
+    embedding=1536, layers=24, dense=24, heads=12, kv_heads=4, feed_forward=4608, expert=1536, is_quantised=True
+)
+# So wide that 64 dimensions have enough weights.
+_WIDE = Shape(layers=24, inner=8192, context=8192, trunk=0.0003)
+_VOCABULARY = 49_152
 _WORDS = 7933
 _FIRST_WORD = 259
 _PROMPT = 24
@@ -38,6 +50,14 @@ _PROMPT = 24
 _TOKENS = {1: 160, 2: 160, 4: 128, 8: 96, 32: 48}
 _SLOTS, _CELLS = 32, 8192
 _MOST = 4
+_BLOCK = 8
+
+
+class Files(NamedTuple):
+    """A model, and the file of its head if that is another one."""
+
+    model: Path
+    head: Path | None = None
 
 
 @dataclass
@@ -49,27 +69,60 @@ class Got:
     accepted: int = 0
 
 
-def lineup() -> tuple[Contender, ...]:
+def lineup(kind: str, head_file: Path | None) -> tuple[Contender, ...]:
     """Return each server without and with the head."""
     common: dict[str, Any] = {"slots": _SLOTS, "cells": _CELLS}
     ours: dict[str, Any] = {"product": Product.CARAVAN, **common}
     peer: dict[str, Any] = {"product": Product.LLAMA_SERVER, **common}
-    head = ("--spec-type", "draft-mtp")
+    file = () if head_file is None else ("--model-draft", str(head_file))
+    head = ("--spec-type", f"draft-{kind.removesuffix('-large')}", *file)
+    most, most_of_peer = (_BLOCK, _BLOCK - 1) if kind == "dflash" else (_MOST, _MOST - 1)
     return (
         Contender(name="plain", **ours),
-        Contender(name="head", flags=(*head, "--speculate", str(_MOST)), **ours),
+        Contender(name="head", flags=(*head, "--speculate", str(most)), **ours),
         Contender(name="plain", flags=("-kvu",), **peer),
-        Contender(name="head", flags=("-kvu", *head, "--spec-draft-n-max", "3"), **peer),
+        Contender(name="head", flags=("-kvu", *head, "--spec-draft-n-max", str(most_of_peer)), **peer),
     )
 
 
-def model_with(right: float) -> Path:
-    """Return the model whose head is right so often."""
-    path = CACHE / "models" / f"chain-glm4moe-{right}.gguf"
+def _mtp(right: float) -> Files:
+    return _chain("chain-glm4moe", _SHAPE, right)
+
+
+def _large_mtp(right: float) -> Files:
+    return _chain("large-chain-glm4moe", _LARGE_SHAPE, right)
+
+
+def _chain(name: str, shape: GlmShape, right: float) -> Files:
+    heads = Heads(trunk=0.0002, right=right)
+    return Files(_written(f"{name}-{right}", lambda path: write_chain_glm(path, _WORDS, heads, shape)))
+
+
+def _eagle3(right: float) -> Files:
+    model = _written("wide-llama", lambda path: write_tiny_llama(path, _WIDE, DEMO_MODEL))
+    head = Eagle3(vocabulary=_known(right))
+    return Files(model, _written(f"wide-eagle3-{right}", lambda path: head.write(path, DEMO_MODEL)))
+
+
+def _dflash(right: float) -> Files:
+    model = _written("wide-cyclic", lambda path: write_cyclic(path, _eagle3(right).model))
+    head = Dflash(block=_BLOCK, vocabulary=_known(right))
+    return Files(model, _written(f"wide-dflash-{right}", lambda path: head.write(path, DEMO_MODEL)))
+
+
+_KINDS = {"mtp": _mtp, "mtp-large": _large_mtp, "eagle3": _eagle3, "dflash": _dflash}
+
+
+def _known(right: float) -> Sequence[int]:
+    """Return the tokens that a head knows which is right so often."""
+    return sorted(random.Random(53).sample(range(_VOCABULARY), round(right * _VOCABULARY)))
+
+
+def _written(name: str, write: Callable[[Path], Path]) -> Path:
+    path = CACHE / "models" / f"{name}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        heads = Heads(trunk=0.0002, right=right)
-        write_chain_glm(path.with_suffix(".unfinished"), _WORDS, heads, _SHAPE).replace(path)
+        write(path.with_suffix(".unfinished")).replace(path)
     return path
 
 
@@ -126,11 +179,11 @@ async def _compare(running: Sequence[tuple[Contender, Running]], given: argparse
     return found
 
 
-def _print(right: float, found: dict[int, Got], streams: Sequence[int]) -> None:
+def _print(kind: str, right: float, found: dict[int, Got], streams: Sequence[int]) -> None:
     for plain, head, name in ((0, 1, "Caravan"), (2, 3, "llama-server")):
         if plain not in found:
             continue
-        print(f"{name}, head right {right}: {found[head].accepted} of {found[head].drafted} draft tokens right")
+        print(f"{name}, {kind} right {right}: {found[head].accepted} of {found[head].drafted} draft tokens right")
         for count in streams:
             rates = [median(found[number].rates[count]) for number in (plain, head)]
             print(f"  {count:2} streams: {rates[0]:7.1f} -> {rates[1]:7.1f} tokens/s, {rates[1] / rates[0]:.2f} times")
@@ -139,6 +192,7 @@ def _print(right: float, found: dict[int, Got], streams: Sequence[int]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=_KINDS, default="mtp")
     parser.add_argument("--streams", type=int, nargs="*", default=list(_TOKENS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--right", type=float, nargs="*", default=[0.9, 0.1])
@@ -149,11 +203,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"{describe()}, {given.t} thread")
     for right in given.right:
-        common = Common(model=model_with(right), threads=given.t)
-        contenders = lineup()[:2] if given.only_caravan else lineup()
+        files = _KINDS[given.kind](right)
+        common = Common(model=files.model, threads=given.t)
+        contenders = lineup(given.kind, files.head)[: 2 if given.only_caravan else None]
         with ExitStack() as started:
             running = [(one, started.enter_context(serving(one, common))) for one in contenders]
-            _print(right, asyncio.run(_compare(running, given)), given.streams)
+            _print(given.kind, right, asyncio.run(_compare(running, given)), given.streams)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The servers differ in nothing but the policy: Caravan's own, and those of the simulator that it is compared with. Eight
 agents work beside a chat, as in the workload `agents` of `caravan bench`. Cells fit three of the longest sessions, all
-sessions share them, and nothing is saved in host memory. Rounds take turns. A run takes three to five minutes; with `--turns` sessions end
-earlier, but the less they have, the less of what LRU computes was computed before.
+sessions share them, and nothing is saved in host memory. Rounds take turns. A run takes two to five minutes; with
+`--turns` sessions end earlier, but the less they have, the less of what LRU computes was computed before.
 """
 
 import argparse

@@ -22,7 +22,6 @@ from caravan_testing.shard_models import (
     DEMO_MODEL,
     EAGLE3_HEAD,
     EAGLE3_MODEL,
-    HEAD_MODEL,
     HYBRID_HEAD_MODEL,
     HYBRID_MOE_HEAD_MODEL,
     PLAIN_MODEL,
@@ -178,20 +177,6 @@ def test_a_prompt_of_one_token_has_drafts() -> None:
     driver.engine.close()
 
 
-@pytest.mark.parametrize(
-    ("model", "spec_type", "reason"),
-    [
-        (EAGLE3_MODEL, "none", r"tiny-eagle3\.gguf is an EAGLE-3 head: pass --spec-type draft-eagle3"),
-        (HEAD_MODEL, "draft-eagle3", r"no hidden states can be read from the architecture glm4moe yet"),
-        # It has two layers.
-        (PLAIN_MODEL, "auto", r"it must read 3 of the model's layers 0 to 1\. Given: 0, 2, 3"),
-    ],
-)
-def test_a_head_of_another_model_is_refused(model: Path, spec_type: str, reason: str) -> None:
-    with pytest.raises(StartupError, match=reason):
-        opened(fetched(model), fetched(EAGLE3_HEAD), spec_type=spec_type)
-
-
 def test_other_files_are_refused(tmp_path: Path) -> None:
     model = fetched(EAGLE3_MODEL)
     with pytest.raises(StartupError, match=r"tiny-llama\.gguf is no EAGLE-3 head, .*: its architecture is llama"):
@@ -203,10 +188,3 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     head.write_bytes(data)
     with pytest.raises(StartupError, match=r"cannot draft for .*, as it has another vocabulary: its token"):
         opened(model, head)
-
-
-def test_a_head_is_not_used_where_nothing_can_be_cut_back() -> None:
-    driver = opened(fetched(HYBRID_HEAD_MODEL), fetched(EAGLE3_HEAD))
-    assert driver.backend.draft_model is None
-    assert driver.backend.facts.draft_model == ""
-    driver.engine.close()

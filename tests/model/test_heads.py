@@ -364,8 +364,34 @@ def test_a_model_without_a_head_is_refused_or_drafts_otherwise() -> None:
     driver.engine.close()
 
 
-def test_the_head_of_a_model_that_cannot_be_cut_back_is_not_used() -> None:
-    driver = opened(fetched(HYBRID_HEAD_MODEL), rollback_tokens=0)
+@pytest.mark.parametrize(
+    ("model", "head", "spec_type", "reason"),
+    [
+        (EAGLE3_MODEL, EAGLE3_HEAD, "none", r"tiny-eagle3\.gguf is an EAGLE-3 head: pass --spec-type draft-eagle3"),
+        (DFLASH_MODEL, DFLASH_HEAD, "none", r"tiny-dflash\.gguf is a DFlash head: pass --spec-type draft-dflash"),
+        (DFLASH_MODEL, DFLASH_HEAD, "draft-dspark", r"tiny-dflash\.gguf is a DFlash head: pass .* draft-dflash"),
+        (HEAD_MODEL, EAGLE3_HEAD, "draft-eagle3", r"no hidden states can be read from .* glm4moe yet"),
+        (HEAD_MODEL, DFLASH_HEAD, "draft-dflash", r"no hidden states can be read from .* glm4moe yet"),
+        # It has two layers.
+        (PLAIN_MODEL, EAGLE3_HEAD, "auto", r"it must read 3 of the model's layers 0 to 1\. Given: 0, 2, 3"),
+        (PLAIN_MODEL, DFLASH_HEAD, "auto", r"it must read some of the model's layers 0 to 1\. Given: 0, 2, 3"),
+    ],
+)
+def test_a_head_of_another_model_is_refused(model: Path, head: Path, spec_type: str, reason: str) -> None:
+    with pytest.raises(StartupError, match=reason):
+        opened(fetched(model), model_draft=head, spec_type=spec_type)
+
+
+@pytest.mark.parametrize(
+    ("model", "flags"),
+    [
+        (HYBRID_HEAD_MODEL, {}),
+        (HYBRID_HEAD_MODEL, {"model_draft": EAGLE3_HEAD}),
+        (DFLASH_HYBRID_MODEL, {"model_draft": DFLASH_GRIDS_HEAD}),
+    ],
+)
+def test_the_head_of_a_model_that_cannot_be_cut_back_is_not_used(model: Path, flags: dict[str, Any]) -> None:
+    driver = opened(fetched(model), rollback_tokens=0, **flags)
     assert driver.backend.draft_model is None
     assert driver.backend.facts.draft_model == ""
     driver.engine.close()
