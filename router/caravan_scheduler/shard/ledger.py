@@ -1,6 +1,7 @@
 """The only writer of a shard's account: planner, step plan and scheduler call its operations."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from caravan_proto.messages.commands import Command, Save, SaveEntry
 from caravan_proto.messages.results import LayoutSet, Loaded, Saved
@@ -20,22 +21,47 @@ from caravan_scheduler.shard.saved_runs import SavedPrefix
 _LEAST_CUT = 64
 
 
-def to_evict(shard: ShardAccount) -> Resident | None:
-    """Return the parked sequence whose id the next one gets; None if it gets the lowest free one.
+class NextId(NamedTuple):
+    """The id that the next sequence gets, and the parked one that has it."""
+
+    sequence_id: int
+    evicted: Resident | None = None
+
+
+def next_id(shard: ShardAccount) -> NextId:
+    """Return the id that the next sequence gets: the lowest free one, or that of the first one to be evicted.
 
     In the split layout, llama.cpp computes neighbouring ids in one pass, and each gap between them takes one more. So
-    while others run, the lowest id is taken that is free or of a sequence that is saved.
+    there it is next to running ones, if such an id is free or of a sequence that is saved; the first one to run gets a
+    free id with as many of these around it as there are.
     """
-    free = min(shard.stays.free_ids, default=None)
-    keeps_order = shard.layout.shares_cells or not shard.stays.residents
-    if free is not None and keeps_order:
-        return None
-    evictable = shard.header.in_order_of_eviction
+    free, residents, evictable = shard.stays.free_ids, shard.stays.residents, shard.header.in_order_of_eviction
     saved = [one for one in evictable if one.is_expendable]
-    if not saved:
-        return evictable[0] if free is None else None
-    chosen = saved[0] if keeps_order else min(saved, key=lambda one: one.sequence_id)
-    return chosen if free is None or chosen.sequence_id < free else None
+    if not free and (not residents or not saved or shard.layout.shares_cells):
+        one = (saved or evictable)[0]
+        return NextId(one.sequence_id, one)
+    if shard.layout.shares_cells:
+        return NextId(min(free))
+    takable: dict[int, Resident | None] = {one.sequence_id: one for one in saved} | dict.fromkeys(free)
+    runs = _runs(takable)
+
+    def rank(key: int) -> tuple[int, bool, int, int]:
+        return -((key - 1 in residents) + (key + 1 in residents)), takable[key] is not None, -runs[key], key
+
+    chosen = min(takable if residents else free, key=rank)
+    return NextId(chosen, takable[chosen])
+
+
+def _runs(ids: Iterable[int]) -> dict[int, int]:
+    """Return how many neighbours each of ``ids`` is one of, itself included."""
+    found: dict[int, int] = {}
+    run: list[int] = []
+    for key in sorted(ids):
+        if run and key != run[-1] + 1:
+            run = []
+        run.append(key)
+        found |= dict.fromkeys(run, len(run))
+    return found
 
 
 class ShardLedger(ShardAccount):
@@ -156,10 +182,12 @@ class ShardLedger(ShardAccount):
         """Take an id that is free, or released by the next command, or that of a parked sequence."""
         if not self.stays.free_ids:
             self.header.recycled.extend(self.stays.recycle())
-        if (evicted := to_evict(self)) is not None:
-            self._evict(evicted)
+        chosen = next_id(self)
+        if chosen.evicted is not None:
+            self._evict(chosen.evicted)
             self.header.recycled.extend(self.stays.recycle())
-        return self.stays.take_id()
+        self.stays.take_id(chosen.sequence_id)
+        return chosen.sequence_id
 
     # Commands
 

@@ -1,6 +1,5 @@
 """The sequence ids of a shard, and the stays under them."""
 
-import heapq
 import itertools
 from collections import Counter
 from dataclasses import dataclass
@@ -133,9 +132,9 @@ class Stays:
 
     # Changes, which the ledger makes
 
-    def take_id(self) -> int:
-        """Take the lowest free id: split caches batch neighbouring ids together."""
-        return heapq.heappop(self._free_ids)
+    def take_id(self, sequence_id: int) -> None:
+        """Take a free id."""
+        self._free_ids.remove(sequence_id)
 
     def enter(self, resident: Resident) -> None:
         """Note that ``resident`` starts, under an id that was taken for it."""
@@ -214,7 +213,7 @@ class Stays:
     def free(self, resident: Resident) -> None:
         """End the stay of ``resident`` for good, and free its id."""
         self.move(resident, Status.GONE)
-        heapq.heappush(self._free_ids, resident.sequence_id)
+        self._free_ids.append(resident.sequence_id)
 
     def recycle(self) -> list[int]:
         """Free the ids that the next command releases, since it may give them to others. Return them."""
