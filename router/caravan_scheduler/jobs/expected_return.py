@@ -44,7 +44,7 @@ from caravan_scheduler.waiting.fair_share import OUTPUT_TOKEN
 
 # A token in cells counts like so many tokens of service.
 CREDIT = 4.0
-# Steps are short, and the layout has room for what a job has in cells, while it is expected back at such a rate, in 1/s.
+# Steps are short, and the layout has room for the cells of a job, while it is expected back at such a rate, in 1/s.
 _SOON_RATE = 0.02
 # What a second of waiting is worth, and that of a request that takes cells for one answer only.
 _PRICE = 1.0
