@@ -103,8 +103,11 @@ class SchedulerState:
         return tuple(member.request_id for member in sequence.group.members)
 
     def expel(self, request_ids: Collection[int]) -> None:
-        """End requests whose turn raised an exception, and let the next plan look at everything again."""
-        for request_id in request_ids:
+        """End requests whose turn raised an exception, and let the next plan look at everything again.
+
+        Those that had ended by then keep their end.
+        """
+        for request_id in sorted({*request_ids} - self.outbox.ended):
             if (sequence := self.sequences.get(request_id)) is not None:
                 self.abort(sequence)
             self.outbox.add(Fail(request_id, FailureReason.FAULT))

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,23 @@ def test_a_beam_search_fails_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None
     simulation.settle()
     assert simulation.failed == dict.fromkeys(search, FailureReason.FAULT)
     assert simulation.finished == {other}
+
+
+def test_a_search_that_ended_before_the_bug_keeps_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = _simulation()
+    apply = Scheduler._apply
+
+    def raising_at_the_end(self: Scheduler, event: Event) -> bool:
+        result = apply(self, event)
+        if isinstance(event, Submitted) and event.request.spec.beams is not None and self.sequences == {}:
+            raise InjectedError
+        return result
+
+    monkeypatch.setattr(Scheduler, "_apply", raising_at_the_end)
+    search = simulation.submit_beams(prompt_of(8), 6, replace(_SEARCH, width=4))
+    assert simulation.failed == dict.fromkeys(search, FailureReason.DOES_NOT_FIT), "a shard has three sequences"
+    assert len(simulation.faults) == 1
+    simulation.settle()
 
 
 def test_requests_keep_their_tokens_when_nobody_knows_whose_bug_it_is() -> None:
