@@ -46,21 +46,21 @@ def next_id(shard: ShardAccount) -> NextId:
     runs = _runs(takable)
 
     def rank(key: int) -> tuple[int, bool, int, int]:
-        return -((key - 1 in residents) + (key + 1 in residents)), takable[key] is not None, -runs[key], key
+        return -((key - 1 in residents) + (key + 1 in residents)), takable[key] is not None, -len(runs[key]), key
 
     chosen = min(takable if residents else free, key=rank)
     return NextId(chosen, takable[chosen])
 
 
-def _runs(ids: Iterable[int]) -> dict[int, int]:
-    """Return how many neighbours each of ``ids`` is one of, itself included."""
-    found: dict[int, int] = {}
+def _runs(ids: Iterable[int]) -> dict[int, list[int]]:
+    """Return the neighbours that each of ``ids`` is one of."""
+    found: dict[int, list[int]] = {}
     run: list[int] = []
     for key in sorted(ids):
         if run and key != run[-1] + 1:
             run = []
         run.append(key)
-        found |= dict.fromkeys(run, len(run))
+        found[key] = run
     return found
 
 
