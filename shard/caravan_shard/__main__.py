@@ -7,11 +7,13 @@ import sys
 from caravan_proto.environment import end_on_early_sigterm, prepare_grpc
 from caravan_proto.packages import Part, lack
 from caravan_proto.standard_output import ending_with_its_reader
+from caravan_shard.huge_pages import use_huge_pages
 
 
 @ending_with_its_reader()
 def main() -> int:
     """Run the shard."""
+    use_huge_pages()
     end_on_early_sigterm()
     if sys.stderr is not None:
         # What ends in C code, of llama.cpp, gRPC or our own, says where each thread was.

@@ -11,6 +11,7 @@ import pytest
 
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
+from caravan_shard.huge_pages import environment_of_shard
 from caravan_testing.shard_builders import run_key
 from caravan_testing.shard_harness import COMMAND, error_code, prompt_chunk, shard_process
 from caravan_testing.toy_oracle import expected_output
@@ -108,6 +109,34 @@ async def test_threads_that_end_a_shard_at_a_time_do_not_wait_for_each_other() -
     assert told.splitlines()[-1] == b"1 False"
     # The first to abort may end the process while another one still writes where the threads were.
     assert b"terminate called" in said
+
+
+# Prints its number, its arguments and what the memory of a shard's program has.
+SHOWING = """
+import os, sys
+from caravan_shard.__main__ import main
+try:
+    main()
+except SystemExit:
+    print(os.getpid(), sys.argv[1:], os.environ.get("GLIBC_TUNABLES"), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("tunables", [None, "glibc.malloc.hugetlb=0"])
+async def test_a_shard_starts_again_where_huge_pages_must_be_asked_for(tunables: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    if tunables is not None:
+        environment["GLIBC_TUNABLES"] = tunables
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SHOWING, "--help"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        _, said = await process.communicate()
+    expected = environment_of_shard(environment).get("GLIBC_TUNABLES")
+    assert said.decode() == f"{process.pid} ['--help'] {expected}\n"
 
 
 async def test_a_pipe_says_that_the_shard_listens(tmp_path: Path) -> None:
