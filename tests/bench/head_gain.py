@@ -47,7 +47,7 @@ _WORDS = 7933
 _FIRST_WORD = 259
 _PROMPT = 24
 # Tokens of each stream by the number of streams.
-_TOKENS = {1: 160, 2: 160, 4: 128, 8: 96, 32: 48}
+_TOKENS = {1: 160, 2: 160, 4: 128, 8: 96, 32: 96}
 _SLOTS, _CELLS = 32, 8192
 _MOST = 4
 _BLOCK = 8

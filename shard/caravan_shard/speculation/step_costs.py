@@ -7,7 +7,7 @@ their tokens per second is maximised (proportional fairness): with sequences tha
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from math import log
+from math import inf, log
 
 # The weight of one step in what is known of its size, after the first ones, and of one after which it is not doubted.
 _NEWEST = 0.1
@@ -140,25 +140,33 @@ class Bounds:
     decide.
     """
 
-    __slots__ = ("_costs", "_known")
+    __slots__ = ("_costs", "_known", "_rising")
 
     def __init__(self, costs: StepCosts, known: Sequence[int]) -> None:
         """``known``: sizes that were measured often enough, ascending."""
         self._costs = costs
         self._known = known
+        # Those that take less than all larger ones. A kernel may compute four tokens in less time than two or three, so
+        # a size that takes longer than a larger one says nothing of those between them.
+        self._rising: list[int] = []
+        least_s = inf
+        for size in reversed(known):
+            if (seconds := costs.seconds(size)) < least_s:
+                least_s = seconds
+                self._rising.insert(0, size)
 
     def best(self, tokens: int) -> float:
         """Return the seconds of a step over ``tokens`` in the best case; the expected ones of a size that is known."""
         expected = self._costs.seconds(tokens)
-        place = bisect_left(self._known, tokens)
+        place = bisect_left(self._rising, tokens)
         if not place or self._costs.knows(tokens):
             return expected
-        below = self._known[place - 1]
+        below = self._rising[place - 1]
         below_s = self._costs.seconds(below)
-        if place == len(self._known):
+        if place == len(self._rising):
             hope_s = _guess(tokens, below, below_s)
         else:
-            above = self._known[place]
+            above = self._rising[place]
             share = 2 * (tokens - below) / (above - below)
             share = _BEST_CASE * share if share < 1 else _BEST_CASE + (1 - _BEST_CASE) * (share - 1)
             hope_s = below_s + share * (self._costs.seconds(above) - below_s)

@@ -183,6 +183,20 @@ def test_disturbed_steps_do_not_decide_for_long(
     assert sum(rates) / sequences - 1 > 0.6 * (best(sequences, steps, drafting, 0.9) - 1) > 0
 
 
+def test_four_tokens_that_take_less_time_than_three_are_found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five take less than three as well, so that three seem to be the least that four can take."""
+
+    def steps(tokens: int) -> float:
+        return {1: 0.0505, 2: 0.085, 3: 0.116, 4: 0.072, 5: 0.108}.get(tokens, 0.0174 * tokens)
+
+    def drafting(tokens: int) -> float:
+        return 0.0021 + 0.0012 * tokens
+
+    world = World(monkeypatch, steps, drafting, lambda _key, _place: 0.9)
+    world.rates(1, 80)
+    assert world.rates(1, 160)[0] - 1 > 0.75 * (best(1, steps, drafting, 0.9) - 1) > 0.75
+
+
 def test_lone_steps_without_drafts_do_not_make_drafts_seem_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of another size than the one before takes longer, as the first of those without drafts."""
     right = 0.95
