@@ -94,7 +94,7 @@ def apply_transfer(state: SchedulerState, event: Fetched) -> None:
     unwanted = state.transfers.unwanted_keys(event.transfer_id)
     transfer = state.transfers.end(event.transfer_id, event.seconds if all(event.fetched) else 0.0)
     if transfer is None:
-        return  # one of the shards was lost
+        return  # the target was lost
     target = state.shards[transfer.target]
     came = [run for run, fetched in zip(transfer.runs, event.fetched, strict=True) if fetched]
     target.saves.note_runs(came)

@@ -1,7 +1,7 @@
 """Saved runs on their way from one shard to another, and how long that takes."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caravan_scheduler.events import SavedRun
 
@@ -83,12 +83,17 @@ class Transfers:
         else:
             self._byte_s += _NEWEST * (max(0.0, seconds - self._call_s) / size_bytes - self._byte_s)
 
-    def lose(self, shard: str) -> Collection[Transfer]:
-        """Forget the transfers from and to a shard that is gone, and return them."""
-        lost = [one for one in self._under_way.values() if shard in (one.source, one.target)]
-        for transfer in lost:
-            self.end(transfer.transfer_id)
-        return lost
+    def lose(self, shard: str) -> None:
+        """Forget the transfers to a shard that is gone. No request waits any more for those from it.
+
+        Some of their runs may have come: the target says so when its call ends.
+        """
+        for transfer in list(self._under_way.values()):
+            if transfer.target == shard:
+                self.end(transfer.transfer_id)
+            elif transfer.source == shard and transfer.request_id is not None:
+                self._awaited.discard(transfer.request_id)
+                self._under_way[transfer.transfer_id] = replace(transfer, request_id=None)
 
     def note_flush(self, shard: str, key: bytes | None) -> None:
         """Note that of what ``shard`` fetches now the run with this key, or None for all, is not wanted any more."""
