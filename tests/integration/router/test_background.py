@@ -1,6 +1,7 @@
 """A router that takes over the port of another one continues its responses in the background at once."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from aiohttp import ClientSession
 
 from caravan_router.app import run_router
 from caravan_router.config import RouterConfig
+from caravan_shard.backends.base import TokenBatch
 from caravan_testing.cluster import ClusterConfig, cluster
 from caravan_testing.http_server import named_events
 from caravan_testing.waiting import eventually, in_time
@@ -37,7 +39,14 @@ async def read_some(session: ClientSession, url: str, count: int) -> None:
 
 @pytest.mark.slow
 async def test_the_next_router_goes_on_at_once(tmp_path: Path) -> None:
-    config = ClusterConfig(shards=1, step_s=0.01, listed=True)
+    # While a router ends, a step takes a quarter of a second and the response 50 seconds. Ending takes few steps.
+    ended = threading.Event()
+    ended.set()
+
+    def slow_unless_ended(_batch: TokenBatch) -> None:
+        ended.wait(0.25)
+
+    config = ClusterConfig(shards=1, hook=slow_unless_ended, listed=True)
     async with cluster(config) as running:
         running.list_shards([])
         await eventually(lambda: not running.fleet.shards(), "the shards are free")
@@ -58,14 +67,15 @@ async def test_the_next_router_goes_on_at_once(tmp_path: Path) -> None:
             first, url = await start(asyncio.Event())
             async with session.post(f"{url}{PATH}", json=BODY) as response:
                 undisturbed = (await response.json())["output"][0]["content"][0]["text"]
+            ended.clear()
             async with session.post(f"{url}{PATH}", json=BODY | {"background": True}) as response:
                 one = f"{url}{PATH}/{(await response.json())['id']}"
             reading = asyncio.create_task(read(session, one, -1))
-            # The first events are there, and the response has 2 s to go.
             await read_some(session, one, 10)
             stop = asyncio.Event()
             second, _ = await start(stop)
             await first
+            ended.set()
             events = await reading
             assert events[-1]["type"] == "response.output_text.delta", "the first router ended before the response"
             while "response" not in events[-1]:
