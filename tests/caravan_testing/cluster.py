@@ -227,7 +227,10 @@ class Cluster:
         await self.servers[address].start()
 
     async def stop_shard(self, address: str) -> None:
+        """Stop a shard, and wait until the router has lost it, so that what follows happens to a router that knows."""
         await self.servers.pop(address).stop()
+        held = (ShardState.SERVING, ShardState.DRAINING)
+        await eventually(lambda: self.state(address) not in held, f"{address} is lost")
 
     async def drain_shard(self, address: str) -> None:
         """Drain a shard by the HTTP route, and end it when it has drained."""
