@@ -1,4 +1,4 @@
-"""Weights in Q4_0 multiply rows in groups of four. What fills a group changes no bit of its rows."""
+"""Weights in Q4_0 multiply rows in groups of four. What fills a group changes nothing of its rows."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -33,14 +33,15 @@ def logits(driver: ModelDriver, cuts: list[int]) -> Floats:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_two_or_three_rows_are_computed_as_if_they_were_four(threads: int, tmp_path: Path) -> None:
+def test_any_number_of_rows_gives_the_logits_of_groups_of_four(threads: int, tmp_path: Path) -> None:
     model = requantise(fetched(WORDS_MODEL), tmp_path / "model.gguf", "Q4_0")
     driver = ModelDriver(model, ctx_size=1024, kv_layout="split", threads=threads)
     groups = logits(driver, [4, 8, 12])
-    for count in (2, 3, 6, 7, 10, 11):
-        assert np.array_equal(logits(driver, [count]), groups[:count]), count
-        assert np.array_equal(logits(driver, sorted({count % 4, count})), groups[:count]), count
-    # A single row is multiplied by another kernel.
-    for count in (1, 5, 9):
-        np.testing.assert_allclose(logits(driver, [count]), groups[:count], atol=0.01)
+    # Which rows are computed in a group, and by which kernel the others, depends on the processor.
+    closeness = 1e-3 * float(np.abs(groups).max())
+    for count in range(1, 12):
+        np.testing.assert_allclose(logits(driver, [count]), groups[:count], rtol=0, atol=closeness)
+        if count % 4:
+            cuts = sorted({count % 4, count})
+            np.testing.assert_allclose(logits(driver, cuts), groups[:count], rtol=0, atol=closeness)
     driver.engine.close()
