@@ -283,7 +283,7 @@ class BackgroundResponses:
                     _log.warning("response %s in the background failed: %s", job.id, error)
                 else:
                     _log.exception("response %s in the background failed", job.id)
-                await self._end(job.owner, job.log, job.asked.ended(error, job.log.following))
+                await self._end_job(job, error)
             finally:
                 job.log.close()
                 del self._jobs[job.id]
@@ -300,7 +300,7 @@ class BackgroundResponses:
                 if job.answer is None:
                     await running.unless_stopped(self._prepare(job))
                 if job.answer is None:
-                    await self._end(job.owner, job.log, job.asked.ended(None, job.log.following))
+                    await self._end_job(job, None)
                     return
                 async with job.progress.abortable():
                     await job.answer.generate(job.log, job.asked.record, job.asked.saved)
@@ -344,8 +344,24 @@ class BackgroundResponses:
         job.progress.begin(context.served, answer)
         job.answer = answer
 
-    async def _end(self, owner: str, log: EventLog, end: JobEnd) -> None:
-        """Store the end of a response that is not a turn."""
+    async def _end_job(self, job: _BackgroundJob, error: Exception | None) -> None:
+        """Store the end of a response that is not a turn. ``error``: None if it was cancelled.
+
+        A store that refuses it, as one whose disk is full, is asked again until it takes it: nothing else would end the
+        response before this server starts again.
+        """
+        store, end = self._app[STATE].store, job.asked.ended(error, job.log.following)
+        is_stored = await self._end(job.owner, job.log, end) or store.is_shared
+        if not is_stored:
+            job.log.close()
+        while not is_stored:
+            await asyncio.sleep(_RETRY_S)
+            with suppress(StoreError):
+                await store.commit(job.owner, Transaction(ended=end))
+                is_stored = True
+
+    async def _end(self, owner: str, log: EventLog, end: JobEnd) -> bool:
+        """Store the end of a response. Return False if the store refuses it."""
         store = self._app[STATE].store
         try:
             await log.record(end.step, store.commit(owner, Transaction(ended=end)))
@@ -355,6 +371,8 @@ class BackgroundResponses:
             # A server may continue it later, and does not know of this event. One that shares a database soon does.
             if not store.is_shared:
                 log.show(end.step.events)
+            return False
+        return True
 
 
 BACKGROUND = web.AppKey("background", BackgroundResponses)

@@ -16,6 +16,7 @@ from caravan_dialects.api.openai.responses import background
 from caravan_dialects.conversations.nodes import START, Added, Job, Node, Position, Step, Transaction
 from caravan_dialects.conversations.store import Store, StoreError, StoreSettings
 from caravan_dialects.sql.connection import Place
+from caravan_router.http.openai import background as background_jobs
 from caravan_router.http.server.state import RUNNING, STATE
 from caravan_scheduler.core.errors import DeadlineError, GenerationError, NoShardError
 from caravan_testing.http_server import Service, keys, named_events, serving
@@ -353,6 +354,39 @@ async def test_a_full_store_ends_a_response_and_nothing_unsaved_was_shown(monkey
         )
         assert [event["type"] for event in events] == ["response.created", "response.queued", "response.failed"]
         assert events[-1]["response"]["error"]["code"] == "store_unavailable"
+
+
+async def test_an_end_that_a_file_refuses_is_stored_when_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise StoreError
+
+    store = Store(StoreSettings(place=tmp_path / "state"))
+    async with serving(engine(), store=store) as service:
+        commit, tried, may_store = store.commit, asyncio.Semaphore(0), asyncio.Event()
+
+        async def commit_if_possible(owner: str, transaction: Transaction) -> bool:
+            tried.release()
+            if not may_store.is_set():
+                raise StoreError
+            return await commit(owner, transaction)
+
+        monkeypatch.setattr(background_jobs, "_RETRY_S", 0.001)
+        monkeypatch.setattr(store, "append", refuse)
+        monkeypatch.setattr(store, "commit", commit_if_possible)
+        events = named_events(
+            await (await service.post(PATH, {"input": "Hi", "background": True, "stream": True})).text()
+        )
+        response_id = events[0]["response"]["id"]
+        assert events[-1]["type"] == "response.failed"
+        for _ in range(3):
+            await tried.acquire()
+        assert (await found(service, response_id))["status"] == "in_progress"
+        may_store.set()
+        assert (await ended(service, response_id))["error"]["code"] == "store_unavailable"
+        await eventually(lambda: service.app[RUNNING].is_busy, "nothing is under way", lambda busy: not busy)
+        assert await events_after(service, response_id) == events
 
 
 async def test_one_server_at_a_time_continues_what_is_in_a_file(tmp_path: Path) -> None:
