@@ -30,6 +30,8 @@ from caravan_shard.llama_wheel import (  # noqa: E402 - it is found, and underst
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".installed"
+# Without it, the environment may be half of one, whose setup was interrupted.
+CREATED = VENV / ".created"
 NEEDED_PIP = "pip>=25.1"  # dependency groups
 
 
@@ -43,13 +45,14 @@ def install(arguments: list[str], what: str) -> None:
 
 
 def create_environment() -> None:
-    if PYTHON.exists():
+    if CREATED.exists():
         return
     say("Creating .venv")
-    if subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=False).returncode != 0:
+    if subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=False).returncode != 0:
         shutil.rmtree(VENV, ignore_errors=True)
         fail("could not create a virtual environment. On Debian: apt-get install python3-venv")
     install(["--upgrade", NEEDED_PIP], "upgrading pip")
+    CREATED.touch()
 
 
 def is_installed(built: Path) -> bool:

@@ -120,6 +120,29 @@ def test_a_wheel_of_another_build_replaces_the_one_that_is_installed(
     assert not install.is_installed(new)
 
 
+def test_an_environment_whose_setup_was_interrupted_is_made_anew(
+    install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv = tmp_path / "environment"
+    monkeypatch.setattr(install, "VENV", venv)
+    monkeypatch.setattr(install, "CREATED", venv / ".created")
+    upgrades: list[str] = []
+
+    def interrupted(_: list[str], what: str) -> None:
+        upgrades.append(what)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(install, "install", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        install.create_environment()
+    (venv / "bin" / "python").unlink()
+    monkeypatch.setattr(install, "install", lambda _, what: upgrades.append(what))
+    for _ in range(2):
+        install.create_environment()
+    assert upgrades == ["upgrading pip"] * 2
+    subprocess.run([venv / "bin" / "python", "-m", "pip", "--version"], check=True, capture_output=True)
+
+
 @pytest.mark.parametrize(
     "name",
     [
