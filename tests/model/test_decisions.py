@@ -1,4 +1,4 @@
-"""Decisions on a real model: their probabilities are those of the labels, and the input is computed once."""
+"""Decisions of a tiny model with real words: probabilities are those of the labels, the input is computed once."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from caravan_dialects.api.openai.decisions.schema import (
     PredicateAnswer,
     ScoreAnswer,
 )
-from caravan_testing.shard_models import DEMO_MODEL, fetched
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -35,7 +35,7 @@ CHOICE = {"type": "choice", "instructions": "Which number?", "choices": [{"value
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(fetched(DEMO_MODEL), exact=True, threads=1, ctx_size=16384) as model:
+    with LLM(fetched(WORDS_MODEL), exact=True, threads=1, ctx_size=16384) as model:
         yield model
 
 
