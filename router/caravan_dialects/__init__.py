@@ -38,6 +38,7 @@ What belongs to whom
     media            files of pictures and sounds, their limits        messages that contain them
     conversations    chains of nodes in SQLite, exact tokens           cells, which are found by prefix
     guarded_process  a child process that may be killed                what it computes
+    guarded_child    messages and limits in such a process             who asks it
 
 What a client controls the cost of runs in a child process with limits on time and memory: rendering templates
 (jinja2) and decoding files (Pillow, miniaudio). Each of these is imported by one module, in that process.

@@ -1,24 +1,21 @@
 """Child processes for work on what strangers made. They may die or hang at any time, and are then replaced.
 
-A message is its length in four bytes and then its content. A request that uses up its processor time ends its process;
-one that has no reply for longer, because its process is stopped or starved of CPU, is asked again of a new process.
+A request that uses up its processor time ends its process; one that has no reply for longer, because its process is
+stopped or starved of CPU, is asked again of a new process. What runs in a process is in `guarded_child`.
 """
 
 import asyncio
 import logging
 import os
-import resource
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import BinaryIO
+
+from caravan_dialects.guarded_child import LENGTH_BYTES, framed
 
 _log = logging.getLogger(__name__)
-
-LENGTH_BYTES = 4
 
 # How a fault of the code that runs in a process ends it.
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
@@ -51,7 +48,7 @@ class ProcessEndedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What runs in the processes: ``module`` answers one request after another with `serve`.
+    """What runs in the processes: ``module`` answers one request after another with `guarded_child.serve`.
 
     ``time_limit_s``: processor time for each. ``grace_s``: how much longer one may take, where no processor is free.
     """
@@ -155,36 +152,6 @@ def _ended(code: int | None, how: Ended) -> Ended:
     if code == -signal.SIGPROF:
         return Ended.TIME
     return Ended.KILLED if code < 0 and -code not in _FAULTS else Ended.DIED
-
-
-def framed(message: bytes) -> bytes:
-    """Return the bytes of one message, length included."""
-    return len(message).to_bytes(LENGTH_BYTES, "big") + message
-
-
-def limit_process(memory_bytes: int) -> None:
-    """Limit the memory of this process, before it reads its first request."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def serve(answer: Callable[[bytes], bytes]) -> None:
-    """Answer requests from standard input until it ends."""
-    time_limit_s = float(sys.argv[1])
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    # The signal has its default action, the kernel kills the process: nothing that runs in it can prevent that.
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    while (request := _read(requests)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, time_limit_s)
-        reply = framed(answer(request))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        replies.write(reply)
-        replies.flush()
-
-
-def _read(requests: BinaryIO) -> bytes | None:
-    head = requests.read(LENGTH_BYTES)
-    return requests.read(int.from_bytes(head, "big")) if len(head) == LENGTH_BYTES else None
 
 
 async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> bytes:

@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from caravan_dialects.chat.template_messages import RenderReply, RenderRequest
-from caravan_dialects.guarded_process import limit_process, serve
+from caravan_dialects.guarded_child import limit_process, serve
 
 # One model has at most two templates, one of them for tools.
 _COMPILED_TEMPLATES = 8

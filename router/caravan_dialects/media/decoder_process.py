@@ -15,7 +15,7 @@ import miniaudio
 import msgspec
 from PIL import Image, MpoImagePlugin, TiffImagePlugin, WebPImagePlugin
 
-from caravan_dialects.guarded_process import limit_process, serve
+from caravan_dialects.guarded_child import limit_process, serve
 from caravan_dialects.media.embeddings_file import read_embeddings
 from caravan_dialects.media.file import (
     DECODER_MEMORY_BYTES,

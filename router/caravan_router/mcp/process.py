@@ -21,7 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 from mcp_types import CallToolResult, ContentBlock, EmbeddedResource, ResourceLink, TextContent, TextResourceContents
 
-from caravan_dialects.guarded_process import LENGTH_BYTES, framed
+from caravan_dialects.guarded_child import LENGTH_BYTES, framed
 from caravan_dialects.tool_servers import NO_CONNECTION, TIMED_OUT, UNUSABLE, CallResult, McpTool, ToolServerError
 from caravan_router.mcp.config import McpServer
 from caravan_router.mcp.messages import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from caravan_dialects.guarded_process import LENGTH_BYTES, framed
+from caravan_dialects.guarded_child import LENGTH_BYTES, framed
 from caravan_dialects.tool_servers import NO_CONNECTION, TIMED_OUT, CallResult, McpTool, ToolServerError
 from caravan_router.mcp.config import McpLimits, McpServer
 from caravan_router.mcp.messages import (
