@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from bench.paths import DEMO_MODEL, ROOT, BenchError
 from caravan_serve.bench.workloads import ALL_WORDS
 from caravan_testing import shard_tiny_bert as bert
+from caravan_testing.gguf_file import fields_of
 from caravan_testing.shard_models import TYPES, requantise
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 
@@ -22,13 +23,10 @@ _NORMAL = 1
 
 def add_tokenizer(writer: GGUFWriter, source: Path, tokens: int | None = None) -> None:
     """Add the tokenizer of the GGUF file ``source``, filled up to ``tokens`` with tokens that no text has."""
-    for key, found in GGUFReader(source).fields.items():
+    for key, (value, kind, of_items) in fields_of(source).items():
         if key.startswith("tokenizer."):
-            is_list = found.types[0] is GGUFValueType.ARRAY
-            value = found.contents()
-            if is_list and tokens is not None:
-                value = _filled(key, value, tokens)
-            writer.add_key_value(key, value, found.types[0], found.types[-1] if is_list else None)
+            filled = value if of_items is None or tokens is None else _filled(key, value, tokens)
+            writer.add_key_value(key, filled, kind, of_items)
 
 
 def _filled(key: str, values: list[Any], tokens: int) -> list[Any]:

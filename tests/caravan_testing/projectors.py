@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.media import MediaKind, MediaShape
+from caravan_testing.gguf_file import tensors_of
 from caravan_testing.media_prompts import MediaPrompt, Medium, media_prompt
 from caravan_testing.shard_models import ModelDriver
 from caravan_testing.shard_tiny_llama import write_tiny_llama
@@ -95,9 +96,7 @@ def write_spelling_projector(path: Path, model: Path, token_ids: Sequence[int]) 
 
 def embeddings_of(model: Path) -> NDArray[np.float32]:
     """Return the embeddings [tokens, size] of a model."""
-    tensors = gguf.GGUFReader(model).tensors
-    table = next(tensor for tensor in tensors if tensor.name == "token_embd.weight")
-    return gguf.quants.dequantize(table.data, table.tensor_type)
+    return tensors_of(model)["token_embd.weight"].values()
 
 
 _BYTES = range(3, 259)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGUFReader
 
+from caravan_testing.gguf_file import fields_of
 from caravan_testing.serve_process import MODEL, ROOT, Served, serve
 from caravan_testing.shard_models import fetched
 from caravan_testing.stand_in_hub import stand_in_hub
@@ -22,15 +22,10 @@ from caravan_testing.waiting import DEADLINE_S
 
 def write_hf_tokenizer(model: Path, folder: Path) -> Path:
     """Write what `AutoTokenizer` reads, for a byte-level vocabulary with merges such as SmolLM2's, to ``folder``."""
-    fields = GGUFReader(model).fields
-
-    def values(name: str) -> list[Any]:
-        field = fields[f"tokenizer.ggml.{name}"]
-        return [field.parts[index] for index in field.data]
-
-    tokens, merges = ([bytes(part).decode() for part in values(name)] for name in ("tokens", "merges"))
+    fields = fields_of(model)
+    tokens, merges, kinds = (fields[f"tokenizer.ggml.{name}"].value for name in ("tokens", "merges", "token_type"))
     control = 3
-    special = [index for index, kind in enumerate(values("token_type")) if int(kind[0]) == control]
+    special = [index for index, kind in enumerate(kinds) if kind == control]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     tokenizer = {
         "version": "1.0",
@@ -67,7 +62,7 @@ def write_hf_tokenizer(model: Path, folder: Path) -> Path:
             "merges": merges,
         },
     }
-    end = tokens[int(fields["tokenizer.ggml.eos_token_id"].parts[-1][0])]
+    end = tokens[fields["tokenizer.ggml.eos_token_id"].value]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 from huggingface_hub import InferenceClient
 from openai import BadRequestError, OpenAI
@@ -19,6 +18,7 @@ from PIL import Image
 
 from caravan_studio.recording.lines import RecordingFile
 from caravan_studio.replay.player import Player, play
+from caravan_testing.gguf_file import fields_of
 from caravan_testing.projectors import write_spelling_projector
 from caravan_testing.recorded import differences
 from caravan_testing.serve_process import MODEL, ROOT, Served, serve
@@ -50,8 +50,7 @@ class Seeing:
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
     folder = tmp_path_factory.mktemp("pictures")
-    vocabulary = gguf.GGUFReader(MODEL).fields["tokenizer.ggml.tokens"]
-    known = {bytes(vocabulary.parts[place]).decode(): number for number, place in enumerate(vocabulary.data)}
+    known = {token: number for number, token in enumerate(fields_of(MODEL)["tokenizer.ggml.tokens"].value)}
     tokens = [known[f"\u0120{word}"] for word in WORDS.split()]
     speller = write_spelling_projector(folder / "projector.gguf", MODEL, [*dict.fromkeys(tokens)])
     picture = folder / "picture.png"

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import gguf
 import pytest
 from openai import BadRequestError, OpenAI
 
+from caravan_testing.gguf_file import fields_of
 from caravan_testing.hostile_pictures import float_wav
 from caravan_testing.projectors import spelled_sound, write_sound_projector
 from caravan_testing.serve_process import MODEL, serve
@@ -38,8 +38,7 @@ class Hearing:
 
 @pytest.fixture(scope="module")
 def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hearing]:
-    vocabulary = gguf.GGUFReader(MODEL).fields["tokenizer.ggml.tokens"]
-    known = {bytes(vocabulary.parts[place]).decode(): number for number, place in enumerate(vocabulary.data)}
+    known = {token: number for number, token in enumerate(fields_of(MODEL)["tokenizer.ggml.tokens"].value)}
     tokens = [known[f"\u0120{word}"] for word in WORDS.split()]
     ids = [*dict.fromkeys(tokens)]
     projector = write_sound_projector(tmp_path_factory.mktemp("sounds") / "projector.gguf", MODEL, ids)

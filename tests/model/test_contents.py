@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
 
 from caravan import Executor, StateError
 from caravan_models.cached_model import parts_of
 from caravan_models.contents import fingerprint
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
+from caravan_testing.gguf_file import tensors_of
 from caravan_testing.shard_models import know_contents
 from caravan_testing.shard_tiny_llama import Parts, Shape, write_tiny_llama
 from caravan_testing.shard_tiny_lora import Adapted, write_tiny_lora
@@ -34,10 +34,10 @@ def _write(folder: Path, parts: Parts | None) -> Path:
 def _change(path: Path) -> None:
     """Change what the samples of a file miss of its tensors of attention."""
     changed, before, whole = False, fingerprint([path]), bytearray(path.read_bytes())
-    for tensor in GGUFReader(path).tensors:
-        if not tensor.name.endswith(("attn_q.weight", "attn_v.weight")):
+    for name, tensor in tensors_of(path).items():
+        if not name.endswith(("attn_q.weight", "attn_v.weight")):
             continue
-        for place in range(tensor.data_offset, tensor.data_offset + tensor.n_bytes, _PIECE_BYTES):
+        for place in range(tensor.place, tensor.place + tensor.bytes_.nbytes, _PIECE_BYTES):
             piece = whole[place : place + _PIECE_BYTES]
             whole[place : place + _PIECE_BYTES] = np.frombuffer(piece, np.float32)[::-1].tobytes()
             path.write_bytes(whole)

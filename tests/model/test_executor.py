@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, dequantize
 
 from caravan import LLM, Conversation, Executor, RequestError, SamplingParams
+from caravan_testing.projectors import embeddings_of
 from caravan_testing.shard_models import (
     DEMO_MODEL,
     HYBRID_MODEL,
@@ -296,8 +296,7 @@ def test_a_recurrent_model_is_cut_back_to_the_ends_of_its_prompts(kind: str, tmp
 
 
 def test_the_models_own_embeddings_are_its_tokens(executor: Executor) -> None:
-    tensors = {tensor.name: tensor for tensor in GGUFReader(fetched(WORDS_MODEL)).tensors}
-    table = dequantize(tensors["token_embd.weight"].data, tensors["token_embd.weight"].tensor_type)
+    table = embeddings_of(fetched(WORDS_MODEL))
     tokens = executor.tokenize("The capital of France is Paris, and that of Italy is Rome")
     with executor.create() as given, executor.create() as expected:
         given.prompt([*tokens[:3], table[tokens[3:9]], *tokens[9:]])
