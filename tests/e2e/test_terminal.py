@@ -16,9 +16,11 @@ from caravan_testing.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-# The toy model answers with letters until it may not.
+# The toy model answers with random characters until it may not. In Markdown, those that follow may change how the first
+# ones are shown, as a line of hyphens does; words of letters stay.
 SHELL = ("bash", "--norc", "--noprofile")
 ENDLESS = "--set ignore_eos=true --set max_tokens=100000"
+WORDS = '--set structured_outputs=\'{"regex": "([a-z]{20} )+"}\''
 
 
 class Tmux:
@@ -91,7 +93,7 @@ def tmux(served: Served, tmp_path: Path) -> Iterator[Tmux]:
 
 def test_a_day_in_a_terminal(tmux: Tmux, tmp_path: Path) -> None:
     Image.new("RGB", (32, 32), "red").save(tmp_path / "dot.png")
-    tmux.enter(f"caravan run first {ENDLESS}")
+    tmux.enter(f"caravan run first {ENDLESS} {WORDS}")
     tmux.see("/help lists the commands")
     # An answer is shown while it is generated.
     tmux.enter("hello there")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args
 
-from caravan.sampling_params import SamplingParams
+from caravan.sampling_params import SamplingParams, StructuredOutputsParams
 from caravan_proto.command_line import nearest
 
 _QUOTES = '"""'
@@ -118,6 +118,11 @@ def changed(settings: Mapping[str, Any], argument: str) -> dict[str, Any] | str:
         value = text
     if set(get_args(_KINDS[name]) or (_KINDS[name],)) <= {int, float, NoneType} and not isinstance(value, float | int):
         return f"{name} must be a number, such as {example(name)}. Given: {text}"
+    if name == "structured_outputs":
+        try:
+            StructuredOutputsParams(**value)
+        except TypeError:
+            return f'{name} must be a JSON object, such as {{"regex": "[a-z]+"}}. Given: {text}'
     return {**rest, name: value}
 
 

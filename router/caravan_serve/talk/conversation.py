@@ -9,7 +9,7 @@ import msgspec
 
 from caravan.prompts import CHAT_PARAMS
 from caravan.request_fields import portable
-from caravan.sampling_params import SamplingParams
+from caravan.sampling_params import SamplingParams, StructuredOutputsParams
 
 Message = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ class Conversation:
     @property
     def params(self) -> SamplingParams:
         """The sampling parameters. Raises TypeError for a name that is none."""
-        return replace(CHAT_PARAMS, **self.settings)
+        return _params(self.settings)
 
     def asked(self, text: str) -> "Conversation":
         """Return it with a message of the user. Raises RequestError, OSError for an image that cannot be read."""
@@ -63,6 +63,13 @@ class Conversation:
         while messages and messages[-1]["role"] != "user":
             messages.pop()
         return replace(self, messages=tuple(messages)) if messages else None
+
+
+def _params(settings: Mapping[str, Any]) -> SamplingParams:
+    """Return the sampling parameters of a file or of `/set`. Raises TypeError for a name that is none."""
+    outputs = settings.get("structured_outputs")
+    constraint = None if outputs is None else StructuredOutputsParams(**outputs)
+    return replace(CHAT_PARAMS, **{**settings, "structured_outputs": constraint})
 
 
 def written(conversation: Conversation, model: str) -> bytes:
@@ -86,7 +93,7 @@ def read(data: bytes) -> Conversation:
     if messages and messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
         system, messages = messages[0]["content"], messages[1:]
     try:
-        replace(CHAT_PARAMS, **content.settings)
+        _params(content.settings)
     except TypeError:
         raise ConversationFileError(
             f"settings has a parameter that does not exist: {', '.join(content.settings)}"

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from caravan.sampling_params import StructuredOutputsParams
 from caravan_serve.talk.commands import COMMANDS, Command, Line, Say, Wrong, changed, help_text, is_whole, parse
 from caravan_serve.talk.conversation import Branches, Conversation, ConversationFileError, read, titles, written
 from caravan_serve.talk.markdown import Blocks
@@ -85,9 +86,15 @@ def test_help_has_each_command() -> None:
         ("stop END", {"seed": 1, "stop": "END"}),
         ("seed off", {}),
         ("top_k off", {"seed": 1}),
+        ('structured_outputs={"regex": "a+"}', {"seed": 1, "structured_outputs": {"regex": "a+"}}),
         ("temperatur 1", "there is no parameter temperatur; did you mean temperature?"),
         ("temperature hot", "temperature must be a number, such as 1. Given: hot"),
         ("temperature", "/set temperature needs a value, such as 1; off resets it"),
+        (
+            'structured_outputs {"rule": "a+"}',
+            'structured_outputs must be a JSON object, such as {"regex": "[a-z]+"}. Given: {"rule": "a+"}',
+        ),
+        ("structured_outputs a+", 'structured_outputs must be a JSON object, such as {"regex": "[a-z]+"}. Given: a+'),
         ("n 2", "there is no parameter n; such as temperature and top_p"),
     ],
 )
@@ -121,8 +128,10 @@ def test_images_go_with_the_next_message_alone(tmp_path: Path) -> None:
 
 
 def test_a_file_keeps_a_conversation() -> None:
-    kept = dataclasses.replace(Conversation(system="s", settings={"seed": 3}).asked("a").answered("b"))
+    settings = {"seed": 3, "structured_outputs": {"choice": ["b", "c"]}}
+    kept = dataclasses.replace(Conversation(system="s", settings=settings).asked("a").answered("b"))
     assert read(written(kept, "toy")) == kept
+    assert read(written(kept, "toy")).params.structured_outputs == StructuredOutputsParams(choice=["b", "c"])
 
 
 @pytest.mark.parametrize(
