@@ -1,4 +1,4 @@
-"""Decisions of a tiny model with real words: probabilities are those of the labels, the input is computed once."""
+"""Decisions on models with real words: probabilities are those of the labels, and the input is computed once."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from caravan_dialects.api.openai.decisions.schema import (
     PredicateAnswer,
     ScoreAnswer,
 )
-from caravan_testing.shard_models import WORDS_MODEL, fetched
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, fetched
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -69,7 +69,8 @@ def test_probabilities_are_those_of_the_labels_after_the_same_prompt(llm: LLM) -
     assert any(len(label) > 1 for label in readings.readings[1].labels.labels)
 
 
-def test_the_input_is_computed_once_and_each_question_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_input_is_computed_once_and_each_question_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a model that computes the input far more slowly than it copies it, or it may well be computed again."""
     computed: list[int] = []
     decision = DecisionReply.decision
 
@@ -80,7 +81,8 @@ def test_the_input_is_computed_once_and_each_question_once(llm: LLM, monkeypatch
 
     monkeypatch.setattr(DecisionReply, "decision", counted)
     questions = [PREDICATE | {"instructions": f"The customer is number {number}."} for number in range(20)]
-    decided = llm.decide(f"Once. {INPUT}", questions)
+    with LLM(fetched(DEMO_MODEL), exact=True, threads=1, ctx_size=16384) as llm:
+        decided = llm.decide(f"Once. {INPUT}", questions)
     assert sum(computed) <= decided.usage.input_tokens
     assert decided.usage.output_tokens == 0
     assert len(computed) == len(decided.answers) == 20
