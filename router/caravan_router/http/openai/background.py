@@ -351,14 +351,14 @@ class BackgroundResponses:
         response before this server starts again.
         """
         store, end = self._app[STATE].store, job.asked.ended(error, job.log.following)
-        is_stored = await self._end(job.owner, job.log, end) or store.is_shared
-        if not is_stored:
-            job.log.close()
-        while not is_stored:
+        if await self._end(job.owner, job.log, end) or store.is_shared:
+            return
+        job.log.close()
+        while True:
             await asyncio.sleep(_RETRY_S)
             with suppress(StoreError):
                 await store.commit(job.owner, Transaction(ended=end))
-                is_stored = True
+                return
 
     async def _end(self, owner: str, log: EventLog, end: JobEnd) -> bool:
         """Store the end of a response. Return False if the store refuses it."""
