@@ -66,7 +66,7 @@ class Conversation:
 
 
 def _params(settings: Mapping[str, Any]) -> SamplingParams:
-    """Return the sampling parameters of a file or of `/set`. Raises TypeError for a name that is none."""
+    """Return the sampling parameters of a file or of `/set`. Raises TypeError for an unknown name or form."""
     outputs = settings.get("structured_outputs")
     constraint = None if outputs is None else StructuredOutputsParams(**outputs)
     return replace(CHAT_PARAMS, **{**settings, "structured_outputs": constraint})
@@ -94,10 +94,8 @@ def read(data: bytes) -> Conversation:
         system, messages = messages[0]["content"], messages[1:]
     try:
         _params(content.settings)
-    except TypeError:
-        raise ConversationFileError(
-            f"settings has a parameter that does not exist: {', '.join(content.settings)}"
-        ) from None
+    except TypeError as error:
+        raise ConversationFileError(f"settings cannot be used: {error}") from None
     return Conversation(system=system, messages=tuple(messages), settings=content.settings)
 
 

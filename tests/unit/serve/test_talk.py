@@ -140,7 +140,8 @@ def test_a_file_keeps_a_conversation() -> None:
         (b"x", "it is no saved conversation"),
         (b"{}", "it is no saved conversation"),
         (b'{"messages": [{"role": "user"}]}', r"messages\[0\] has no role or no content"),
-        (b'{"messages": [], "settings": {"heat": 1}}', "settings has a parameter that does not exist: heat"),
+        (b'{"messages": [], "settings": {"heat": 1}}', "settings cannot be used: unknown options: heat"),
+        (b'{"messages": [], "settings": {"structured_outputs": {"rule": "a"}}}', "unknown options: rule"),
     ],
 )
 def test_a_file_that_holds_none_is_refused(data: bytes, why: str) -> None:
