@@ -16,9 +16,9 @@ from caravan_testing.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
+SHELL = ("bash", "--norc", "--noprofile")
 # The toy model answers with random characters until it may not. In Markdown, those that follow may change how the first
 # ones are shown, as a line of hyphens does; words of letters stay.
-SHELL = ("bash", "--norc", "--noprofile")
 ENDLESS = "--set ignore_eos=true --set max_tokens=100000"
 WORDS = '--set structured_outputs=\'{"regex": "([a-z]{20} )+"}\''
 
