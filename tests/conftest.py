@@ -43,10 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 # Files that share the server of `tests/e2e/conftest.py`, whose start costs more than most of them.
-_SHARING = {
-    f"tests/e2e/test_{name}.py"
-    for name in ("breaking", "clients", "conversations", "greedy_equality", "http_fields", "responses")
-}
+_SHARING = {f"tests/e2e/test_{name}.py" for name in ("clients", "greedy_equality", "http_fields")}
 
 
 class OneServer(LoadFileScheduling):  # type: ignore[misc]

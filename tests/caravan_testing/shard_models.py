@@ -27,6 +27,7 @@ from caravan_testing.shard_tiny_window import write_tiny_window
 from caravan_testing.tiny_dflash import Dflash, write_cyclic
 from caravan_testing.tiny_eagle3 import Eagle3, write_tiny_eagle3_llama
 from caravan_testing.tiny_heads import Heads
+from caravan_testing.tiny_weights import write_first_tokens
 
 ROOT = Path(__file__).parents[2]
 DEMO_MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ROOT / ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf"))
@@ -34,39 +35,43 @@ DEMO_MODEL = Path(os.environ.get("CARAVAN_TEST_MODEL", ROOT / ".cache/models/Smo
 GPU_LAYERS = int(os.environ.get("CARAVAN_TEST_GPU_LAYERS", "0"))
 # Most of its layers attend to a window of 512 tokens.
 WINDOW_MODEL = ROOT / ".cache/models/gemma-3-270m-q4_k_m.gguf"
-# Written when a test needs it, as all those below are.
-PLAIN_MODEL = ROOT / ".cache/models/tiny-llama.gguf"
+_TINY = ROOT / ".cache/models/tiny"
+# The first tokens of the demo model and its chat template, without weights. A model with a sixth of the tokens is
+# opened in a sixth of the time. Written when a test needs it, as all those below are.
+VOCABULARY_SIZE = 8192
+TOKENIZER = _TINY / "tiny-tokenizer.gguf"
+PLAIN_MODEL = _TINY / "tiny-llama.gguf"
 # As the one above, with the tokenizer and the chat template of the demo model. A step takes less than a millisecond:
 # for tests that compare texts with texts, or watch what a server does.
-WORDS_MODEL = ROOT / ".cache/models/tiny-llama-words.gguf"
+WORDS_MODEL = _TINY / "tiny-llama-words.gguf"
 # Its positions have three dimensions.
-POSITIONS_MODEL = ROOT / ".cache/models/tiny-qwen2vl.gguf"
+POSITIONS_MODEL = _TINY / "tiny-qwen2vl.gguf"
 # Half of the layers attend to a window of 64 tokens.
-SMALL_WINDOW_MODEL = ROOT / ".cache/models/tiny-gemma3.gguf"
+SMALL_WINDOW_MODEL = _TINY / "tiny-gemma3.gguf"
 # Half of the layers of the first four are recurrent, and all of the last.
-HYBRID_MODEL = ROOT / ".cache/models/tiny-granitehybrid.gguf"
-DELTA_MODEL = ROOT / ".cache/models/tiny-qwen3next.gguf"
+HYBRID_MODEL = _TINY / "tiny-granitehybrid.gguf"
+DELTA_MODEL = _TINY / "tiny-qwen3next.gguf"
 # Its positions have three dimensions, too, and the last tokens of this one and the next can be taken back.
-DELTA_POSITIONS_MODEL = ROOT / ".cache/models/tiny-qwen35.gguf"
-CONVOLUTION_MODEL = ROOT / ".cache/models/tiny-lfm2.gguf"
-RECURRENT_MODEL = ROOT / ".cache/models/tiny-mamba.gguf"
+DELTA_POSITIONS_MODEL = _TINY / "tiny-qwen35.gguf"
+CONVOLUTION_MODEL = _TINY / "tiny-lfm2.gguf"
+RECURRENT_MODEL = _TINY / "tiny-mamba.gguf"
 # They have heads, which are right nearly always.
-HEAD_MODEL = ROOT / ".cache/models/tiny-glm4moe.gguf"
-HYBRID_HEAD_MODEL = ROOT / ".cache/models/tiny-qwen35-mtp.gguf"
-HYBRID_MOE_HEAD_MODEL = ROOT / ".cache/models/tiny-qwen35moe-mtp.gguf"
+HEAD_MODEL = _TINY / "tiny-glm4moe.gguf"
+HYBRID_HEAD_MODEL = _TINY / "tiny-qwen35-mtp.gguf"
+HYBRID_MOE_HEAD_MODEL = _TINY / "tiny-qwen35moe-mtp.gguf"
 # Heads of the first one, of which the second lacks one token in 20. The first may draft for the models with heads, too.
-EAGLE3_MODEL = ROOT / ".cache/models/tiny-eagle3-llama.gguf"
-EAGLE3_HEAD = ROOT / ".cache/models/tiny-eagle3.gguf"
-SMALL_EAGLE3_HEAD = ROOT / ".cache/models/tiny-eagle3-small.gguf"
+EAGLE3_MODEL = _TINY / "tiny-eagle3-llama.gguf"
+EAGLE3_HEAD = _TINY / "tiny-eagle3.gguf"
+SMALL_EAGLE3_HEAD = _TINY / "tiny-eagle3-small.gguf"
 # In the first two, the next token is the next one of a cycle, as in the heads behind them. The recurrent layers of the
 # second have positions of three dimensions.
-DFLASH_MODEL = ROOT / ".cache/models/tiny-dflash-llama.gguf"
-DFLASH_HYBRID_MODEL = ROOT / ".cache/models/tiny-dflash-qwen35.gguf"
-DFLASH_HEAD = ROOT / ".cache/models/tiny-dflash.gguf"
-DFLASH_GRIDS_HEAD = ROOT / ".cache/models/tiny-dflash-grids.gguf"
-DSPARK_HEAD = ROOT / ".cache/models/tiny-dspark.gguf"
+DFLASH_MODEL = _TINY / "tiny-dflash-llama.gguf"
+DFLASH_HYBRID_MODEL = _TINY / "tiny-dflash-qwen35.gguf"
+DFLASH_HEAD = _TINY / "tiny-dflash.gguf"
+DFLASH_GRIDS_HEAD = _TINY / "tiny-dflash-grids.gguf"
+DSPARK_HEAD = _TINY / "tiny-dspark.gguf"
 # Its head takes a small part of the time of a step and is right nine times in ten; rounding changes no greedy text.
-CHAIN_HEAD_MODEL = ROOT / ".cache/models/tiny-glm4moe-chain.gguf"
+CHAIN_HEAD_MODEL = _TINY / "tiny-glm4moe-chain.gguf"
 # Batch shapes and places in the cache change the rounding. Logits of two tokens that are closer than this count as
 # equal. Seen: below 0.1 on the demo model; 1.9 on the other, where a prompt's last token was computed alone instead of
 # with the rest.
@@ -85,31 +90,32 @@ TIE_LOGITS = {
 _HEADS = Heads(trunk=0.0003, state=0.001)
 _CHAIN = GlmShape(embedding=256, layers=12, dense=12, feed_forward=512, expert=128)
 _WRITERS: dict[Path, Callable[[Path], Path]] = {
+    TOKENIZER: lambda path: write_first_tokens(path, DEMO_MODEL, VOCABULARY_SIZE),
     POSITIONS_MODEL: write_tiny_mrope,
     PLAIN_MODEL: lambda path: write_tiny_llama(path, Shape(context=4096)),
-    WORDS_MODEL: lambda path: write_tiny_llama(path, Shape(context=4096), DEMO_MODEL),
-    SMALL_WINDOW_MODEL: lambda path: write_tiny_window(path, DEMO_MODEL),
-    HYBRID_MODEL: lambda path: write_tiny_hybrid(path, DEMO_MODEL),
-    DELTA_MODEL: lambda path: write_tiny_qwen3next(path, DEMO_MODEL),
-    DELTA_POSITIONS_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL),
-    CONVOLUTION_MODEL: lambda path: write_tiny_lfm2(path, DEMO_MODEL),
-    RECURRENT_MODEL: lambda path: write_tiny_mamba(path, DEMO_MODEL),
-    HEAD_MODEL: lambda path: write_tiny_glm(path, DEMO_MODEL, _HEADS),
+    WORDS_MODEL: lambda path: write_tiny_llama(path, Shape(context=4096), fetched(TOKENIZER)),
+    SMALL_WINDOW_MODEL: lambda path: write_tiny_window(path, fetched(TOKENIZER)),
+    HYBRID_MODEL: lambda path: write_tiny_hybrid(path, fetched(TOKENIZER)),
+    DELTA_MODEL: lambda path: write_tiny_qwen3next(path, fetched(TOKENIZER)),
+    DELTA_POSITIONS_MODEL: lambda path: write_tiny_qwen35(path, fetched(TOKENIZER)),
+    CONVOLUTION_MODEL: lambda path: write_tiny_lfm2(path, fetched(TOKENIZER)),
+    RECURRENT_MODEL: lambda path: write_tiny_mamba(path, fetched(TOKENIZER)),
+    HEAD_MODEL: lambda path: write_tiny_glm(path, fetched(TOKENIZER), _HEADS),
     CHAIN_HEAD_MODEL: lambda path: write_chain_glm(path, 1000, Heads(trunk=0.0002, right=0.9), _CHAIN, peak=8.0),
-    HYBRID_HEAD_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL, _HEADS),
-    HYBRID_MOE_HEAD_MODEL: lambda path: write_tiny_qwen35(path, DEMO_MODEL, _HEADS, has_experts=True),
-    EAGLE3_MODEL: lambda path: write_tiny_eagle3_llama(path, DEMO_MODEL),
-    EAGLE3_HEAD: lambda path: Eagle3().write(path, DEMO_MODEL),
+    HYBRID_HEAD_MODEL: lambda path: write_tiny_qwen35(path, fetched(TOKENIZER), _HEADS),
+    HYBRID_MOE_HEAD_MODEL: lambda path: write_tiny_qwen35(path, fetched(TOKENIZER), _HEADS, has_experts=True),
+    EAGLE3_MODEL: lambda path: write_tiny_eagle3_llama(path, fetched(TOKENIZER)),
+    EAGLE3_HEAD: lambda path: Eagle3().write(path, fetched(TOKENIZER)),
     SMALL_EAGLE3_HEAD: lambda path: Eagle3(
-        vocabulary=[token for token in range(49_152) if token % 20], norms_input=True
-    ).write(path, DEMO_MODEL),
+        vocabulary=[token for token in range(VOCABULARY_SIZE) if token % 20], norms_input=True
+    ).write(path, fetched(TOKENIZER)),
     DFLASH_MODEL: lambda path: write_cyclic(path, fetched(EAGLE3_MODEL)),
     DFLASH_HYBRID_MODEL: lambda path: write_cyclic(path, fetched(HYBRID_HEAD_MODEL)),
-    DFLASH_HEAD: lambda path: Dflash().write(path, DEMO_MODEL),
-    DFLASH_GRIDS_HEAD: lambda path: Dflash(has_grids=True, window=64).write(path, DEMO_MODEL),
+    DFLASH_HEAD: lambda path: Dflash().write(path, fetched(TOKENIZER)),
+    DFLASH_GRIDS_HEAD: lambda path: Dflash(has_grids=True, window=64).write(path, fetched(TOKENIZER)),
     DSPARK_HEAD: lambda path: Dflash(
-        markov=0.01, from_last=True, vocabulary=[token for token in range(49_152) if token % 20]
-    ).write(path, DEMO_MODEL),
+        markov=0.01, from_last=True, vocabulary=[token for token in range(VOCABULARY_SIZE) if token % 20]
+    ).write(path, fetched(TOKENIZER)),
 }
 
 

@@ -48,3 +48,19 @@ def copy_tokenizer(source: Path, writer: GGUFWriter) -> int:
             writer.add_key_value(key, value, kind, of_items)
             tokens = len(value) if key == "tokenizer.ggml.tokens" else tokens
     return tokens
+
+
+def write_first_tokens(path: Path, source: Path, count: int) -> Path:
+    """Write a GGUF file without tensors with the tokenizer of ``source``, a BPE, cut to its first ``count`` tokens."""
+    writer = GGUFWriter(path, "llama")
+    fields = fields_of(source)
+    kept = set(fields["tokenizer.ggml.tokens"].value[:count])
+    for key, (value, kind, of_items) in fields.items():
+        if key == "tokenizer.ggml.merges":
+            value = [merge for merge in value if merge.replace(" ", "") in kept]
+        elif key.startswith("tokenizer.") and of_items is not None:
+            value = value[:count]
+        if key.startswith("tokenizer."):
+            writer.add_key_value(key, value, kind, of_items)
+    finish(writer)
+    return path

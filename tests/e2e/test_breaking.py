@@ -8,7 +8,7 @@ import random
 import re
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +20,14 @@ from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.waiting import DEADLINE_S, eventually, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """It computes exactly, so that a text that is computed again is the same."""
+    flags = ("-np", "8", "-c", "16384", "-t", "1", "--exact", "--shard-grace-s", "600")
+    with serve(*flags, models=(fetched(WORDS_MODEL),)) as running:
+        yield running
 
 
 def _socket_of(served: Served) -> str:
@@ -39,8 +47,8 @@ async def _generate(session: ClientSession, url: str, prompt: str, new_tokens: i
 async def test_a_killed_shard_only_pauses_its_streams(served: Served) -> None:
     """After SIGKILL in the middle of a stream, the client sees no error and the same text, and the server recovers."""
     async with ClientSession() as session:
-        calm = await _generate(session, served.url, "The history of Rome begins", 60)
-        body = {"inputs": "The history of Rome begins", "parameters": {"max_new_tokens": 60}}
+        calm = await _generate(session, served.url, "The history of Rome begins", 1000)
+        body = {"inputs": "The history of Rome begins", "parameters": {"max_new_tokens": 1000}}
         (pid,) = served.shard_pids()
         async with session.post(f"{served.url}/generate_stream", json=body) as response:
             assert b'"token"' in await response.content.readline()
@@ -49,7 +57,7 @@ async def test_a_killed_shard_only_pauses_its_streams(served: Served) -> None:
         assert json.loads(last.removeprefix(b"data:"))["generated_text"] == calm
         assert served.shard_pids() != [pid]
         await asyncio.to_thread(served.wait, "healthy")
-        assert await _generate(session, served.url, "The history of Rome begins", 60) == calm
+        assert await _generate(session, served.url, "The history of Rome begins", 1000) == calm
 
 
 _Shards = dict[str, dict[str, Any]]
@@ -97,7 +105,7 @@ async def test_a_stopped_shard_is_noticed_and_its_streams_go_on_elsewhere() -> N
 
 async def test_garbage_on_the_grpc_socket_disturbs_no_stream(served: Served) -> None:
     async with ClientSession() as session:
-        running = asyncio.create_task(_generate(session, served.url, "Count slowly:", 80))
+        running = asyncio.create_task(_generate(session, served.url, "Count slowly:", 1000))
         for garbage in (
             b"\x00" * 4096,
             b"GET / HTTP/1.1\r\n\r\n",
@@ -199,16 +207,16 @@ async def _at_rest(served: Served) -> bool:
 
 
 def test_the_shards_end_when_the_supervisor_is_killed() -> None:
-    with start("-np", "2", "-c", "512", "-t", "1") as served:
+    with start("-np", "2", "-c", "512", "-t", "1", models=(fetched(WORDS_MODEL),)) as served:
         (shard,) = served.shard_pids()
         served.process.kill()
         wait_until(lambda: not command_line(shard), "the shard ends after its supervisor")
 
 
 async def test_a_server_that_ends_as_its_clients_leave_does_not_wait_for_a_lease() -> None:
-    with start("-np", "8", "-c", "4096", "-t", "1") as served:
+    with start("-np", "8", "-c", "16384", "-t", "1", models=(fetched(WORDS_MODEL),)) as served:
         async with ClientSession() as session:
-            body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 800}}
+            body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 3000}}
             streams = [await session.post(f"{served.url}/generate_stream", json=body) for _ in range(4)]
             for stream in streams:
                 assert b'"token"' in await stream.content.readline()

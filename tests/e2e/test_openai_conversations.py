@@ -12,18 +12,26 @@ from openai import BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
 
 from caravan_testing.serve_process import Served, serve
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.waiting import DEADLINE_S
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 # Computing has a price there, too, so that what is cached is worth fetching.
 TOY = ("--backend", "fake", "--fake-token-ms", "0.1", "-np", "4", "-c", "8192")
 DEMO = ("-np", "4", "-c", "8192", "-t", "1")
 
 
-@pytest.fixture(params=["demo model", "toy model"])
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[Served]:
+    """A server with a model of llama.cpp, of random weights."""
+    with serve("-np", "4", "-c", "8192", "-t", "1", models=(fetched(WORDS_MODEL),)) as running:
+        yield running
+
+
+@pytest.fixture(params=["toy", "tiny", pytest.param("served", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest) -> Served:
-    found: Served = request.getfixturevalue("served" if request.param == "demo model" else "toy")
+    found: Served = request.getfixturevalue(request.param)
     return found
 
 
@@ -92,7 +100,7 @@ def test_turns_continue_where_they_were_after_a_restart(flags: tuple[str, ...], 
         assert cached >= known - 1
 
 
-@pytest.mark.parametrize("server", ["toy model", pytest.param("demo model", marks=pytest.mark.clients)], indirect=True)
+@pytest.mark.parametrize("server", ["toy", pytest.param("served", marks=pytest.mark.clients)], indirect=True)
 def test_codex_is_understood_turn_by_turn(server: Served) -> None:
     """Its requests have the whole history. It reads whole items, and the id and usage at the end."""
     requests = json.loads((Path(__file__).parent / "codex_requests.json").read_text())
@@ -152,46 +160,39 @@ class City(BaseModel):
     coast: bool
 
 
-@pytest.fixture(params=["demo model", "toy model"])
-def openai(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
-    served: Served = request.getfixturevalue("served" if request.param == "demo model" else "toy")
-    with OpenAI(base_url=f"{served.url}/v1", api_key="none") as made:
-        yield made
-
-
-def test_a_response_is_the_same_whole_and_streamed(openai: OpenAI) -> None:
+def test_a_response_is_the_same_whole_and_streamed(client: OpenAI) -> None:
     body: Any = {"model": "any", "input": "Describe the sea.", "max_output_tokens": 16, "temperature": 0}
-    whole = openai.responses.create(**body)
+    whole = client.responses.create(**body)
     assert whole.status in {"completed", "incomplete"}
     assert whole.usage is not None
     assert whole.usage.output_tokens <= 16
-    events = list(openai.responses.create(**body, stream=True))
+    events = list(client.responses.create(**body, stream=True))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    with openai.responses.stream(**body) as stream:
+    with client.responses.stream(**body) as stream:
         kinds = [event.type for event in stream]
         assert kinds[0] == "response.created"
         assert kinds[-1] == f"response.{whole.status}"
-    assert openai.responses.retrieve(whole.id).output_text == whole.output_text
-    [item] = openai.responses.input_items.list(whole.id).data
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+    [item] = client.responses.input_items.list(whole.id).data
     assert item.type == "message"
-    openai.responses.delete(whole.id)
+    client.responses.delete(whole.id)
     with pytest.raises(NotFoundError):
-        openai.responses.retrieve(whole.id)
+        client.responses.retrieve(whole.id)
 
 
-def test_a_response_keeps_to_a_type(openai: OpenAI) -> None:
-    parsed = openai.responses.parse(
+def test_a_response_keeps_to_a_type(client: OpenAI) -> None:
+    parsed = client.responses.parse(
         model="any", input="Describe Paris.", text_format=City, max_output_tokens=400, extra_body={"seed": 3}
     )
     assert isinstance(parsed.output_parsed, City)
     format_: Any = {"type": "json_schema", "name": "answer", "schema": {"enum": ["yes", "no"]}, "strict": True}
-    with openai.responses.stream(model="any", input="Yes or no?", text={"format": format_}) as stream:
+    with client.responses.stream(model="any", input="Yes or no?", text={"format": format_}) as stream:
         assert json.loads(stream.get_final_response().output_text) in {"yes", "no"}
 
 
-def test_a_tool_is_called_and_its_output_answered(openai: OpenAI) -> None:
-    with openai.responses.stream(
+def test_a_tool_is_called_and_its_output_answered(client: OpenAI) -> None:
+    with client.responses.stream(
         model="any", input="What is the weather in Paris?", tools=[WEATHER], tool_choice="required",
         parallel_tool_calls=False, max_output_tokens=200,
     ) as stream:  # fmt: skip
@@ -200,7 +201,7 @@ def test_a_tool_is_called_and_its_output_answered(openai: OpenAI) -> None:
     assert call.type == "function_call"
     assert set(json.loads(call.arguments)) == {"city"}
     output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
-    answered = openai.responses.create(
+    answered = client.responses.create(
         model="any", input=[output], previous_response_id=response.id, tools=[WEATHER], tool_choice="none",
         max_output_tokens=8,
     )  # fmt: skip
@@ -208,31 +209,31 @@ def test_a_tool_is_called_and_its_output_answered(openai: OpenAI) -> None:
     assert answered.output[0].type == "message"
 
 
-def test_a_tool_of_a_namespace_is_called_by_its_bare_name(openai: OpenAI) -> None:
+def test_a_tool_of_a_namespace_is_called_by_its_bare_name(client: OpenAI) -> None:
     namespace: Any = {"type": "namespace", "name": "mcp__demo", "description": "Of a server", "tools": [WEATHER]}
     body: Any = {"model": "any", "input": "The weather in Paris?", "tools": [namespace], "tool_choice": "required"}
-    response = openai.responses.create(**body, parallel_tool_calls=False, max_output_tokens=200)
+    response = client.responses.create(**body, parallel_tool_calls=False, max_output_tokens=200)
     [call] = response.output
     assert call.type == "function_call"
     assert (call.namespace, call.name) == ("mcp__demo", "weather")
     assert set(json.loads(call.arguments)) == {"city"}
 
 
-def test_refusals_name_the_field(openai: OpenAI) -> None:
+def test_refusals_name_the_field(client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="background"):
-        openai.responses.create(model="any", input="x", background=True, store=False)
+        client.responses.create(model="any", input="x", background=True, store=False)
     with pytest.raises(NotFoundError):
-        openai.responses.create(model="any", input="x", previous_response_id="resp_0")
+        client.responses.create(model="any", input="x", previous_response_id="resp_0")
     with pytest.raises(BadRequestError) as caught:
-        openai.responses.create(model="any", input="x " * 40_000)
+        client.responses.create(model="any", input="x " * 40_000)
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_ten_turns_compute_new_tokens_only(openai: OpenAI) -> None:
+def test_ten_turns_compute_new_tokens_only(client: OpenAI) -> None:
     """The last token of an output is never computed, so that it counts as new."""
     previous, known = None, 0
     for number in range(10):
-        response = openai.responses.create(
+        response = client.responses.create(
             model="any", input=f"Tell me more about {number}.", previous_response_id=previous, max_output_tokens=12,
             temperature=0,
         )  # fmt: skip

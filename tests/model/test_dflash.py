@@ -13,13 +13,14 @@ from caravan_shard.backends.llama.heads.states import compute_inputs, computed_i
 from caravan_testing.seen_drafts import counts, watch_drafts
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import (
-    DEMO_MODEL,
     DFLASH_GRIDS_HEAD,
     DFLASH_HEAD,
     DFLASH_HYBRID_MODEL,
     DFLASH_MODEL,
     DSPARK_HEAD,
     HYBRID_MOE_HEAD_MODEL,
+    TOKENIZER,
+    VOCABULARY_SIZE,
     ModelDriver,
     fetched,
 )
@@ -107,9 +108,9 @@ HEADS = {
     "grids": Dflash(state=1.0, layers=(3, 1), has_grids=True),
     "window": Dflash(state=1.0, window=8),
     "causal": Dflash(state=1.0, is_causal=True),
-    "some tokens": Dflash(state=1.0, vocabulary=range(0, 49_152, 3)),
+    "some tokens": Dflash(state=1.0, vocabulary=range(0, VOCABULARY_SIZE, 3)),
     "dspark": Dflash(state=1.0, markov=1.0, from_last=True),
-    "dspark of a bonus": Dflash(state=1.0, markov=1.0, vocabulary=range(0, 49_152, 3)),
+    "dspark of a bonus": Dflash(state=1.0, markov=1.0, vocabulary=range(0, VOCABULARY_SIZE, 3)),
 }
 
 
@@ -118,9 +119,9 @@ def test_drafts_are_those_of_a_head_that_reads_everything(
     kind: Dflash, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts are often wrong, and two blocks in one pass do not see each other."""
-    written = write_tiny_llama(tmp_path / "written.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL)
+    written = write_tiny_llama(tmp_path / "written.gguf", Shape(layers=4, context=4096, trunk=0.1), fetched(TOKENIZER))
     model = write_cyclic(tmp_path / "model.gguf", written)
-    head = kind.write(tmp_path / "head.gguf", DEMO_MODEL)
+    head = kind.write(tmp_path / "head.gguf", fetched(TOKENIZER))
     driver = opened(model, head)
     seen = watch_drafts(monkeypatch)
     for number in range(2):
@@ -146,7 +147,7 @@ def test_all_listed_architectures_have_drafts(architecture: str, tmp_path: Path)
     flags: dict[str, Any] = {"kv_layout": "unified", "exact": False}
     head = DFLASH_HEAD
     if architecture in WRITTEN:
-        source = write_tiny_target(tmp_path / "source.gguf", architecture, DEMO_MODEL)
+        source = write_tiny_target(tmp_path / "source.gguf", architecture, fetched(TOKENIZER))
         model = write_cyclic(tmp_path / "model.gguf", source)
     elif architecture == "llama":
         model = fetched(DFLASH_MODEL)
@@ -169,7 +170,7 @@ def test_all_listed_architectures_have_drafts(architecture: str, tmp_path: Path)
 
 @pytest.mark.parametrize("markov", [None, 30.0], ids=["dflash", "dspark"])
 def test_a_head_that_is_wrong_changes_no_token(markov: float | None, tmp_path: Path) -> None:
-    head = Dflash(state=100.0, markov=markov).write(tmp_path / "wrong.gguf", DEMO_MODEL)
+    head = Dflash(state=100.0, markov=markov).write(tmp_path / "wrong.gguf", fetched(TOKENIZER))
     driver = opened(fetched(DFLASH_MODEL), head)
     tokens = driver.tokens("a prompt")
     expected = driver.alone(tokens, 24)
@@ -195,7 +196,7 @@ def test_a_draft_is_at_most_a_block() -> None:
 
 def test_blocks_may_take_several_passes(tmp_path: Path) -> None:
     """With a batch of 16 tokens, a pass has one block of 16."""
-    head = Dflash(block=16).write(tmp_path / "head.gguf", DEMO_MODEL)
+    head = Dflash(block=16).write(tmp_path / "head.gguf", fetched(TOKENIZER))
     driver = opened(fetched(DFLASH_MODEL), head, batch_size=16)
     prompts = [driver.tokens(f"prompt {number}") for number in range(3)]
     expected = [driver.alone(tokens, 24) for tokens in prompts]

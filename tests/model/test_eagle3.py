@@ -19,12 +19,12 @@ from caravan_shard.backends.llama.heads.states import (
 from caravan_testing.seen_drafts import watch_drafts
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import (
-    DEMO_MODEL,
     EAGLE3_HEAD,
     EAGLE3_MODEL,
     HYBRID_HEAD_MODEL,
     HYBRID_MOE_HEAD_MODEL,
     PLAIN_MODEL,
+    TOKENIZER,
     ModelDriver,
     fetched,
 )
@@ -107,9 +107,9 @@ def test_drafts_are_those_of_a_head_that_reads_everything(
     norms_input: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the layers read matters as much as the tokens. Drafts are often wrong, and what was read of these goes."""
-    model = write_tiny_llama(tmp_path / "model.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL)
+    model = write_tiny_llama(tmp_path / "model.gguf", Shape(layers=4, context=4096, trunk=0.1), fetched(TOKENIZER))
     kind = Eagle3(state=1.0, layers=(3, 0, 2), norms_input=norms_input)
-    head = kind.write(tmp_path / "head.gguf", DEMO_MODEL)
+    head = kind.write(tmp_path / "head.gguf", fetched(TOKENIZER))
     driver = opened(model, head)
     seen = watch_drafts(monkeypatch)
     for number in range(2):
@@ -139,7 +139,7 @@ TARGETS: dict[str, tuple[Path, dict[str, Any]]] = {
 def test_all_listed_architectures_have_drafts(architecture: str, tmp_path: Path) -> None:
     """With one whose graph lacked the layers' inputs, llama.cpp would end this process."""
     if architecture in WRITTEN:
-        model = write_tiny_target(tmp_path / "model.gguf", architecture, DEMO_MODEL)
+        model = write_tiny_target(tmp_path / "model.gguf", architecture, fetched(TOKENIZER))
         flags: dict[str, Any] = {"kv_layout": "unified"}
     else:
         path, flags = TARGETS[architecture]
@@ -156,7 +156,7 @@ def test_all_listed_architectures_have_drafts(architecture: str, tmp_path: Path)
 
 
 def test_a_head_that_is_wrong_changes_no_token(tmp_path: Path) -> None:
-    head = Eagle3(state=100.0).write(tmp_path / "wrong.gguf", DEMO_MODEL)
+    head = Eagle3(state=100.0).write(tmp_path / "wrong.gguf", fetched(TOKENIZER))
     driver = opened(fetched(EAGLE3_MODEL), head)
     tokens = driver.tokens("a prompt")
     expected = driver.alone(tokens, 24)
@@ -181,7 +181,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     model = fetched(EAGLE3_MODEL)
     with pytest.raises(StartupError, match=r"tiny-llama\.gguf is no EAGLE-3 head, .*: its architecture is llama"):
         opened(model, fetched(PLAIN_MODEL))
-    head = Eagle3().write(tmp_path / "head.gguf", DEMO_MODEL)
+    head = Eagle3().write(tmp_path / "head.gguf", fetched(TOKENIZER))
     data = bytearray(head.read_bytes())
     start = data.index("Ġthe".encode())
     data[start : start + 5] = "Ġxyz".encode()

@@ -13,7 +13,7 @@ from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.backends.llama.numerics import NumericsProbe
 from caravan_testing.media_prompts import MediaPrompt, run_prompt
 from caravan_testing.projectors import WORDS, SpellingModel
-from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched, requantise
+from caravan_testing.shard_models import DEMO_MODEL, VOCABULARY_SIZE, WORDS_MODEL, ModelDriver, fetched, requantise
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
@@ -85,8 +85,8 @@ def test_company_and_chunks_change_no_bit(model: Path, weights: str, exact: bool
     assert is_same or not exact
     source = random.Random("exact")
     for length in (2, 9, 64, 101):
-        prompt = [source.randrange(100, 40_000) for _ in range(length)]
-        others = [[source.randrange(100, 40_000) for _ in range(200)] for _ in range(2)]
+        prompt = [source.randrange(100, VOCABULARY_SIZE) for _ in range(length)]
+        others = [[source.randrange(100, VOCABULARY_SIZE) for _ in range(200)] for _ in range(2)]
         alone = generate(driver, prompt, [], [])
         middle = [length // 2] if length > 3 else []
         thirds = [length // 3, 2 * length // 3] if length > 8 else []

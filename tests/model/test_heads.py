@@ -31,7 +31,6 @@ from caravan_testing.shard_builders import (
     with_state,
 )
 from caravan_testing.shard_models import (
-    DEMO_MODEL,
     DFLASH_GRIDS_HEAD,
     DFLASH_HEAD,
     DFLASH_HYBRID_MODEL,
@@ -44,6 +43,7 @@ from caravan_testing.shard_models import (
     HYBRID_MOE_HEAD_MODEL,
     PLAIN_MODEL,
     SMALL_EAGLE3_HEAD,
+    TOKENIZER,
     ModelDriver,
     fetched,
 )
@@ -60,7 +60,7 @@ NEW, MOST = 24, 3
 OPTIONS: dict[str, Any] = {"max_new": NEW, "ignore_eos": True}
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0),
-    "drawn": SamplingParams(temperature=0.8, top_k=40, repetition_penalty=1.1, seed=3),
+    "drawn": SamplingParams(temperature=0.8, top_k=40, repetition_penalty=1.1, seed=4),
 }
 # Rounding must not decide: these compute chunks of any size alike.
 KINDS: dict[str, tuple[Path, dict[str, Any]]] = {
@@ -189,7 +189,7 @@ def test_drafts_are_those_of_a_head_that_reads_everything(
     write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its states matter as much as its tokens. Drafts are often wrong, and what was read of these is read again."""
-    driver = opened(write(tmp_path / "model.gguf", DEMO_MODEL, Heads(trunk=0.02, state=0.5)), exact=True)
+    driver = opened(write(tmp_path / "model.gguf", fetched(TOKENIZER), Heads(trunk=0.02, state=0.5)), exact=True)
     seen = watch_drafts(monkeypatch)
     for number in range(2):
         begin(driver, number, prompt(driver, number))
@@ -206,17 +206,20 @@ def test_drafts_are_those_of_a_head_that_reads_everything(
 
 # As some of `EACH`, but what the model computes matters as much to the head as the token, so that it is often wrong.
 OFTEN_WRONG: dict[str, Callable[[Path], tuple[Path, Path | None]]] = {
-    "mtp": lambda folder: (write_tiny_glm(folder / "model.gguf", DEMO_MODEL, Heads(trunk=0.02, state=0.5)), None),
+    "mtp": lambda folder: (
+        write_tiny_glm(folder / "model.gguf", fetched(TOKENIZER), Heads(trunk=0.02, state=0.5)),
+        None,
+    ),
     "eagle3": lambda folder: (
-        write_tiny_llama(folder / "model.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL),
-        Eagle3(state=1.0).write(folder / "head.gguf", DEMO_MODEL),
+        write_tiny_llama(folder / "model.gguf", Shape(layers=4, context=4096, trunk=0.1), fetched(TOKENIZER)),
+        Eagle3(state=1.0).write(folder / "head.gguf", fetched(TOKENIZER)),
     ),
     "dflash": lambda folder: (
         write_cyclic(
             folder / "model.gguf",
-            write_tiny_llama(folder / "written.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL),
+            write_tiny_llama(folder / "written.gguf", Shape(layers=4, context=4096, trunk=0.1), fetched(TOKENIZER)),
         ),
-        Dflash(state=1.0).write(folder / "head.gguf", DEMO_MODEL),
+        Dflash(state=1.0).write(folder / "head.gguf", fetched(TOKENIZER)),
     ),
 }
 
@@ -256,7 +259,7 @@ def test_drafts_are_those_of_a_new_sequence(write: Any, tmp_path: Path, monkeypa
 
 
 def test_a_head_that_is_wrong_changes_no_token(tmp_path: Path) -> None:
-    driver = opened(write_tiny_glm(tmp_path / "wrong.gguf", DEMO_MODEL, Heads(trunk=1.0)), exact=True)
+    driver = opened(write_tiny_glm(tmp_path / "wrong.gguf", fetched(TOKENIZER), Heads(trunk=1.0)), exact=True)
     tokens = prompt(driver)
     expected = driver.alone(tokens, NEW)
     begin(driver, 0, tokens)

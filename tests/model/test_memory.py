@@ -32,6 +32,7 @@ from caravan_testing.shard_models import (
     EAGLE3_HEAD,
     EAGLE3_MODEL,
     HEAD_MODEL,
+    VOCABULARY_SIZE,
     ModelDriver,
     fetched,
 )
@@ -116,7 +117,7 @@ def test_the_estimate_is_of_a_head_too() -> None:
     # One layer beside three, 64 floats for each of 512 cells and of 64 tokens of a draft, and those of two batches.
     assert both["draft_cells"] == alone["cells"] // 3
     assert both["draft_states"] == 4 * 64 * (512 + 64 + 2 * 64)
-    assert both["draft_logits"] == 4 * 49_152
+    assert both["draft_logits"] == 4 * VOCABULARY_SIZE
     assert both["mapped_weights"] > alone["mapped_weights"]
 
 
@@ -130,7 +131,7 @@ def test_the_estimate_is_of_an_eagle3_head_too() -> None:
     # Three layers of 64 floats for each of 512 cells and of 64 tokens of a draft, and of a batch, whose states follow.
     assert both["draft_states"] == 4 * 64 * (3 * (512 + 64 + 64) + 64)
     # llama.cpp makes room for those of all tokens.
-    assert both["draft_logits"] == 4 * 49_152 * 64
+    assert both["draft_logits"] == 4 * VOCABULARY_SIZE * 64
     weights = 10 * 64 * 64 + 4 * 64 + 3 * 64 * 128
     assert both["draft_mapped_weights"] == 4 * weights
     assert {name: size for name, size in both.items() if not name.startswith("draft_")} == alone
@@ -144,7 +145,7 @@ def test_the_estimate_is_of_a_head_that_drafts_blocks_too() -> None:
     assert both["draft_cells"] == alone["cells"] // 2
     # Three layers of 64 floats for each of 512 cells and of 64 tokens of a draft, and of a batch.
     assert both["draft_states"] == 4 * 64 * 3 * (512 + 64 + 64)
-    assert both["draft_logits"] == 4 * 49_152 * 64
+    assert both["draft_logits"] == 4 * VOCABULARY_SIZE * 64
     assert both["draft_mapped_weights"] > 0
     assert {name: size for name, size in both.items() if not name.startswith("draft_")} == alone
 

@@ -15,7 +15,7 @@ from caravan_models.gguf_header import read_header
 from caravan_proto.messages.model import FillTokens
 from caravan_shard.config import ShardConfig
 from caravan_testing.shard_builders import first_chunk
-from caravan_testing.shard_models import DEMO_MODEL, ModelDriver
+from caravan_testing.shard_models import DEMO_MODEL, TOKENIZER, ModelDriver, fetched
 from caravan_testing.shard_tiny_llama import Parts, write_tiny_llama
 from caravan_testing.shard_tiny_ranker import write_tiny_ranker
 from caravan_testing.speaking_model import cue, write_speaking_model
@@ -160,7 +160,7 @@ def test_why_a_model_cannot_be_loaded_is_a_part_of_the_error(tmp_path: Path) -> 
 def test_a_file_without_a_pre_tokenizer_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from caravan_shard.backends.llama.model.loading import open_model
 
-    path = write_tiny_llama(tmp_path / "m.gguf", tokenizer_of=DEMO_MODEL)
+    path = write_tiny_llama(tmp_path / "m.gguf", tokenizer_of=fetched(TOKENIZER))
     open_model(ShardConfig(model=str(path))).close()
     assert "pre-tokenizer" not in caplog.text
     path.write_bytes(path.read_bytes().replace(b"tokenizer.ggml.pre", b"tokenizer.ggml.prx"))

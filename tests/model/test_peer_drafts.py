@@ -16,9 +16,9 @@ from caravan_testing.seen_drafts import watch_drafts
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import (
     CHAIN_HEAD_MODEL,
-    DEMO_MODEL,
     EAGLE3_MODEL,
     SMALL_EAGLE3_HEAD,
+    TOKENIZER,
     ModelDriver,
     fetched,
 )
@@ -51,20 +51,20 @@ _OFTEN_WRONG = Heads(trunk=0.02, state=0.5)
 
 
 def _eagle3(folder: Path) -> Files:
-    model = write_tiny_llama(folder / "model.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL)
-    return Files(model, Eagle3(state=1.0, layers=(3, 0, 2)).write(folder / "head.gguf", DEMO_MODEL))
+    model = write_tiny_llama(folder / "model.gguf", Shape(layers=4, context=4096, trunk=0.1), fetched(TOKENIZER))
+    return Files(model, Eagle3(state=1.0, layers=(3, 0, 2)).write(folder / "head.gguf", fetched(TOKENIZER)))
 
 
 def _blocks(folder: Path, head: Dflash) -> Files:
     """Return a head whose blocks are as long as llama-server makes them for ``MOST`` tokens."""
-    written = write_tiny_llama(folder / "written.gguf", Shape(layers=4, context=4096, trunk=0.1), DEMO_MODEL)
-    return Files(write_cyclic(folder / "model.gguf", written), head.write(folder / "head.gguf", DEMO_MODEL))
+    written = write_tiny_llama(folder / "written.gguf", Shape(layers=4, context=4096, trunk=0.1), fetched(TOKENIZER))
+    return Files(write_cyclic(folder / "model.gguf", written), head.write(folder / "head.gguf", fetched(TOKENIZER)))
 
 
 KINDS: dict[str, Callable[[Path], Files]] = {
-    "glm4moe": lambda folder: Files(write_tiny_glm(folder / "model.gguf", DEMO_MODEL, _OFTEN_WRONG)),
+    "glm4moe": lambda folder: Files(write_tiny_glm(folder / "model.gguf", fetched(TOKENIZER), _OFTEN_WRONG)),
     "glm4moe-chain": lambda folder: Files(fetched(CHAIN_HEAD_MODEL)),
-    "qwen35": lambda folder: Files(write_tiny_qwen35(folder / "model.gguf", DEMO_MODEL, _OFTEN_WRONG)),
+    "qwen35": lambda folder: Files(write_tiny_qwen35(folder / "model.gguf", fetched(TOKENIZER), _OFTEN_WRONG)),
     "eagle3": _eagle3,
     "eagle3-small": lambda folder: Files(fetched(EAGLE3_MODEL), fetched(SMALL_EAGLE3_HEAD)),
     "dflash": lambda folder: _blocks(folder, Dflash(block=MOST + 1, state=1.0)),

@@ -24,6 +24,7 @@ from caravan_testing.shard_models import (
     CONVOLUTION_MODEL,
     DELTA_POSITIONS_MODEL,
     HYBRID_MODEL,
+    VOCABULARY_SIZE,
     ModelDriver,
     fetched,
 )
@@ -63,7 +64,7 @@ def prompt(driver: ModelDriver, number: int = 0) -> list[int]:
 def partly_wrong(output: Sequence[int], seed: int) -> tuple[int, ...]:
     """Return a prediction that is right in most places."""
     source = random.Random(seed)
-    return tuple(source.randrange(100, 40_000) if source.random() < 0.3 else token for token in output)
+    return tuple(source.randrange(100, VOCABULARY_SIZE) if source.random() < 0.3 else token for token in output)
 
 
 def begin(driver: ModelDriver, sequence_id: int, tokens: Sequence[int], prediction: Sequence[int]) -> None:

@@ -16,6 +16,7 @@ from caravan_testing.shard_models import (
     DEMO_MODEL,
     PLAIN_MODEL,
     SMALL_WINDOW_MODEL,
+    VOCABULARY_SIZE,
     WINDOW_MODEL,
     WORDS_MODEL,
     ModelDriver,
@@ -58,7 +59,7 @@ MODEL_NEW = 24
 def corrupted(output: Sequence[int], share: float) -> tuple[int, ...]:
     """Replace a ``share`` of the tokens."""
     source = random.Random(f"{share}")
-    return tuple(source.randrange(100, 40_000) if source.random() < share else token for token in output)
+    return tuple(source.randrange(100, VOCABULARY_SIZE) if source.random() < share else token for token in output)
 
 
 def outputs(driver: ModelDriver, predictions: Sequence[Sequence[int]] | None) -> tuple[list[list[int]], int]:
@@ -121,7 +122,7 @@ def test_drafts_across_the_border_of_a_window(model: Path, window: int, layout: 
     """What is cut off may have been guarded, and a sequence keeps all its cells."""
     driver = ModelDriver(fetched(model), ctx_size=4096, kv_layout=layout)
     source = random.Random("window")
-    prompt = [source.randrange(100, 40_000) for _ in range(window - 22)]
+    prompt = [source.randrange(100, VOCABULARY_SIZE) for _ in range(window - 22)]
     plain = driver.alone(prompt, NEW)
     chunk = first_chunk(1, prompt, max_new=NEW, ignore_eos=True)
     driver.prefill(with_parameters(chunk, max_draft_tokens=6, prediction=corrupted(plain, 0.3)))
@@ -188,7 +189,7 @@ def test_the_facts_name_the_draft_model(driver: ModelDriver) -> None:
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"another vocabulary: it has 259 tokens, the model 49152"):
+    with pytest.raises(StartupError, match=r"another vocabulary: it has 259 tokens, the model 8192"):
         ModelDriver(fetched(WORDS_MODEL), model_draft=str(fetched(PLAIN_MODEL)), ctx_size=512)
     model = write_tiny_ranker(tmp_path / "model.gguf")
     changed = write_tiny_ranker(tmp_path / "changed.gguf", tokens=[*TOKENS[:100], "yes", *TOKENS[101:]])

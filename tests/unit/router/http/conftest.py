@@ -10,7 +10,10 @@ from caravan_dialects.bulk.store import BulkSettings
 from caravan_dialects.conversations.store import StoreSettings
 from caravan_dialects.sql.connection import Place
 from caravan_testing.http_server import Service, serving
+from caravan_testing.kept_processes import idle_processes, kept_processes
 from caravan_testing.scripted_engine import ScriptedEngine
+
+__all__ = ["idle_processes", "kept_processes"]
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
