@@ -313,13 +313,15 @@ class ScriptedEngine:
         ids: list[int] = []
         pieces: list[bytes] = []
         specials: list[bool] = []
-        while text:
-            controls = self.controls if parse_special else ()
-            control = next((control for control in controls if text.startswith(control)), None)
-            ids += ids_of(text[0]) if control is None else [self.controls[control]]
-            pieces.append((control or text[0]).encode())
+        controls = self.controls if parse_special else ()
+        start = 0
+        while start < len(text):
+            control = next((control for control in controls if text.startswith(control, start)), None)
+            piece = control or text[start]
+            ids += ids_of(piece) if control is None else [self.controls[control]]
+            pieces.append(piece.encode())
             specials.append(control is not None)
-            text = text[len(control or text[0]) :]
+            start += len(piece)
         if add_special:
             ids, pieces, specials = [BOS, *ids], [b"<s>", *pieces], [True, *specials]
         return TokenizedText(tuple(ids), tuple(pieces), tuple(specials))

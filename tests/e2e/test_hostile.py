@@ -13,6 +13,8 @@ import pytest
 from caravan_testing.http_server import undisturbed
 from caravan_testing.raw_http import HOST, exchange, port_of, post, replies_in
 from caravan_testing.serve_process import Served, serve
+from caravan_testing.shard_models import TOKENIZER, VOCABULARY_SIZE, fetched
+from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 from caravan_testing.waiting import DEADLINE_S, eventually
 
 
@@ -207,7 +209,7 @@ CONVERSATIONS = (
     chat("a template", b'"chat_template":"{{ cycler.__init__.__globals__.os.popen(1) }}"', 400, "chat_template"),
     chat("a template's variable", b'"chat_template":"{{ 1 }}"', 400, "chat_template"),
     chat("5,000 biases", b'"logit_bias":{' + BIASES + b"}", 400, "logit_bias"),
-    chat("a bias of no token", b'"logit_bias":{"49152":1}', 400, "logit_bias"),
+    chat("a bias of no token", b'"logit_bias":{"%d":1}' % VOCABULARY_SIZE, 400, "logit_bias"),
     chat("a bias of a word", b'"logit_bias":{"a":1}', 400, "logit_bias"),
     chat("a bias without end", b'"logit_bias":{"1":1e400}', 400),
     chat("n", b'"n":1000000000', 400, "`n`"),
@@ -340,10 +342,12 @@ MOST_KEPT_OPEN = 24
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with short timeouts, so that slow clients are quick to test, yet long enough for a busy machine."""
     flags = ("--header-timeout-s", "5", "--body-timeout-s", "3", "--slow-client-timeout-s", "3")
-    with serve("-np", "16", "-c", "8192", "-t", "1", *flags) as running:
+    path = tmp_path_factory.mktemp("hostile") / "model.gguf"
+    model = write_tiny_llama(path, Shape(context=8192), fetched(TOKENIZER))
+    with serve("-np", "16", "-c", "8192", "-t", "1", *flags, models=(model,)) as running:
         yield running
 
 

@@ -21,10 +21,11 @@ from caravan_studio.replay.player import Player, play
 from caravan_testing.gguf_file import fields_of
 from caravan_testing.projectors import write_spelling_projector
 from caravan_testing.recorded import differences
-from caravan_testing.serve_process import MODEL, ROOT, Served, serve
+from caravan_testing.serve_process import ROOT, Served, serve
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.waiting import eventually
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 WORDS = " The sky is blue and the sea is green in the light of a summer day"
 TOKENS = 12
@@ -50,14 +51,15 @@ class Seeing:
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
     folder = tmp_path_factory.mktemp("pictures")
-    known = {token: number for number, token in enumerate(fields_of(MODEL)["tokenizer.ggml.tokens"].value)}
+    model = fetched(WORDS_MODEL)
+    known = {token: number for number, token in enumerate(fields_of(model)["tokenizer.ggml.tokens"].value)}
     tokens = [known[f"\u0120{word}"] for word in WORDS.split()]
-    speller = write_spelling_projector(folder / "projector.gguf", MODEL, [*dict.fromkeys(tokens)])
+    speller = write_spelling_projector(folder / "projector.gguf", model, [*dict.fromkeys(tokens)])
     picture = folder / "picture.png"
     Image.fromarray(speller.picture(tokens)).save(picture)
-    flags = ("-np", "4", "-c", "16384", "-t", "1", "--kv-layout", "split")
     recording = folder / "recording"
-    with serve(*flags, "--mmproj", str(folder / "projector.gguf"), "--record", str(recording)) as served:
+    flags = ("--mmproj", str(folder / "projector.gguf"), "--record", str(recording), "--kv-layout", "split")
+    with serve("-np", "4", "-c", "16384", "-t", "1", *flags, models=(model,)) as served:
         yield Seeing(served, picture, recording)
 
 

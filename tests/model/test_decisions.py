@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,10 +20,11 @@ from caravan_dialects.api.openai.decisions.schema import (
     ScoreAnswer,
 )
 from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, fetched
+from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
-INPUT = "The customer was charged twice for one renewal and asks for a refund. " * 20
+INPUT = "The customer was charged twice for one renewal and asks for a refund. " * 4
 PREDICATE = {"type": "predicate", "instructions": "The customer was charged more than once."}
 SCORE = {
     "type": "score",
@@ -30,7 +32,7 @@ SCORE = {
     "levels": [{"label": "calm"}, {"label": "angry"}],
 }
 # More than 26 options have labels of two letters, of which many are two tokens.
-CHOICE = {"type": "choice", "instructions": "Which number?", "choices": [{"value": str(one)} for one in range(100)]}
+CHOICE = {"type": "choice", "instructions": "Which number?", "choices": [{"value": str(one)} for one in range(40)]}
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +71,10 @@ def test_probabilities_are_those_of_the_labels_after_the_same_prompt(llm: LLM) -
     assert any(len(label) > 1 for label in readings.readings[1].labels.labels)
 
 
-def test_the_input_is_computed_once_and_each_question_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_input_is_computed_once_and_each_question_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a model that computes the input far more slowly than it copies it, or it may well be computed again."""
+    shape = Shape(embedding=256, layers=4, inner=1024, context=16384)
+    model = write_tiny_llama(tmp_path / "m.gguf", shape, DEMO_MODEL)
     computed: list[int] = []
     decision = DecisionReply.decision
 
@@ -81,8 +85,8 @@ def test_the_input_is_computed_once_and_each_question_once(monkeypatch: pytest.M
 
     monkeypatch.setattr(DecisionReply, "decision", counted)
     questions = [PREDICATE | {"instructions": f"The customer is number {number}."} for number in range(20)]
-    with LLM(fetched(DEMO_MODEL), exact=True, threads=1, ctx_size=16384) as llm:
-        decided = llm.decide(f"Once. {INPUT}", questions)
+    with LLM(model, exact=True, threads=1, ctx_size=16384) as llm:
+        decided = llm.decide(f"Once. {INPUT * 5}", questions)
     assert sum(computed) <= decided.usage.input_tokens
     assert decided.usage.output_tokens == 0
     assert len(computed) == len(decided.answers) == 20
