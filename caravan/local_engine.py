@@ -37,13 +37,13 @@ from caravan_router.metrics.recorder import Metrics
 from caravan_scheduler.actions import Fetch
 from caravan_scheduler.core.media import Media
 from caravan_scheduler.events import SavedRun, Stepped
-from caravan_shard.backends.base import StartupError
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.replies import Replies
 from caravan_shard.named_models import with_model_files
 from caravan_shard.protocol.results import KnownLogprobs, Refusal, Result, StepResult, TokenRows
 from caravan_shard.service.calls import CallHandler
 from caravan_shard.service.loaded_shard import LoadedShard
+from caravan_shard.startup_error import StartupError
 
 _T = TypeVar("_T")
 _Columns = TypeVar("_Columns", TokenRows, KnownLogprobs)

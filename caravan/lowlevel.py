@@ -14,21 +14,13 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import ModelFile
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_shard.backends.base import (
-    Backend,
-    Capacity,
-    CellSlice,
-    DecodeOutcome,
-    Piece,
-    StartupError,
-    TokenBatch,
-    Vocabulary,
-)
+from caravan_shard.backends.base import Backend, Capacity, CellSlice, DecodeOutcome, Piece, TokenBatch, Vocabulary
 from caravan_shard.config import ShardConfig
 from caravan_shard.named_models import with_model_files_blocking
 from caravan_shard.sampling.choice import Choice
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.service.loading import backend_loader
+from caravan_shard.startup_error import StartupError
 
 __all__ = [
     "Backend",

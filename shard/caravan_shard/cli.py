@@ -13,13 +13,13 @@ import uvloop
 from caravan_proto.command_line import Parser
 from caravan_proto.flags import load
 from caravan_proto.telemetry import LogFileError, LogSettings, configure_logging
-from caravan_shard.backends.base import StartupError
 from caravan_shard.config import ShardConfig
 from caravan_shard.named_models import with_model_files
 from caravan_shard.placement_flags import parse_rpc_servers
 from caravan_shard.service.memory_report import memory_report
 from caravan_shard.service.server import serve
 from caravan_shard.service.starter import end_with_parent
+from caravan_shard.startup_error import StartupError
 
 _log = logging.getLogger(__name__)
 

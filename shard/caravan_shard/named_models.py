@@ -8,8 +8,8 @@ from caravan_models.errors import FetchError
 from caravan_models.fetching import fetch, fetch_blocking
 from caravan_models.progress import note, shown
 from caravan_models.reference import LocalFile, Named, parse_reference
-from caravan_shard.backends.base import StartupError
 from caravan_shard.config import ShardConfig
+from caravan_shard.startup_error import StartupError
 
 _FIELDS = ("model", "model_draft")
 

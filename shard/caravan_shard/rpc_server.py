@@ -11,8 +11,8 @@ import threading
 from collections.abc import Sequence
 
 from caravan_proto.command_line import Parser
-from caravan_shard.backends.base import StartupError
 from caravan_shard.placement_flags import parse_rpc_servers
+from caravan_shard.startup_error import StartupError
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
 

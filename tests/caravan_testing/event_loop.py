@@ -23,10 +23,10 @@ def grpc_stays_up() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def router_files_are_read() -> None:
     """Read the files that a router also reads before its event loop runs."""
-    from caravan_router.http.docs.routes import docs_page
+    from caravan_router.http.ops import read_document
     from caravan_router.http.page import page
 
-    docs_page()
+    read_document("")
     page()
 
 

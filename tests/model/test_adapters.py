@@ -12,9 +12,9 @@ from caravan_proto.errors import ShardError
 from caravan_proto.messages.adapters import LoadedAdapter
 from caravan_proto.messages.commands import Chunk, FilterBatch, PrefixCopy
 from caravan_proto.messages.limits import KvLayout
-from caravan_shard.backends.base import StartupError
 from caravan_shard.protocol.commands import LoadAdapter
 from caravan_shard.protocol.results import AdapterUnloaded, Refusal
+from caravan_shard.startup_error import StartupError
 from caravan_testing.shard_builders import first_chunk, load_entry, save_entry, with_parameters
 from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_lora import DEMO, Adapted, write_tiny_lora

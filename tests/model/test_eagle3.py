@@ -8,7 +8,6 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.heads.file_pair import ARCHITECTURES
 from caravan_shard.backends.llama.heads.states import (
     compute_inputs,
@@ -16,6 +15,7 @@ from caravan_shard.backends.llama.heads.states import (
     computed_inputs,
     computed_states,
 )
+from caravan_shard.startup_error import StartupError
 from caravan_testing.seen_drafts import watch_drafts
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import (

@@ -11,7 +11,6 @@ import pytest
 from gguf import PoolingType
 
 from caravan import LLM, Executor, ModelError, RequestError
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.backends.llama.embeddings.backend import LlamaEmbeddingBackend
 from caravan_shard.backends.llama.kernels.hidden_states import HiddenStates
@@ -19,6 +18,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.protocol.commands import EmbedText
 from caravan_shard.protocol.results import Embedded
 from caravan_shard.service.loading import backend_loader
+from caravan_shard.startup_error import StartupError
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, PLAIN_MODEL, WORDS_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_bert import CLS, CONTEXT, SEP, TinyBert

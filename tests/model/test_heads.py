@@ -14,11 +14,11 @@ from caravan import SamplingParams as sampled
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.heads.states import compute_states, computed_states
 from caravan_shard.engine import engine
 from caravan_shard.engine.drafts import Drafting
 from caravan_shard.protocol.results import StepResult
+from caravan_shard.startup_error import StartupError
 from caravan_testing.projectors import embeddings_of
 from caravan_testing.seen_drafts import counts, watch_drafts
 from caravan_testing.shard_builders import (

@@ -12,7 +12,6 @@ import llama_cpp
 import pytest
 
 from caravan_models.cli import show_model
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices import plan as planning
 from caravan_shard.backends.llama.devices.devices import first_devices
 from caravan_shard.backends.llama.devices.measure import measure, memory_breakdown
@@ -22,6 +21,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, FreeMemory
 from caravan_shard.model_flags import USUAL_CELLS
 from caravan_shard.service.memory_report import memory_report
+from caravan_shard.startup_error import StartupError
 from caravan_testing.seen_drafts import counts
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import (

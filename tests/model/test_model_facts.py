@@ -120,8 +120,8 @@ def test_a_model_stays_in_memory_while_its_vocabulary_is_read() -> None:
 
 
 def test_a_model_in_parts_is_loaded_from_any_of_them_if_all_are_there(tmp_path: Path) -> None:
-    from caravan_shard.backends.base import StartupError
     from caravan_shard.backends.llama.model.loading import open_model
+    from caravan_shard.startup_error import StartupError
 
     first = write_tiny_llama(tmp_path / "m.gguf", parts=Parts(8))
     parts = parts_of(first)
@@ -148,8 +148,8 @@ def test_a_whole_model_may_have_the_name_of_a_part(tmp_path: Path) -> None:
 
 
 def test_why_a_model_cannot_be_loaded_is_a_part_of_the_error(tmp_path: Path) -> None:
-    from caravan_shard.backends.base import StartupError
     from caravan_shard.backends.llama.model.loading import open_model
+    from caravan_shard.startup_error import StartupError
 
     path = write_tiny_llama(tmp_path / "m.gguf")
     path.write_bytes(path.read_bytes().replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
@@ -169,8 +169,8 @@ def test_a_file_without_a_pre_tokenizer_is_warned_of(tmp_path: Path, caplog: pyt
 
 
 def test_a_ranker_without_the_separator_of_its_pairs_is_refused(tmp_path: Path) -> None:
-    from caravan_shard.backends.base import StartupError
     from caravan_shard.backends.llama.backend import LlamaCppBackend
+    from caravan_shard.startup_error import StartupError
 
     path = write_tiny_ranker(tmp_path / "r.gguf", template="", separates=True)
     with pytest.raises(StartupError, match=r"r.gguf need the separator \(sep\) token"):
@@ -201,8 +201,8 @@ def test_the_end_token_that_the_file_names_ends_an_output(tmp_path: Path) -> Non
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    from caravan_shard.backends.base import StartupError
     from caravan_shard.backends.llama.model.loading import open_model
+    from caravan_shard.startup_error import StartupError
 
     pipe = tmp_path / "pipe.gguf"
     os.mkfifo(pipe)

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import DecodeOutcome, StartupError, TokenBatch
+from caravan_shard.backends.base import DecodeOutcome, TokenBatch
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.sequences.run_files import RunFiles
+from caravan_shard.startup_error import StartupError
 from caravan_testing.shard_models import know_contents
 from caravan_testing.shard_tiny_llama import CONTEXT, write_tiny_llama
 from caravan_testing.shard_tiny_moe import LAYERS, write_tiny_moe

@@ -9,11 +9,11 @@ import llama_cpp
 import pytest
 
 from caravan_proto.messages.media import MediaKind, MediaShape
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.backend import LlamaCppBackend
 from caravan_shard.backends.llama.devices.measure import measure
 from caravan_shard.config import ShardConfig
 from caravan_shard.media import SliceSize
+from caravan_shard.startup_error import StartupError
 from caravan_testing.projectors import (
     write_gemma_projector,
     write_grid_projector,

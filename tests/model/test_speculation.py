@@ -10,7 +10,7 @@ import pytest
 
 from caravan_proto.messages.results import DraftSource
 from caravan_proto.messages.sampling import SamplingParams
-from caravan_shard.backends.base import StartupError
+from caravan_shard.startup_error import StartupError
 from caravan_testing.shard_builders import first_chunk, with_parameters
 from caravan_testing.shard_models import (
     DEMO_MODEL,

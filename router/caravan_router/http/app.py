@@ -19,7 +19,6 @@ from caravan_dialects.tool_servers import NO_TOOL_SERVERS, ToolServers
 from caravan_router.accounting.accounts import Accounts, AccountsSettings
 from caravan_router.auth.keyring import Keyring
 from caravan_router.http.bulk.running import BULK, RUNNING_BATCHES, RunningBatches
-from caravan_router.http.docs.routes import docs_page
 from caravan_router.http.generation.answer import IN_PROGRESS, REMEMBERED
 from caravan_router.http.metrics import METRICS_ACCESS, OPEN_METRICS, MetricsAccess
 from caravan_router.http.openai.background import BACKGROUND, BackgroundResponses
@@ -137,7 +136,6 @@ def build_app(
     app[ROOT_PATH] = access.root_path
     app[METRICS_ACCESS] = access.metrics
     read_document(access.root_path)
-    docs_page()
     page()
     for route in routes:
         # Not `add_get`, which would add HEAD: few paths have it.

@@ -91,13 +91,13 @@ def openapi_document() -> bytes:
 @cache
 def _sent_document(root_path: str) -> Compressed:
     if not root_path:
-        return Compressed.of(openapi_document(), "application/json")
+        return Compressed(openapi_document(), "application/json")
     document = msgspec.json.decode(openapi_document())
-    return Compressed.of(msgspec.json.encode({**document, "servers": [{"url": root_path}]}), "application/json")
+    return Compressed(msgspec.json.encode({**document, "servers": [{"url": root_path}]}), "application/json")
 
 
 def read_document(root_path: str) -> None:
-    """Read and compress the document once. Call before the event loop runs, which file access would block.
+    """Read the document once. Call before the event loop runs, which file access would block.
 
     ``root_path``: what a proxy puts before all paths.
     """

@@ -1,4 +1,4 @@
-"""The files of the page, read and compressed once."""
+"""The files of the page, read once."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -66,7 +66,7 @@ def _contents(root: Traversable) -> Iterator[tuple[str, bytes]]:
 
 
 def _file(name: str, content: bytes) -> Compressed:
-    return Compressed.of(content, _CONTENT_TYPES[_ending(name)])
+    return Compressed(content, _CONTENT_TYPES[_ending(name)])
 
 
 def _ending(name: str) -> str:

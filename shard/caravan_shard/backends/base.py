@@ -90,10 +90,6 @@ class FileContents:
         self.state_fingerprint = self.state_fingerprint_of(contents)
 
 
-class StartupError(Exception):
-    """The shard cannot start as configured; the message says what to do."""
-
-
 class DecodeOutcome(Enum):
     """How a forward pass ended. Unless it is OK, the cache may hold a part of the batch."""
 

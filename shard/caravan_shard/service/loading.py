@@ -12,11 +12,12 @@ from pathlib import Path
 from caravan_proto.host_memory import available_memory
 from caravan_proto.messages.limits import Saving
 from caravan_proto.messages.model import ModelFile
-from caravan_shard.backends.base import Backend, StartupError, Vocabulary
+from caravan_shard.backends.base import Backend, Vocabulary
 from caravan_shard.backends.given_embeddings import EmbeddingsEncoder
 from caravan_shard.config import ShardConfig
 from caravan_shard.sequences.run_files import RunFiles, check_folder
 from caravan_shard.sequences.runs import RunStore
+from caravan_shard.startup_error import StartupError
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from caravan_proto.channel import server_options
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc
 from caravan_proto.tls import MutualTls, TlsFileError
-from caravan_shard.backends.base import Backend, StartupError
+from caravan_shard.backends.base import Backend
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.engine import Engine
 from caravan_shard.engine.worker import Worker
@@ -25,6 +25,7 @@ from caravan_shard.service.loaded_shard import LoadedShard
 from caravan_shard.service.phase import Phase
 from caravan_shard.service.servicer import ShardServicer
 from caravan_shard.service.starter import report_ready
+from caravan_shard.startup_error import StartupError
 
 _log = logging.getLogger(__name__)
 

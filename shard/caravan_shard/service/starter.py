@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from caravan_shard.backends.base import StartupError
+from caravan_shard.startup_error import StartupError
 
 _PR_SET_PDEATHSIG = 1
 

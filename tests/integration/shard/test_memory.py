@@ -11,11 +11,11 @@ import pytest
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.shard.v1 import shard_pb2, types_pb2
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.server import ShardServer
+from caravan_shard.startup_error import StartupError
 from caravan_testing.shard_builders import load_entry, run_key
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_output

@@ -16,11 +16,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from caravan_proto.errors import ShardError
 from caravan_proto.shard.v1 import shard_pb2, shard_pb2_grpc, types_pb2
-from caravan_shard.backends.base import DecodeOutcome, StartupError
+from caravan_shard.backends.base import DecodeOutcome
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.loading import backend_loader
 from caravan_shard.service.server import ShardServer
+from caravan_shard.startup_error import StartupError
 from caravan_testing.programs import kept_ports
 from caravan_testing.shard_harness import RunningShard, prompt_chunk, refused, running_shard
 from caravan_testing.toy_oracle import expected_logprobs, expected_output

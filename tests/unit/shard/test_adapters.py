@@ -7,10 +7,10 @@ import pytest
 from caravan_proto.errors import ShardError
 from caravan_proto.messages.commands import Chunk, Decode, Load, PrefixCopy
 from caravan_proto.messages.limits import KvLayout
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.model.loading import template_in
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.protocol.results import Refusal
+from caravan_shard.startup_error import StartupError
 from caravan_testing.shard_builders import (
     EngineDriver,
     first_chunk,

@@ -14,11 +14,11 @@ from typing import Any
 import llama_cpp
 import pytest
 
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices import rpc
 from caravan_shard.backends.llama.devices.devices import Device, ModelPlacement, find_devices
 from caravan_shard.cli import main
 from caravan_shard.config import ShardConfig
+from caravan_shard.startup_error import StartupError
 from caravan_testing.waiting import DEADLINE_S
 
 DEVICES = [Device(f"CUDA{number}", "a GPU", 8 << 30, 0x1000 + number) for number in range(3)]

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import DraftBlock, StartupError
+from caravan_shard.backends.base import DraftBlock
 from caravan_shard.backends.llama.heads.head_file import HeadFile, HeadKind, head_file
 from caravan_shard.config import ShardConfig
+from caravan_shard.startup_error import StartupError
 from caravan_testing.written_gguf import TOKENS, written
 
 SIZE = 8

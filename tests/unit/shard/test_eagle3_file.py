@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.heads import eagle3_file, file_pair
 from caravan_shard.backends.llama.heads.head_file import head_file
 from caravan_shard.config import ShardConfig
+from caravan_shard.startup_error import StartupError
 from caravan_testing.written_gguf import TOKENS, written
 
 SIZE = 8

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from caravan_models.gguf_header import read_header
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.heads import found
 from caravan_shard.backends.llama.heads.found import wants_head
 from caravan_shard.config import ShardConfig
+from caravan_shard.startup_error import StartupError
 
 
 def written(folder: Path, architecture: str, heads: int, *, has_tensors: bool = True) -> Path:

@@ -12,9 +12,9 @@ import pytest
 
 import caravan_proto
 from caravan_proto.messages.model import Kernels
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.kernels import kernels_abi, row_functions
 from caravan_shard.backends.llama.kernels.kernels_abi import KERNELS_ABI, check_kernels
+from caravan_shard.startup_error import StartupError
 from caravan_testing.shard_tiny_llama import write_tiny_llama
 
 _KERNELS = Path(__file__).parents[3] / "shard" / "kernels"

@@ -11,7 +11,7 @@ from caravan_proto.messages.commands import Decode, FilterBatch, Load, Prefill, 
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.results import Holdings, LayoutSet, Loaded, Saved, StepOutcome
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, TokenBatch
+from caravan_shard.backends.base import Backend, DecodeOutcome, TokenBatch
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.engine.replies import MOST_TOGETHER, RUN_AHEAD, Replies
@@ -20,6 +20,7 @@ from caravan_shard.protocol.commands import EmbedText
 from caravan_shard.protocol.results import Embedded, Refusal, Result, StepResult
 from caravan_shard.sequences.runs import RunStore
 from caravan_shard.service.loaded_shard import LoadedShard
+from caravan_shard.startup_error import StartupError
 from caravan_testing.shard_builders import (
     all_of,
     first_chunk,

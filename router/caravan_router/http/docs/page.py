@@ -64,7 +64,7 @@ def render(document: Mapping[str, Any]) -> DocsPage:
         f"<title>{escape(document['info']['title'])} API</title><style>{style}</style>"
         f"<body data-model='{escape(MODEL)}' data-request-id='{REQUEST_ID}'>{_body(document)}<script>{script}</script>"
     )
-    return DocsPage(Compressed.of(html.encode(), "text/html; charset=utf-8"), policy)
+    return DocsPage(Compressed(html.encode(), "text/html; charset=utf-8"), policy)
 
 
 def _file(package: str, name: str) -> str:

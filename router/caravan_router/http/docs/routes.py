@@ -1,5 +1,6 @@
 """The route `/docs`."""
 
+import asyncio
 from functools import cache
 
 import msgspec
@@ -16,13 +17,13 @@ ROUTES = Routes(TGI, tag=Tag.STATE, open=True)
 
 @cache
 def docs_page() -> DocsPage:
-    """Return the page of the committed document. Call before the event loop runs, which file access would block."""
+    """Return the page of the committed document, made once. It reads files, which would block an event loop."""
     return render(msgspec.json.decode(openapi_document()))
 
 
 @ROUTES.route("GET", "/docs", "Show this API's description, with examples to send", replies=(("text/html", str),))
 async def docs(request: web.Request) -> web.Response:
-    page = docs_page()
+    page = await asyncio.to_thread(docs_page)
     headers = {
         "Cache-Control": "no-cache",
         "Content-Security-Policy": page.policy,

@@ -6,6 +6,7 @@ And the replies of routes that generate nothing.
 import gzip
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 from aiohttp import web
@@ -23,18 +24,17 @@ def json_reply(reply: object, **headers: str) -> web.Response:
     return web.Response(body=msgspec.json.encode(reply), headers=headers, content_type="application/json")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Compressed:
-    """``compressed``: the content under gzip."""
+    """Content that never changes, compressed when a client first asks for that."""
 
     content: bytes
-    compressed: bytes
     content_type: str
 
-    @classmethod
-    def of(cls, content: bytes, content_type: str) -> "Compressed":
-        """Compress ``content``."""
-        return cls(content, gzip.compress(content, 9, mtime=0), content_type)
+    @cached_property
+    def compressed(self) -> bytes:
+        """The content under gzip."""
+        return gzip.compress(self.content, 9, mtime=0)
 
     def reply(self, request: web.Request, headers: Mapping[str, str]) -> web.Response:
         """Return the content in a form that the client takes. ``headers`` may have a ``Vary``."""

@@ -16,15 +16,7 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout, Saving
 from caravan_proto.messages.model import Numerics
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import (
-    Capacity,
-    CellSlice,
-    DecodeOutcome,
-    FileContents,
-    JointEmbed,
-    StartupError,
-    TokenBatch,
-)
+from caravan_shard.backends.base import Capacity, CellSlice, DecodeOutcome, FileContents, JointEmbed, TokenBatch
 from caravan_shard.backends.given_embeddings import EmbeddingsEncoder
 from caravan_shard.backends.llama.devices.devices import drafting_devices, find_devices
 from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
@@ -52,6 +44,7 @@ from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.config import ShardConfig
 from caravan_shard.media import CellSpan, MediaEncoder
 from caravan_shard.sampling.top_candidates import StepCandidates
+from caravan_shard.startup_error import StartupError
 
 _log = logging.getLogger(__name__)
 

@@ -10,12 +10,11 @@ import llama_cpp
 # llama.cpp by way of libllama: with LLAMA_CPP_LIB_PATH, llama_cpp._ggml would load a second one.
 from llama_cpp.llama_cpp import _lib as libggml
 
-from caravan_shard.backends.base import StartupError
-
 # llama.cpp by way of libllama: with LLAMA_CPP_LIB_PATH, llama_cpp._ggml would load a second one.
 from caravan_shard.backends.llama.devices.rpc import add_rpc_servers
 from caravan_shard.config import ShardConfig
 from caravan_shard.placement_flags import TensorOverride
+from caravan_shard.startup_error import StartupError
 
 _SPLIT_MODES = {
     "none": llama_cpp.LLAMA_SPLIT_MODE_NONE,

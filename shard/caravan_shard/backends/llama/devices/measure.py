@@ -17,7 +17,6 @@ import llama_cpp
 from llama_cpp.llama_cpp import _lib as libllama
 
 from caravan_proto.host_memory import available_memory
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices.cells import CELL_BYTES, tables_fit
 from caravan_shard.backends.llama.devices.devices import Device, drafting_devices
 from caravan_shard.backends.llama.embeddings.plan import plan_embedding
@@ -31,6 +30,7 @@ from caravan_shard.backends.llama.memory.context import Contexts
 from caravan_shard.backends.llama.model.loading import measured_model, metadata_text, only_embeds
 from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, MemoryNeed, Part, in_words
+from caravan_shard.startup_error import StartupError
 
 _FUNCTION = "_Z26llama_get_memory_breakdownPK13llama_context"
 # enum ggml_backend_dev_type: GPUs, and those that share the host's memory.

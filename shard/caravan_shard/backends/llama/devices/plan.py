@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from caravan_proto.host_memory import available_memory, own_memory
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices.cells import cell_numbers, context_line, leaves_host
 from caravan_shard.backends.llama.devices.devices import Device
 from caravan_shard.backends.llama.devices.measure import Measured, ModelShape, measure
@@ -21,6 +20,7 @@ from caravan_shard.config import ShardConfig
 from caravan_shard.memory_need import HOST, FreeMemory, MemoryNeed, in_words, shortage
 from caravan_shard.model_flags import USUAL_CELLS
 from caravan_shard.placement_flags import EXPERTS, HOST_BUFFERS
+from caravan_shard.startup_error import StartupError
 
 ALL_LAYERS = -1
 # Multiples of it spread evenly over any range, whatever their number.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 # llama.cpp by way of libllama: with LLAMA_CPP_LIB_PATH, llama_cpp._ggml would load a second one.
 from llama_cpp.llama_cpp import _lib as libggml
 
-from caravan_shard.backends.base import StartupError
+from caravan_shard.startup_error import StartupError
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import Numerics
 from caravan_shard.adapter_file import AdapterFile
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import Capacity, FileContents, StartupError
+from caravan_shard.backends.base import Capacity, FileContents
 from caravan_shard.backends.llama.embeddings.embedder import LlamaEmbedder
 from caravan_shard.backends.llama.kernels.kernels_abi import installed_kernels
 from caravan_shard.backends.llama.model.loading import LoadedModel
@@ -17,6 +17,7 @@ from caravan_shard.backends.llama.sampling.filter import LlamaFilter
 from caravan_shard.config import ShardConfig
 from caravan_shard.sampling.joint_draw import leave_all
 from caravan_shard.sampling.logprobs import leave_all_logprobs
+from caravan_shard.startup_error import StartupError
 
 _log = logging.getLogger(__name__)
 

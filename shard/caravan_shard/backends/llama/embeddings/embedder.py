@@ -10,13 +10,14 @@ import numpy as np
 
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import JointEmbed, StartupError, TokenBatch
+from caravan_shard.backends.base import JointEmbed, TokenBatch
 from caravan_shard.backends.llama.batch import LlamaBatch
 from caravan_shard.backends.llama.embeddings.plan import EmbeddingPlan, plan_embedding
 from caravan_shard.backends.llama.embeddings.pooling import OfStates, Pooling, Relevances, Vectors
 from caravan_shard.backends.llama.kernels.hidden_states import HiddenStates
 from caravan_shard.backends.llama.model.vocabulary import missing_of_pairs
 from caravan_shard.config import ShardConfig
+from caravan_shard.startup_error import StartupError
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from caravan_models.gguf_header import ARCHITECTURE, GgufHeader
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.heads.states import can_get_inputs
+from caravan_shard.startup_error import StartupError
 
 # Architectures of models whose graphs hand out what each layer reads: where one does not, llama.cpp ends the process.
 ARCHITECTURES = frozenset({"gpt-oss", "llama", "qwen3", "qwen3moe", "qwen35", "qwen35moe"})

@@ -5,9 +5,9 @@ from pathlib import Path
 from caravan_models.cached_model import parts_of
 from caravan_models.errors import FetchError
 from caravan_models.gguf_header import ARCHITECTURE, GgufHeader, read_header
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.heads.states import can_get_states
 from caravan_shard.config import ShardConfig
+from caravan_shard.startup_error import StartupError
 
 # Architectures whose graph of the head is known here: where it has none, or several layers, llama.cpp ends the process.
 # All of these graphs hand out the hidden states of all tokens; some others, of those with logits only.

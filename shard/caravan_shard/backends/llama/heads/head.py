@@ -12,12 +12,13 @@ import numpy as np
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
 from caravan_proto.messages.model import ModelFile
 from caravan_shard.arrays import Floats
-from caravan_shard.backends.base import Capacity, DecodeOutcome, DraftBlock, StartupError, TokenBatch
+from caravan_shard.backends.base import Capacity, DecodeOutcome, DraftBlock, TokenBatch
 from caravan_shard.backends.llama.batch import LlamaBatch, outcome_of
 from caravan_shard.backends.llama.heads.states import KeptStates
 from caravan_shard.backends.llama.memory.context import OpenContext
 from caravan_shard.backends.llama.memory.memory import TO_THE_END
 from caravan_shard.backends.llama.memory.places import Places
+from caravan_shard.startup_error import StartupError
 
 
 def set_head_parameters(parameters: Any, sequences: int) -> None:

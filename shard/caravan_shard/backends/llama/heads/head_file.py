@@ -9,11 +9,12 @@ from typing import TypeVar
 from caravan_models.cached_model import parts_of
 from caravan_models.errors import FetchError
 from caravan_models.gguf_header import read_architecture, read_header
-from caravan_shard.backends.base import DraftBlock, StartupError
+from caravan_shard.backends.base import DraftBlock
 from caravan_shard.backends.llama.heads.dflash_file import block_of, is_causal, is_dspark, why_not_dflash
 from caravan_shard.backends.llama.heads.eagle3_file import why_not_eagle3
 from caravan_shard.backends.llama.heads.file_pair import FilePair
 from caravan_shard.config import ShardConfig
+from caravan_shard.startup_error import StartupError
 
 _Read = TypeVar("_Read")
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import llama_cpp
 
 from caravan_proto.messages.model import Kernels
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.kernels.cpu_libraries import cpu_libraries, row_library
 from caravan_shard.backends.llama.kernels.row_by_row import has_own_kernels
+from caravan_shard.startup_error import StartupError
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ They add in another order than the kernels for a single row. Builds with `shard/
 import ctypes
 import logging
 
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.kernels.cpu_libraries import cpu_libraries
+from caravan_shard.startup_error import StartupError
 
 _log = logging.getLogger(__name__)
 

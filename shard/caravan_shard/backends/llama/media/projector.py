@@ -24,11 +24,11 @@ from caravan_models.gguf_header import read_header
 from caravan_proto.limits import MAX_MEDIA_BYTES, MEDIA_SIDES
 from caravan_proto.messages.media import MediaFacts, MediaKind, MediaShape
 from caravan_shard.arrays import Floats, Ids
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.memory.context import Contexts
 from caravan_shard.backends.llama.model.log import log_callback
 from caravan_shard.config import ShardConfig
 from caravan_shard.media import EncodedSlice, EncodingError, MediumTokens, SliceSize
+from caravan_shard.startup_error import StartupError
 
 _TEXT, _IMAGE = 0, 1
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from caravan_models.cached_model import local_projector
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.memory.context import Contexts
 from caravan_shard.config import ShardConfig
 from caravan_shard.media import MediaEncoder
+from caravan_shard.startup_error import StartupError
 
 _log = logging.getLogger(__name__)
 

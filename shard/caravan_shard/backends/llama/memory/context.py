@@ -6,13 +6,13 @@ from typing import Any
 import llama_cpp
 
 from caravan_proto.messages.limits import KvLayout, LayoutLimits, Saving
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.memory.memory import LlamaMemory
 from caravan_shard.backends.llama.memory.places import Places
 from caravan_shard.backends.llama.memory.recurrent import RecurrentMemory, RollbackMemory
 from caravan_shard.backends.llama.memory.window import SplitWindowedMemory, WindowedMemory, ids_needed
 from caravan_shard.config import CELL_BLOCK, ShardConfig
 from caravan_shard.model_flags import MAX_SEQUENCES, RopeFlags
+from caravan_shard.startup_error import StartupError
 
 _SCALINGS: dict[str, int] = {
     "model": llama_cpp.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,

@@ -13,12 +13,13 @@ import numpy as np
 
 from caravan_proto.messages.commands import PrefixCopy
 from caravan_shard.arrays import Floats, State
-from caravan_shard.backends.base import CellSlice, DecodeOutcome, StartupError, TokenBatch
+from caravan_shard.backends.base import CellSlice, DecodeOutcome, TokenBatch
 from caravan_shard.backends.llama.memory.cell_state import StateError, state_head
 from caravan_shard.backends.llama.memory.memory import TO_THE_END, LlamaMemory
 from caravan_shard.backends.llama.memory.places import Places
 from caravan_shard.backends.llama.memory.recurrent_state import RecurrentFormat, find_recurrent_format
 from caravan_shard.media import CellSpan
+from caravan_shard.startup_error import StartupError
 
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 

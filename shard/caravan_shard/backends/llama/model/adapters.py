@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp
 
 from caravan_shard.adapter_file import AdapterFile
-from caravan_shard.backends.base import StartupError
+from caravan_shard.startup_error import StartupError
 
 
 class LlamaAdapters:

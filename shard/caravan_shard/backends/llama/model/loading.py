@@ -21,7 +21,6 @@ from caravan_models.gguf_header import read_header
 from caravan_models.listing import part_names
 from caravan_proto.host_memory import locked_memory
 from caravan_proto.messages.model import MetadataValue, ModelFile
-from caravan_shard.backends.base import StartupError
 from caravan_shard.backends.llama.devices.devices import Device, ModelPlacement, first_devices
 from caravan_shard.backends.llama.heads.found import wants_head
 from caravan_shard.backends.llama.heads.head_file import HeadFile, head_file
@@ -30,6 +29,7 @@ from caravan_shard.backends.llama.media.projector_file import find_projector
 from caravan_shard.backends.llama.model.log import route_llama_log, take_reason
 from caravan_shard.backends.llama.model.vocabulary import LlamaVocabulary
 from caravan_shard.config import ShardConfig
+from caravan_shard.startup_error import StartupError
 
 # Longer texts are left out: they are templates and licenses, not facts.
 _ROOM = 1024

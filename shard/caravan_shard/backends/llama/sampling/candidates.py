@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.arrays import Ids
-from caravan_shard.backends.base import Backend, DecodeOutcome, StartupError, TokenBatch
+from caravan_shard.backends.base import Backend, DecodeOutcome, TokenBatch
 from caravan_shard.backends.llama.devices.devices import find_devices
 from caravan_shard.config import ShardConfig
 from caravan_shard.sampling.choice import Choice
 from caravan_shard.sampling.joint_draw import LEFT
 from caravan_shard.sampling.sampler import Sampler
 from caravan_shard.sampling.top_candidates import TopCandidates, candidate_class, candidates_needed, draw_from
+from caravan_shard.startup_error import StartupError
 
 # Steps of an id that would have used candidates before it gets its chain.
 PATIENCE = 8
