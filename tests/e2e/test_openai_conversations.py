@@ -86,7 +86,7 @@ def test_both_branches_of_a_fork_compute_new_tokens_only(client: OpenAI, server:
 
 
 @pytest.mark.parametrize("flags", [TOY, pytest.param(DEMO, marks=pytest.mark.clients)], ids=["toy model", "demo model"])
-@pytest.mark.parametrize("layout", ["split", "unified"])
+@pytest.mark.parametrize("layout", ["split", pytest.param("unified", marks=pytest.mark.slow)])
 def test_turns_continue_where_they_were_after_a_restart(flags: tuple[str, ...], layout: str, tmp_path: Path) -> None:
     cache = ("--cache-dir", str(tmp_path / "cache"), "--kv-layout", layout)
     kept = ("--state-file", str(tmp_path / "state"), *cache)

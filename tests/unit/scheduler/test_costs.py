@@ -234,9 +234,14 @@ def test_it_never_falls_and_what_fits_is_within(measured: list[tuple[int, float,
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1, 2, 3, 4, 5, 6, 7, 8), (4, 80), (20, 30, 40, 50, 60, 70, 80), (16, 64), (3, 5, 7)]
+    "sizes",
+    [
+        (1, 2, 3, 4, 5, 6, 7, 8),
+        (4, 80),
+        *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((20, 30, 40, 50, 60, 70, 80), (16, 64), (3, 5, 7))),
+    ],
 )
-@pytest.mark.parametrize("spread", [0.3, 0.8])
+@pytest.mark.parametrize("spread", [pytest.param(0.3, marks=pytest.mark.slow), 0.8])
 def test_errors_do_not_add_up_over_days(sizes: Sequence[int], spread: float) -> None:
     """A hundred thousand steps of a few sizes, with noise: all stay near the truth, and no other size runs away."""
     source = random.Random(f"{sizes} {spread}")
