@@ -23,6 +23,9 @@ _VERSIONS = (2, 3)
 _FORMATS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _INTEGERS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
 _STRING, _ARRAY = 8, 9
+# Before a text.
+_LENGTH = struct.Struct("<Q")
+_BLOCK_BYTES = 1 << 18
 # Longer lists are left out.
 _SHORT = 64
 _USUAL_ALIGNMENT = 32
@@ -158,8 +161,7 @@ class _Reader:
         if kind in _INTEGERS and count <= _SHORT:
             return count, tuple(self._number(_FORMATS[kind]) for _ in range(count))
         if kind == _STRING:
-            for _ in range(count):
-                self._skip(self._count(self._size, "bytes of a text"))
+            self._skip_texts(count)
         elif kind in _FORMATS:
             self._skip(count * struct.calcsize(_FORMATS[kind]))
         else:
@@ -169,11 +171,21 @@ class _Reader:
     def _string(self) -> str:
         return self._read(self._count(self._size, "bytes of a text")).decode(errors="replace")
 
+    def _skip_texts(self, count: int) -> None:
+        """Go on behind ``count`` texts. Vocabularies have hundreds of thousands, so lengths are read from blocks."""
+        block, place = b"", 0
+        for _ in range(count):
+            if place + _LENGTH.size > len(block):
+                self._skip(max(0, place - len(block)))
+                block, place = block[place:] + self._file.read(_BLOCK_BYTES), 0
+                if len(block) < _LENGTH.size:
+                    raise ValueError("it ends early")
+            (length,) = _LENGTH.unpack_from(block, place)
+            place += _LENGTH.size + _at_most(self._size, length, "bytes of a text")
+        self._skip(place - len(block))
+
     def _count(self, most: int, what: str) -> int:
-        count = self._number("<Q")
-        if count > most:
-            raise ValueError(f"it names {count} {what}")
-        return count
+        return _at_most(most, self._number("<Q"), what)
 
     def _number(self, form: str) -> int:
         value: int
@@ -192,7 +204,13 @@ class _Reader:
         return data
 
     def _skip(self, count: int) -> None:
-        """Go on without reading; a file that ends before is noticed."""
+        """Go on, or back, without reading; a file that ends before is noticed."""
         if self._file.tell() + count > self._size:
             raise ValueError("it ends early")
         self._file.seek(count, 1)
+
+
+def _at_most(most: int, count: int, what: str) -> int:
+    if count > most:
+        raise ValueError(f"it names {count} {what}")
+    return count

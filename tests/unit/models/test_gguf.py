@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caravan_models import gguf_facts
+from caravan_models import gguf_facts, gguf_header
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.gguf_header import read_header
 from caravan_shard.backends.llama.model.loading import _FILE_TYPES
@@ -44,6 +44,27 @@ def test_every_type_of_value_is_read(tmp_path: Path) -> None:
     assert header.metadata == {
         "general.architecture": "llama", "u8": 255, "i64": -(2**63), "f64": 0.5, "flag": True, "text": "Zoë", "last": 7,
     }  # fmt: skip
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(0, 400))
+def test_texts_of_a_list_are_passed_by(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], cut: int) -> None:
+    """Wherever the blocks end in which they are read, and wherever the file does."""
+    path = tmp_path_factory.getbasetemp() / "texts.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("texts", ["x" * length for length in lengths])
+    writer.add_uint32("last", 7)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_header, "_BLOCK_BYTES", 16)
+        header = read_header(path)
+        assert (header.list_lengths, header.metadata["last"]) == ({"texts": len(lengths)}, 7)
+        size = path.stat().st_size
+        path.write_bytes(path.read_bytes()[:cut])
+        if cut < size:
+            with pytest.raises(FetchError):
+                read_header(path)
 
 
 @pytest.mark.parametrize("alignment", [32, 64])
