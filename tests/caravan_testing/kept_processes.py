@@ -51,13 +51,11 @@ class KeptProcess:
         self.stdin = asyncio.StreamWriter(writing, protocol, None, loop)
         self._close = [reading.close, writing.close]
 
-    async def detach(self) -> None:
+    def detach(self) -> None:
         """Close the pipes of the running loop, but not those of the process."""
         for close in self._close:
             close()
         self._close = []
-        # The loop closes what belongs to it when it runs next.
-        await asyncio.sleep(0)
 
     def kill(self) -> None:
         """End it."""
@@ -70,7 +68,7 @@ class KeptProcess:
     async def communicate(self) -> None:
         """Wait for the end of a process that was killed, and close its pipes."""
         await self.wait()
-        await self.detach()
+        self.detach()
         self.close()
 
     def close(self) -> None:
@@ -117,7 +115,7 @@ def kept_processes(idle_processes: dict[Worker, list[KeptProcess]], monkeypatch:
         self._closed = True
         while self._idle:
             process: Any = self._idle.pop()
-            await process.detach()
+            process.detach()
             if process.returncode is None:
                 idle_processes[self._worker].append(process)
             else:

@@ -40,27 +40,26 @@ def finish(writer: GGUFWriter) -> None:
     writer.close()
 
 
-def copy_tokenizer(source: Path, writer: GGUFWriter) -> int:
-    """Add what the GGUF file ``source`` says of its tokenizer to ``writer``. Return the number of tokens."""
-    tokens = 0
-    for key, (value, kind, of_items) in fields_of(source).items():
+def copy_tokenizer(source: Path, writer: GGUFWriter, first: int | None = None) -> int:
+    """Add what the GGUF file ``source`` says of its tokenizer to ``writer``. Return the number of tokens.
+
+    ``first``: so many tokens of a BPE, and the merges that make one of them.
+    """
+    fields = fields_of(source)
+    tokens = fields["tokenizer.ggml.tokens"].value[:first]
+    kept = set(tokens)
+    for key, (value, kind, of_items) in fields.items():
+        if first is not None and of_items is not None:
+            is_merges = key == "tokenizer.ggml.merges"
+            value = [one for one in value if one.replace(" ", "") in kept] if is_merges else value[:first]
         if key.startswith("tokenizer."):
             writer.add_key_value(key, value, kind, of_items)
-            tokens = len(value) if key == "tokenizer.ggml.tokens" else tokens
-    return tokens
+    return len(tokens)
 
 
 def write_first_tokens(path: Path, source: Path, count: int) -> Path:
-    """Write a GGUF file without tensors with the tokenizer of ``source``, a BPE, cut to its first ``count`` tokens."""
+    """Write a GGUF file without tensors with the first ``count`` tokens of ``source``."""
     writer = GGUFWriter(path, "llama")
-    fields = fields_of(source)
-    kept = set(fields["tokenizer.ggml.tokens"].value[:count])
-    for key, (value, kind, of_items) in fields.items():
-        if key == "tokenizer.ggml.merges":
-            value = [merge for merge in value if merge.replace(" ", "") in kept]
-        elif key.startswith("tokenizer.") and of_items is not None:
-            value = value[:count]
-        if key.startswith("tokenizer."):
-            writer.add_key_value(key, value, kind, of_items)
+    copy_tokenizer(source, writer, count)
     finish(writer)
     return path

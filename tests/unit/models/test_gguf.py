@@ -14,7 +14,9 @@ from caravan_models import gguf_facts, gguf_header
 from caravan_models.errors import FetchError, FetchProblem
 from caravan_models.gguf_header import read_header
 from caravan_shard.backends.llama.model.loading import _FILE_TYPES
+from caravan_testing.gguf_file import fields_of, tensors_of
 from caravan_testing.shard_models import DEMO_MODEL
+from caravan_testing.shard_tiny_llama import write_tiny_llama
 from caravan_testing.stand_in_hub import small_gguf
 
 
@@ -65,6 +67,20 @@ def test_texts_of_a_list_are_passed_by(tmp_path_factory: pytest.TempPathFactory,
         if cut < size:
             with pytest.raises(FetchError):
                 read_header(path)
+
+
+def test_the_reader_of_the_tests_reads_what_that_of_the_format_does(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf")
+    expected = gguf.GGUFReader(path)
+    fields = {key: field for key, field in expected.fields.items() if not key.startswith("GGUF.")}
+    assert {key: field.value for key, field in fields_of(path).items()} == {
+        key: field.contents() for key, field in fields.items()
+    }
+    tensors = tensors_of(path)
+    assert list(tensors) == [tensor.name for tensor in expected.tensors]
+    for tensor in expected.tensors:
+        assert (tensors[tensor.name].kind, tensors[tensor.name].place) == (tensor.tensor_type, tensor.data_offset)
+        assert np.array_equal(tensors[tensor.name].values(), tensor.data)
 
 
 @pytest.mark.parametrize("alignment", [32, 64])

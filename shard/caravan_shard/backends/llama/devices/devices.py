@@ -10,7 +10,6 @@ import llama_cpp
 # llama.cpp by way of libllama: with LLAMA_CPP_LIB_PATH, llama_cpp._ggml would load a second one.
 from llama_cpp.llama_cpp import _lib as libggml
 
-# llama.cpp by way of libllama: with LLAMA_CPP_LIB_PATH, llama_cpp._ggml would load a second one.
 from caravan_shard.backends.llama.devices.rpc import add_rpc_servers
 from caravan_shard.config import ShardConfig
 from caravan_shard.placement_flags import TensorOverride
