@@ -50,12 +50,18 @@ async def numerics(url: str) -> dict[str, Any]:
         return found
 
 
-@pytest.mark.parametrize("attention", ["off", pytest.param("on", marks=pytest.mark.slow)])
+# Each kind of weights on the real model is tested with one of the two: the thorough comparison at a start takes longest.
 @pytest.mark.parametrize(
-    "weights", ["quick", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_1", "Q4_0"))]
+    ("weights", "attention"),
+    [
+        ("quick", "off"),
+        pytest.param("quick", "on", marks=pytest.mark.slow),
+        pytest.param("Q4_1", "off", marks=pytest.mark.slow),
+        pytest.param("Q4_0", "on", marks=pytest.mark.slow),
+    ],
 )
 async def test_company_chunks_drafts_and_a_new_start_change_no_token(
-    attention: str, weights: str, tmp_path: Path
+    weights: str, attention: str, tmp_path: Path
 ) -> None:
     model = fetched(WORDS_MODEL if weights == "quick" else DEMO_MODEL)
     if weights == "Q4_0":

@@ -18,13 +18,14 @@ from caravan_testing.waiting import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1800)]
 
 CELLS = 320
-COMMON = ("-t", "1", "--max-concurrent-requests", "200")
+REQUESTS = 100
+COMMON = ("-t", "1", "--max-concurrent-requests", str(REQUESTS))
 # The two runs round differently: reused cells are summed in another order. Where tokens were seen to differ, the gap
 # between the two likeliest ones was 0.61 or less, with attention that sums in half precision.
 TIE_LOGITS = 1.0
 # A wave starts with the first token of one of the first of the wave before, which are its longest and most urgent ones.
 # They then run and fill the cells for many steps to come, on any host, so that what is more urgent preempts them.
-WAVE_STARTS = (0, 40, 120)
+WAVE_STARTS = (0, 20, 60)
 LONG_ONES, LONG_TOKENS = 4, 40
 
 
@@ -37,10 +38,10 @@ class Ask:
 
 
 def demand() -> list[Ask]:
-    """Return 200 requests of mixed lengths. Those of a later wave may have a higher priority than all before."""
+    """Return requests of mixed lengths. Those of a later wave may have a higher priority than all before."""
     chance = random.Random(11)
     asks = []
-    for number in range(200):
+    for number in range(REQUESTS):
         prompt = repeated_list(number, min(16, 3 + int(chance.expovariate(0.25))), chance)
         new_tokens = min(chance.randrange(4, 25), chance.randrange(4, 25))
         wave = bisect_right(WAVE_STARTS, number) - 1
@@ -130,7 +131,7 @@ def test_preempted_requests_keep_their_output(
     with serve(*flags, *COMMON) as served:
         outcome = asyncio.run(run_all(served, ASKS))
     asked_cells = sum(oracle.prompt_length(ask.prompt) + ask.new_tokens for ask in ASKS)
-    assert asked_cells > 10 * outcome.metric("caravan_kv_cells")
+    assert asked_cells > 6 * outcome.metric("caravan_kv_cells")
     swapped, recomputed = (
         outcome.metric(f'caravan_request_preemptions_total{{how="{how}"}}') for how in ("swap", "recompute")
     )

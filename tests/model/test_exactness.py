@@ -83,6 +83,9 @@ def test_company_and_chunks_change_no_bit(model: Path, weights: str, exact: bool
     found = probe.measure(longest=256, sequences=3, rows=512, thorough=True)
     is_same = bool(found.company and found.chunk)
     assert is_same or not exact
+    if not is_same:
+        driver.engine.close()
+        return
     source = random.Random("exact")
     for length in (2, 9, 64, 101):
         prompt = [source.randrange(100, VOCABULARY_SIZE) for _ in range(length)]
@@ -92,10 +95,10 @@ def test_company_and_chunks_change_no_bit(model: Path, weights: str, exact: bool
         thirds = [length // 3, 2 * length // 3] if length > 8 else []
         for cuts, company in (([], others), (middle, []), (middle, others), (thirds, others)):
             for place, logits in enumerate(generate(driver, prompt, cuts, company)):
-                assert np.array_equal(logits, alone[place]) or not is_same, (length, cuts, bool(company), place)
+                assert np.array_equal(logits, alone[place]), (length, cuts, bool(company), place)
         # Chunks of one size are computed together.
         for place, logits in enumerate(generate(driver, prompt, [], others, first=length)):
-            assert np.array_equal(logits, alone[place]) or not is_same, (length, place)
+            assert np.array_equal(logits, alone[place]), (length, place)
     driver.engine.close()
 
 
