@@ -89,7 +89,9 @@ async def fetch(named: Named, on_progress: OnProgress = ignore_progress) -> Fetc
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(request_line(named))
+        # To one that has ended already, the transports of uvloop would raise RuntimeError.
+        if not process.stdin.is_closing():
+            process.stdin.write(request_line(named))
         fetched = None
         async for line in process.stdout:
             fetched = _heard(line, on_progress) or fetched

@@ -158,6 +158,9 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> byte
     """Send one request and read its reply. Raises EOFError or ConnectionError if the process ends before it replies."""
     assert process.stdin is not None
     assert process.stdout is not None
+    if process.stdin.is_closing():
+        # It ended, which may not be known yet. The transports of uvloop would raise RuntimeError.
+        raise BrokenPipeError
     process.stdin.write(framed(request))
     await process.stdin.drain()
     head = await process.stdout.readexactly(LENGTH_BYTES)

@@ -201,8 +201,10 @@ class _Process:
         return answered
 
     def _send(self, message: Start | Asked) -> None:
-        # Arguments are as short as outputs, so that nobody waits until they are written.
-        self._requests.write(framed(msgspec.msgpack.encode(message)))
+        # To one that ended, which may not be known yet, the transports of uvloop would raise RuntimeError.
+        if not self._requests.is_closing():
+            # Arguments are as short as outputs, so that nobody waits until they are written.
+            self._requests.write(framed(msgspec.msgpack.encode(message)))
 
     async def _read_all(self) -> None:
         try:

@@ -108,6 +108,9 @@ async def _send(process: asyncio.subprocess.Process, value: Any) -> str:
     """Send ``value`` and return the answer."""
     assert process.stdin is not None
     assert process.stdout is not None
+    if process.stdin.is_closing():
+        # It ended, which may not be known yet. The transports of uvloop would raise RuntimeError.
+        raise BrokenPipeError
     process.stdin.write(write_frame(value))
     await process.stdin.drain()
     size = frame_size(await process.stdout.readexactly(HEAD_BYTES))

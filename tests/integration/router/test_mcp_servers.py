@@ -1,6 +1,7 @@
 """MCP servers as programs: those of MCP's own SDK, and hostile ones, each behind a process of its own."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from openai import AsyncOpenAI
 from openai.types.responses.response_output_item import McpCall
 
@@ -54,6 +56,23 @@ async def test_a_server_is_started_when_it_is_first_asked() -> None:
         assert servers.pids == {}
         assert [tool.name for tool in await servers.list_tools("demo")] == ["ask"]
         assert await servers.call("demo", "ask", {}) == CallResult(text="fine")
+
+
+def test_a_call_to_a_process_of_which_only_the_pipe_is_known_to_be_closed_has_an_error() -> None:
+    """A process that is killed closes its pipes first. On the event loop that the router has."""
+
+    async def ask() -> str:
+        async with running({"demo": hostile("nothing")}) as servers:
+            await servers.list_tools("demo")
+            process = servers._servers["demo"].process
+            assert process is not None
+            process._requests.close()
+            await asyncio.sleep(0)
+            with contextlib.suppress(ToolServerError):
+                await servers.call("demo", "ask", {})
+            return (await servers.call("demo", "ask", {})).text
+
+    assert uvloop.run(ask()) == "fine"
 
 
 @pytest.mark.slow
