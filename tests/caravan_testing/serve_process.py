@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from caravan_testing.programs import command_line
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +55,11 @@ class Served:
         )
 
     def shard_pids(self) -> list[int]:
-        """Return the child processes, which are the shards."""
+        """Return the processes of the shards that run."""
+        return [pid for pid in self._children() if "caravan_shard" in command_line(pid)]
+
+    def _children(self) -> list[int]:
+        """Return the child processes: shards, and those that render templates and read files."""
         try:
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         except (FileNotFoundError, ProcessLookupError):  # it has ended
@@ -62,10 +67,10 @@ class Served:
         return [int(pid) for pid in children.split()]
 
     def descriptors(self) -> int:
-        """Return the number of open file descriptors of the router and its shards."""
+        """Return the number of open file descriptors of the router, its shards and its other child processes."""
         found = 0
-        for pid in (self.process.pid, *self.shard_pids()):
-            # A shard may end meanwhile.
+        for pid in (self.process.pid, *self._children()):
+            # One may end meanwhile.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found += len(os.listdir(f"/proc/{pid}/fd"))
         return found

@@ -20,7 +20,7 @@ from caravan_testing.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-KILLS, CLIENTS, TOKENS = 20, 6, 200
+KILLS, CLIENTS, TOKENS = 8, 6, 200
 KEYS = ("alice", "bob", "carol")
 TOY = ("--backend", "fake", "--fake-step-ms", "2", "-np", "8", "-c", "8192")
 # Of one request: what is decided in a step, or sent and not read by the client that the kill cuts off.

@@ -50,7 +50,7 @@ async def numerics(url: str) -> dict[str, Any]:
         return found
 
 
-# Each kind of weights on the real model is tested with one of the two: the thorough comparison at a start takes longest.
+# The thorough comparison at a start takes long, so each kind of weights of the real model has one of the two.
 @pytest.mark.parametrize(
     ("weights", "attention"),
     [

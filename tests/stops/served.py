@@ -15,6 +15,7 @@ from caravan_proto.shard.v1 import shard_pb2_grpc
 from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service.server import ShardServer
+from caravan_testing.programs import command_line
 from caravan_testing.serve_process import Served
 from caravan_testing.shard_harness import RunningShard
 from caravan_testing.waiting import eventually
@@ -166,10 +167,7 @@ class ServedStops:
 
 def _command(pid: int) -> str:
     """Return the command line of a process, each word with a blank behind it; empty if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    return command_line(pid).replace("\0", " ")
 
 
 def _requests(model: StoppedModel) -> list[tuple[str, dict[str, Any]]]:
