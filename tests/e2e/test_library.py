@@ -207,7 +207,7 @@ async def _cached(client: aiohttp.ClientSession, model: str, prompt: str) -> int
 
 @pytest.mark.slow
 async def test_random_loads_at_the_edge_of_memory_fail_no_request(tmp_path: Path) -> None:
-    """Requests of six models, of which two or three fit, until there were a hundred loads."""
+    """Requests of six models, of which two or three fit, until there were forty loads."""
     file = write_models(tmp_path, *"abcdef")
     sizes = iter((100, 150, 200, 250, 300, 350))
     file.write_text(
@@ -220,6 +220,6 @@ async def test_random_loads_at_the_edge_of_memory_fail_no_request(tmp_path: Path
     source = random.Random(1)
     with serve(*flags, "--max-concurrent-requests", "1000", models=()) as served:
         async with aiohttp.ClientSession(served.url, connector=aiohttp.TCPConnector(limit=0)) as client:
-            while len(loads(served)) < 100:
+            while len(loads(served)) < 40:
                 asked = [source.choice("abcdef") for _ in range(source.randint(1, 30))]
                 await asyncio.gather(*(complete(client, model, source.randint(1, 40)) for model in asked))

@@ -18,8 +18,8 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from caravan_testing.programs import Program, address_of, program, url_of
 from caravan_testing.rpc_process import RpcServer
-from caravan_testing.serve_process import MODEL, generate, serve
-from caravan_testing.shard_models import DEMO_MODEL, fetched
+from caravan_testing.serve_process import generate, serve
+from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, fetched
 from caravan_testing.shard_tiny_moe import LAYER_EXPERT_BYTES, LAYERS, write_tiny_moe
 from caravan_testing.waiting import DEADLINE_S, eventually, wait_until
 
@@ -114,7 +114,8 @@ async def test_two_shards_with_a_worker_each_lose_one_under_load_and_no_request(
     sockets = [f"unix:{tmp_path}/{number}.sock" for number in range(2)]
 
     def shard(number: int) -> AbstractAsyncContextManager[Program]:
-        flags = (f"--address={sockets[number]}", "--model", str(MODEL), *FLAGS, *rpc_flags([servers[number]]))
+        model = str(fetched(WORDS_MODEL))
+        flags = (f"--address={sockets[number]}", "--model", model, *FLAGS, *rpc_flags([servers[number]]))
         return program("caravan_shard", *flags)
 
     async with AsyncExitStack() as stack:

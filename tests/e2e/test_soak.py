@@ -8,6 +8,7 @@ from soak.soak import FLAGS, soak
 from soak.watch import Sample
 
 from caravan_testing.serve_process import serve
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(1800)]
 
@@ -18,7 +19,7 @@ FEWER = ("-c", "1024", "-t", "1")
 
 
 def test_random_load_with_too_few_cells_gives_no_error_and_leaves_nothing_behind() -> None:
-    with serve(*FLAGS, *FEWER) as served:
+    with serve(*FLAGS, *FEWER, models=(fetched(WORDS_MODEL),)) as served:
         load = RandomLoad(served.url, clients=5, burst_every_s=SECONDS, burst_tokens=64, seed=7)
 
         def enough(sample: Sample) -> bool:

@@ -19,7 +19,7 @@ from deploy.rollout.load import NEW_TOKENS
 from deploy.tools import run_tool
 
 from caravan_testing.certificates import write_certificate
-from caravan_testing.serve_process import MODEL
+from caravan_testing.shard_models import WORDS_MODEL, fetched
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
 # All clients together need three shards. A step of 10 ms, so that a reply takes more than a second.
@@ -91,7 +91,7 @@ class Cluster:
     def __init__(self, folder: Path, size: Size) -> None:
         self._folder = folder
         self._size = size
-        self.upgrade(MODEL.name)
+        self.upgrade(fetched(WORDS_MODEL).name)
         authority = trustme.CA()
         for component, names in {"router": ("caravan-router",), "shard": ("caravan-shard",)}.items():
             mount = folder / component
@@ -122,7 +122,7 @@ class Cluster:
             address=next(self._addresses),
             replaced={
                 "/etc/caravan/mtls": str(self._folder / component),
-                "/models": str(MODEL.parent),
+                "/models": str(WORDS_MODEL.parent),
                 "/var/lib/caravan": str(self._folder),
                 "dns:caravan-demo-cpu.caravan.svc:50051": f"file:{self._listed}",
             },

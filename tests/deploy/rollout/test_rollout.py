@@ -48,7 +48,7 @@ def test_every_pod_is_replaced_under_load_without_a_failed_request(replicas: int
         finally:
             load.stop()
         assert load.failures == []
-        if flags == TOY:  # of the demo model, a text that is computed again may differ at a near tie
+        if flags == TOY:  # of another model, a text that is computed again may differ at a near tie
             assert len({text for _, text in load.replies}) == 1
         assert {address for address, _ in load.replies} == {pod.place.address for pod in running.routers.pods}
         assert running.drained_sequences() > 0
