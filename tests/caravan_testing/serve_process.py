@@ -56,9 +56,9 @@ class Served:
 
     def shard_pids(self) -> list[int]:
         """Return the processes of the shards that run."""
-        return [pid for pid in self._children() if "caravan_shard" in command_line(pid)]
+        return [pid for pid in self.child_pids() if "caravan_shard" in command_line(pid)]
 
-    def _children(self) -> list[int]:
+    def child_pids(self) -> list[int]:
         """Return the child processes: shards, and those that render templates and read files."""
         try:
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
@@ -69,7 +69,7 @@ class Served:
     def descriptors(self) -> int:
         """Return the number of open file descriptors of the router, its shards and its other child processes."""
         found = 0
-        for pid in (self.process.pid, *self._children()):
+        for pid in (self.process.pid, *self.child_pids()):
             # One may end meanwhile.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found += len(os.listdir(f"/proc/{pid}/fd"))

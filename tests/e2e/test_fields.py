@@ -257,7 +257,7 @@ class Usage:
 
 
 def usage(served: Served) -> Usage:
-    statuses = [Path(f"/proc/{pid}/status").read_text() for pid in (served.process.pid, *served.shard_pids())]
+    statuses = [Path(f"/proc/{pid}/status").read_text() for pid in (served.process.pid, *served.child_pids())]
     kibibytes = sum(int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) for status in statuses)
     threads = sum(int(re.findall(r"Threads:\s+(\d+)", status)[0]) for status in statuses)
     return Usage(kibibytes / 1024, threads, served.descriptors())
