@@ -132,13 +132,13 @@ def test_huggingface_hub_chats_calls_tools_and_keeps_to_a_schema(served: Served)
     assert answer.startswith(ANSWER)
     streamed = list(client.chat_completion(messages, max_tokens=24, temperature=0, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == answer
-    called = client.chat_completion(messages, max_tokens=80, tools=[WEATHER], tool_choice="required")
+    called = client.chat_completion(messages, max_tokens=80, temperature=0, tools=[WEATHER], tool_choice="required")
     assert called.choices[0].message.tool_calls is not None
     (call,) = called.choices[0].message.tool_calls
     assert call.function.name == "weather"
     assert set(json.loads(call.function.arguments)) == {"city"}
     format_: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
-    kept = client.chat_completion(messages, max_tokens=80, response_format=format_)
+    kept = client.chat_completion(messages, max_tokens=80, temperature=0, response_format=format_)
     assert set(json.loads(kept.choices[0].message.content or "")) == {"city"}
     grammar: Any = {"type": "json", "value": CITY}
     assert set(json.loads(client.text_generation(PROMPT, max_new_tokens=80, grammar=grammar))) == {"city"}

@@ -15,7 +15,7 @@ import pytest
 from caravan_testing.serve_process import ON_ONE_CPU, serve
 from caravan_testing.shard_models import DEMO_MODEL, fetched
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(1800)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -53,7 +53,7 @@ def printed(folder: Path) -> dict[str, list[str]]:
             served.url,
             *PROGRAMS,
         ]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
     parts = re.split(r"<program (\w+)>\n", ran.stdout)[1:]
     return dict(zip(parts[::2], [part.splitlines() for part in parts[1::2]], strict=True))

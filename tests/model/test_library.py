@@ -16,7 +16,7 @@ from caravan_testing.serve_process import ON_ONE_CPU, serve
 from caravan_testing.shard_builders import first_chunk
 from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, ModelDriver, fetched
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
@@ -51,7 +51,7 @@ def _run(program: str, folder: Path) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1500,
         check=False,
     )
     assert (ran.returncode, ran.stderr) == (0, "")

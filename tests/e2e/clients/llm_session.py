@@ -31,7 +31,7 @@ SCHEMA = {
 def ask(home: str, *arguments: str) -> str:
     command = [sys.executable, "-m", "llm", *arguments]
     environment = {**os.environ, "LLM_USER_PATH": home}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     return done.stdout.removesuffix("\n") if done.returncode == 0 else f"error: {done.stderr}"
 
 

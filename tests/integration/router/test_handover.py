@@ -34,7 +34,7 @@ class Router:
     async def start(self) -> None:
         urls = asyncio.Queue[str]()
         self.task = asyncio.create_task(run_router(self.config, self.stop, lambda _fleet, url: urls.put_nowait(url)))
-        self.url = await asyncio.wait_for(urls.get(), 60)
+        self.url = await asyncio.wait_for(urls.get(), DEADLINE_S)
 
     async def ended(self) -> None:
         assert self.task is not None
