@@ -97,14 +97,20 @@ def kept_ports(count: int, host: str = "127.0.0.1") -> Iterator[list[int]]:
         yield [kept.getsockname()[1] for kept in sockets]
 
 
-def children_with(word: str) -> list[int]:
-    """Return the ids of those that have ``word`` in their command line."""
+def children_of(pid: int) -> list[int]:
+    """Return the ids of a process's children; none if it has ended."""
     found: list[int] = []
-    for thread in Path("/proc/self/task").iterdir():
-        # Threads and processes end meanwhile.
-        with suppress(FileNotFoundError, ProcessLookupError):
-            found += map(int, (thread / "children").read_text().split())
-    return [pid for pid in found if word in command_line(pid)]
+    # Threads and processes end meanwhile.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def children_with(word: str, pid: int | None = None) -> list[int]:
+    """Return the ids of the children of a process, this one by default, that have ``word`` in their command line."""
+    return [child for child in children_of(pid or os.getpid()) if word in command_line(child)]
 
 
 def command_line(pid: int) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caravan_testing.programs import command_line
+from caravan_testing.programs import children_of, children_with
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,15 +56,11 @@ class Served:
 
     def shard_pids(self) -> list[int]:
         """Return the processes of the shards that run."""
-        return [pid for pid in self.child_pids() if "caravan_shard" in command_line(pid)]
+        return children_with("caravan_shard", self.process.pid)
 
     def child_pids(self) -> list[int]:
         """Return the child processes: shards, and those that render templates and read files."""
-        try:
-            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
-            return []
-        return [int(pid) for pid in children.split()]
+        return children_of(self.process.pid)
 
     def descriptors(self) -> int:
         """Return the number of open file descriptors of the router, its shards and its other child processes."""

@@ -18,7 +18,7 @@ EXAMPLES = int(os.environ.get("CARAVAN_SCHEMATHESIS_EXAMPLES", "3"))
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 COMMAND = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG), "run"]
 TOY = ("--backend", "fake", "-np", "16", "-c", "4096", "--max-total-tokens", "128")
-# Second names of routes, which all other phases try, too.
+# Second names of routes, which the other phases try, too.
 SECOND_NAMES = r"^/((chat/completions|responses|embeddings|rerank)(/.*)?|(v1/)?reranking|v1/models/.*:.*)$"
 FLAGS = ["--generation-deterministic", "--no-shrink", "--request-timeout", "120", "--no-color"]
 

@@ -1,4 +1,4 @@
-"""`make soak`, for as long as a test may take."""
+"""`make soak` on a model of random weights, for as long as a test may take."""
 
 import asyncio
 

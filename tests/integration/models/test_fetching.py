@@ -11,8 +11,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from caravan_models.cache_layout import RepositoryCache
 from caravan_models.errors import FetchError, FetchProblem
@@ -82,6 +84,22 @@ async def test_a_failure_is_the_one_line_of_its_kind(hub: StandInHub) -> None:
     with pytest.raises(FetchError, match=r"ended with signal 9.*start it again, it continues") as killed:
         await fetch(SMALL, kill_workers)
     assert killed.value.problem is FetchProblem.BROKEN
+
+
+def test_a_worker_whose_pipe_closes_at_once_is_a_failure_of_the_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the event loop that the router has."""
+    start = asyncio.create_subprocess_exec
+
+    async def started(*command: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await start(*command, **options)
+        assert process.stdin is not None
+        process.stdin.close()
+        await asyncio.sleep(0)  # in the loop's next turn the pipe is closed
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    with pytest.raises(FetchError, match="start it again"):
+        uvloop.run(fetch(SMALL))
 
 
 def test_the_environment_is_that_of_huggingface_hub(

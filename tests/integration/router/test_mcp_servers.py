@@ -58,8 +58,11 @@ async def test_a_server_is_started_when_it_is_first_asked() -> None:
         assert await servers.call("demo", "ask", {}) == CallResult(text="fine")
 
 
-def test_a_call_to_a_process_of_which_only_the_pipe_is_known_to_be_closed_has_an_error() -> None:
-    """A process that is killed closes its pipes first. On the event loop that the router has."""
+def test_a_process_of_which_only_the_pipe_is_known_to_be_closed_is_replaced() -> None:
+    """A process that is killed closes its pipes first. On the event loop that the router has.
+
+    The call that finds it so may fail, as its tool may have been used.
+    """
 
     async def ask() -> str:
         async with running({"demo": hostile("nothing")}) as servers:
@@ -67,7 +70,7 @@ def test_a_call_to_a_process_of_which_only_the_pipe_is_known_to_be_closed_has_an
             process = servers._servers["demo"].process
             assert process is not None
             process._requests.close()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # in the loop's next turn the pipe is closed
             with contextlib.suppress(ToolServerError):
                 await servers.call("demo", "ask", {})
             return (await servers.call("demo", "ask", {})).text

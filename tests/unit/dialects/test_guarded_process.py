@@ -17,7 +17,7 @@ def test_a_process_of_which_only_the_pipe_is_known_to_be_closed_loses_no_request
             (process,) = renderer.processes._idle
             assert process.stdin is not None
             process.stdin.close()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # in the loop's next turn the pipe is closed
             return await renderer.render("{{ 1 + 1 }}", {}, 10)
         finally:
             await renderer.close()
