@@ -1,7 +1,6 @@
 """Drafts of a model's own head on llama.cpp: the same tokens in fewer steps, whatever happens to a sequence."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from caravan_proto.messages.commands import PrefixCopy
 from caravan_proto.messages.limits import KvLayout
 from caravan_proto.messages.sampling import SamplingParams
 from caravan_shard.backends.llama.heads.states import compute_states, computed_states
-from caravan_shard.engine import engine
-from caravan_shard.engine.drafts import Drafting
 from caravan_shard.protocol.results import StepResult
 from caravan_shard.startup_error import StartupError
+from caravan_testing.always_drafts import draft_always
 from caravan_testing.projectors import embeddings_of
 from caravan_testing.seen_drafts import counts, watch_drafts
 from caravan_testing.shard_builders import (
@@ -345,7 +343,7 @@ def test_in_another_layout_sequences_go_on_with_drafts(model: Path, flags: dict[
 @pytest.mark.parametrize("head", [None, EAGLE3_HEAD, DFLASH_GRIDS_HEAD], ids=["mtp", "eagle3", "dflash"])
 def test_behind_embeddings_the_head_goes_on_with_tokens(head: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a library's model, whose drafts need not pay here."""
-    monkeypatch.setattr(engine, "Drafting", partial(Drafting, always=True))
+    draft_always(monkeypatch)
     model = fetched(DFLASH_HYBRID_MODEL if head is DFLASH_GRIDS_HEAD else HYBRID_HEAD_MODEL)
     rows = embeddings_of(model).astype(np.float32)[100:140]
     params = sampled(temperature=0, max_tokens=NEW, ignore_eos=True)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from caravan_testing.always_drafts import draft_always
 from caravan_testing.cluster import ClusterConfig, cluster
 from caravan_testing.specs import read, run, spec, undisturbed, with_feedback
 from caravan_testing.waiting import DEADLINE_S, in_time
@@ -41,7 +42,8 @@ async def test_it_goes_to_another_shard_with_the_tokens(drains: bool) -> None:
         await running.wait_until_at_rest()
 
 
-async def test_drafts_change_nothing() -> None:
+async def test_drafts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft_always(monkeypatch)
     async with cluster(ClusterConfig(wrong_every=3, link=replace(ClusterConfig().link, wants_drafts=True))) as running:
         # A low target repeats much, so that drafts of the prompt are right.
         wanted = [with_feedback(spec(PROMPT * 2, 100, seed=number), number % 3) for number in range(3)]
