@@ -16,9 +16,10 @@ export class Composer {
       element("option", { value: number }, number === "1" ? "1 answer" : `${number} answers`),
     );
     this.answers = element("select", { "aria-label": "Answers side by side" }, options);
+    // What is sent before a conversation is read, and shown, would belong to none.
     this.send = element(
       "button",
-      { type: "submit", class: "primary round", "aria-label": "Send", title: "Send" },
+      { type: "submit", class: "primary round", "aria-label": "Send", title: "Send", disabled: true },
       icon("send"),
     );
     this.stop = iconButton("stop", "Stop", stop, { class: "round", hidden: true });

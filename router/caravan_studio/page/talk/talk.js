@@ -31,7 +31,7 @@ let list;
 let closeList;
 
 export function startTalk() {
-  const closeTree = panel("tree", () => tree.show(conversation));
+  const closeTree = panel("tree", () => conversation && tree.show(conversation));
   const fillSettings = startSettings(() => closeSettings());
   const closeSettings = panel("settings", () => fillSettings());
   closeList = panel("conversations");
