@@ -168,14 +168,18 @@ class Asker:
         """Let the shard that holds most go; what it holds moves to another."""
         held = (await (await self._session.get("/admin/prefixes")).json())["shards"]
         fullest = max(held, key=lambda one: int(one["cells"]) + int(one["memory_bytes"]))["shard"]
-        before = await self._states()
+        before = await self._lives()
         async with self._session.post(f"/admin/shards/{fullest.replace('/', '%2F')}/drain") as response:
             assert response.status == 200, await response.text()
-        await eventually(self._states, "a shard leaves", lambda states: states != before)
+        await eventually(self._lives, "a shard leaves", lambda lives: lives != before)
 
     async def _states(self) -> list[str]:
+        return [state for state, _ in await self._lives()]
+
+    async def _lives(self) -> list[tuple[str, int]]:
+        """Return the state and the epoch of each shard. A shard that has come back has another epoch."""
         listed = (await (await self._session.get("/admin/shards")).json())["shards"]
-        return [one["state"] for one in listed]
+        return [(one["state"], one["epoch"]) for one in listed]
 
 
 @contextlib.asynccontextmanager
@@ -238,16 +242,20 @@ class HistoryRun:
         await self._asker.until_all_serve()
 
     async def _crowd(self, kind: str, meanwhile: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Ask for many long answers, and do something when the first of them has begun."""
+        """Ask for many long answers, and do something when as many of them have begun as run at a time."""
         prompts = self._histories.any_of(_CROWD)
-        started = asyncio.Event()
+        started = [asyncio.Event() for _ in prompts]
 
         async def interrupt() -> None:
-            await started.wait()
+            begun = asyncio.as_completed([one.wait() for one in started])
+            for _ in range(_SEQUENCES * _SHARDS):
+                await next(begun)
             await meanwhile()
 
         interrupting = asyncio.create_task(interrupt())
-        asked = [self._asker.ask(prompt, _LONG_ANSWER_TOKENS, started) for prompt in prompts]
+        asked = [
+            self._asker.ask(prompt, _LONG_ANSWER_TOKENS, one) for prompt, one in zip(prompts, started, strict=True)
+        ]
         answers = await asyncio.gather(*asked)
         await interrupting
         await self._check(kind, prompts, answers)

@@ -7,11 +7,13 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
+from caravan_testing.waiting import eventually
 from chaos.fleet import Fleet, Spot
 
 _PAUSE_S = (0.5, 4.0)
 _POLL_S = 0.1
-_RETURN_S = 90.0
+# A start may take a minute on a busy host.
+_RETURN_S = 240.0
 _BETWEEN_HANDOVERS_S = (10.0, 40.0)
 # A router gives its requests 90 s to end.
 _HANDOVER_S = 120.0
@@ -116,6 +118,12 @@ class Disturber:
             fault.overcome = (await self._fleet.standings()).get(spot.address) == "serving"
         self._disturbed.discard(spot)
 
+    async def _until_noticed(self, spot: Spot) -> None:
+        """Wait until the shard is given up. A router that did not run meanwhile asks it once more first."""
+        await eventually(
+            self._fleet.standings, f"{spot.name} is given up", lambda found: found.get(spot.address) != "serving"
+        )
+
     async def _carry_out(self, kind: Kind, spot: Spot) -> None:
         """Begin the fault, wait, and mend it."""
         chance = self._chance
@@ -132,11 +140,14 @@ class Disturber:
             case Kind.FREEZE | Kind.BLINK:
                 spot.send(signal.SIGSTOP)
                 await asyncio.sleep(long_s if kind is Kind.FREEZE else chance.uniform(0.1, 0.6))
+                if kind is Kind.FREEZE:
+                    await self._until_noticed(spot)
                 spot.send(signal.SIGCONT)
             case Kind.UNPLUG:
                 assert spot.network is not None
                 await spot.network.set_link("down")
                 await asyncio.sleep(long_s)
+                await self._until_noticed(spot)
                 await spot.network.set_link("up")
             case Kind.CUT | Kind.STALL | Kind.SLOW:
                 assert spot.proxy is not None
@@ -147,6 +158,8 @@ class Disturber:
                 else:
                     spot.proxy.slow(chance.uniform(0.01, 0.05), 200_000)
                 await asyncio.sleep(long_s)
+                if kind is Kind.STALL:
+                    await self._until_noticed(spot)
                 spot.proxy.mend()
             case Kind.HANDOVER:
                 raise AssertionError("a shard cannot be handed over")

@@ -28,8 +28,8 @@ BODY: dict[str, Any] = {
     # One that does not end before.
     "extra_body": {"seed": 10},
 }
-# A step of 10 ms: the response is under way when something is killed.
-SHARD = ("--backend=fake", "--fake-step-ms=10", "--parallel=4")
+# So slow that the response is under way when something is killed.
+SHARD = ("--backend=fake", "--fake-step-ms=30", "--parallel=4")
 
 
 class Servers:

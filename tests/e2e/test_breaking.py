@@ -86,26 +86,33 @@ def _pid_of(served: Served, shard: str) -> int:
 @pytest.mark.slow
 async def test_a_stopped_shard_is_noticed_and_its_streams_go_on_elsewhere() -> None:
     """SIGSTOP closes no connection: the router notices that the shard reports nothing, or completes no step."""
-    with serve("--shards", "2", "-np", "4", "-c", "2048", "-t", "1") as served:
+    # A host may be so busy that a shard is given up although nothing stopped it.
+    patience = ("--shard-silence-s", "1.5", "--max-request-losses", "100")
+    with serve("--shards", "2", "-np", "4", "-c", "2048", "-t", "1", *patience) as served:
         async with ClientSession() as session:
 
             def serving(shards: _Shards) -> bool:
                 return [shard["state"] for shard in shards.values()] == ["serving", "serving"]
 
+            def busy(shards: _Shards) -> bool:
+                return all(shard["sequences"] for shard in shards.values())
+
             await _shards_when(session, served.url, serving)
             prompts = ["The history of Rome begins", "Count slowly:", "Birds fly because", "A recipe for bread:"]
-            running = [asyncio.create_task(_generate(session, served.url, prompt, 60)) for prompt in prompts]
-            await _shards_when(session, served.url, lambda shards: all(one["sequences"] for one in shards.values()))
+            running = [asyncio.create_task(_generate(session, served.url, prompt, 200)) for prompt in prompts]
+            before = await _shards_when(session, served.url, busy)
             pid = await asyncio.to_thread(_pid_of, served, "shard-1")
             os.kill(pid, signal.SIGSTOP)
             try:
                 shards = await _shards_when(session, served.url, lambda shards: shards["shard-1"]["state"] == "lost")
-                assert re.search(r"reported nothing for|no step completed for", shards["shard-1"]["reason"])
+                assert re.search(
+                    r"reported nothing for|no step completed for|ping timeout", shards["shard-1"]["reason"]
+                )
                 assert all(await asyncio.gather(*running))
             finally:
                 os.kill(pid, signal.SIGCONT)
             shards = await _shards_when(session, served.url, serving)
-            assert shards["shard-1"]["epoch"] == 2
+            assert shards["shard-1"]["epoch"] > before["shard-1"]["epoch"]
 
 
 async def test_garbage_on_the_grpc_socket_disturbs_no_stream(served: Served) -> None:

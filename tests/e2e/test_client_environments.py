@@ -312,8 +312,10 @@ def test_lm_evaluation_harness_scores_a_task(served: Served, tmp_path: Path) -> 
     assert got["logprobs"][0][0] == pytest.approx(columns["token_logprobs"][-1], abs=0.1)
 
 
-def test_openai_python_uses_websockets_lanes_and_steering(toy: Served) -> None:
-    got = session("openai-agents", toy, part="_websocket")
+def test_openai_python_uses_websockets_lanes_and_steering() -> None:
+    # So slow that a long answer is under way when it is steered.
+    with serve("--backend", "fake", "--fake-step-ms", "10", "-np", "4", "-c", "8192") as slow:
+        got = session("openai-agents", slow, part="_websocket")
     assert got["text"]
     continued, cached = got["second"]
     assert continued

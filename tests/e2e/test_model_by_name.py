@@ -120,7 +120,7 @@ def test_without_a_hub_the_demo_model_answers_to_its_name() -> None:
         answer = httpx2.post(f"{served.url}/generate", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
         assert answer.json()["generated_text"].strip()
-        listed = httpx2.get(f"{served.url}/v1/models").json()["data"]
+        listed = httpx2.get(f"{served.url}/v1/models", timeout=120).json()["data"]
     assert [model["id"] for model in listed] == [KNOWN]
     (line,) = [line for line in served.log if "Using the demo model instead" in line]
     assert "cannot reach http://127.0.0.1:1" in line

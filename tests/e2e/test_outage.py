@@ -87,7 +87,8 @@ async def until_more(answers: Answers, count: int) -> None:
 async def outage(folder: Path, routers: int, shard_count: int, outage_s: float) -> Answers:
     """Run routers and shards under load, kill all shards for ``outage_s``, and return what clients got."""
     addresses = [f"unix:{folder}/{number}.sock" for number in range(shard_count)]
-    flags = [f"--shard={address}" for address in addresses]
+    # However long it takes until the shards have started again.
+    flags = [*(f"--shard={address}" for address in addresses), "--shard-grace-s=600"]
     async with contextlib.AsyncExitStack() as stack:
         answers, ended = Answers(), asyncio.Event()
         before = await stack.enter_async_context(contextlib.AsyncExitStack())

@@ -98,8 +98,8 @@ class Fleet:
     def __init__(self, folder: Path, port: int) -> None:
         self._folder = folder
         # No request is to blame for a shard that the test kills, however often that is before its next token.
-        losses = "--max-request-losses=20"
-        self._router_flags = (f"--port={port}", f"--state-file={folder}/state", "--hostname=127.0.0.1", losses)
+        patience = "--max-request-losses=20", "--shard-grace-s=600"
+        self._router_flags = (f"--port={port}", f"--state-file={folder}/state", "--hostname=127.0.0.1", *patience)
         self._addresses = [f"unix:{folder}/{number}.sock" for number in range(2)]
         self._running: dict[str, tuple[Program, contextlib.AsyncExitStack]] = {}
 

@@ -76,6 +76,7 @@ def requests_of(url: str) -> list[str]:
         return [entry["state"] for entry in json.load(reply)["data"]]
 
 
+@pytest.mark.timeout(900)
 def test_a_request_outlives_an_rpc_server(servers: list[RpcServer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGML_NO_BACKTRACE", "1")
     with serve(*FLAGS, *GRACE, *rpc_flags(servers)) as served, ThreadPoolExecutor(1) as pool:

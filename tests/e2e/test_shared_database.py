@@ -16,7 +16,7 @@ from openai import APIConnectionError, AsyncOpenAI, InternalServerError
 from caravan_testing.nginx import nginx
 from caravan_testing.postgres import cluster
 from caravan_testing.programs import Program, address_of, program, url_of
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -55,7 +55,7 @@ async def routers(folder: Path) -> AsyncIterator[tuple[AsyncOpenAI, list[Program
 
 
 async def _is_serving(url: str) -> bool:
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=DEADLINE_S) as client:
         return (await client.get(f"{url}/health")).status_code == 200
 
 

@@ -23,7 +23,7 @@ from caravan_testing.random_schemas import random_schema
 from caravan_testing.shard_builders import Grammars, Job, Output, run_jobs
 from caravan_testing.shard_models import DEMO_MODEL, WINDOW_MODEL, fetched
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(1800)]
 
 SCHEMAS = int(os.environ.get("CARAVAN_TEST_SCHEMAS", "16"))
 SLOTS = 8

@@ -21,7 +21,7 @@ from caravan_testing.examples import examples
 from caravan_testing.ledgers import SAVING, limits_of
 from caravan_testing.simulation import Simulation
 
-pytestmark = pytest.mark.examples
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(1800)]
 
 KEYS, SESSIONS = ("alice", "bob"), ("", "s1", "a session of a long name")
 STEPS = 60

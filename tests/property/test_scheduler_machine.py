@@ -26,7 +26,7 @@ from caravan_testing.model_media import ENCODER, in_pictures
 from caravan_testing.recorded import differences, recorded
 from caravan_testing.simulation import Simulation
 
-pytestmark = pytest.mark.examples
+pytestmark = [pytest.mark.examples, pytest.mark.timeout(1800)]
 
 
 def _limits(

@@ -36,7 +36,7 @@ models:
         flags: {flags}
         minReadySeconds: {min_ready_s}
 mtls: {{mode: secrets, routerSecretName: router-mtls, shardSecretName: shard-mtls}}
-router: {{preStopSeconds: 3, state: {{type: {state}}}}}
+router: {{preStopSeconds: 10, state: {{type: {state}}}}}
 """
 # Pods have the addresses below it. Port 50051 is the shards'.
 _CLAIM, _CLAIM_PORT = 250, 50099

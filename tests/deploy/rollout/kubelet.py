@@ -88,7 +88,7 @@ class Pod:
 
     def _probe(self) -> None:
         """Probe until the pod ends: first startup, then liveness and readiness together."""
-        if not self._passes("startupProbe", self._container["startupProbe"]["failureThreshold"]):
+        if not self._starts():
             self.restarts += 1
         failures = dict.fromkeys(("readinessProbe", "livenessProbe"), 0)
         due = dict.fromkeys(failures, 0.0)
@@ -98,23 +98,25 @@ class Pod:
                 if time.monotonic() < due[kind]:
                     continue
                 due[kind] = time.monotonic() + probe["periodSeconds"]
-                passed = self._passes(kind, 1)
+                passed = self._passes(probe)
                 failures[kind] = 0 if passed else failures[kind] + 1
                 if kind == "readinessProbe" and (passed or failures[kind] >= probe["failureThreshold"]):
                     self._note(ready=passed)
                 elif failures[kind] >= probe["failureThreshold"] and not self._ending.is_set():
                     self.restarts += 1
 
-    def _passes(self, kind: str, tries: int) -> bool:
-        probe = self._container[kind]
-        for _ in range(tries):
-            if self._passes_once(probe):
+    def _starts(self) -> bool:
+        """Probe as long as Kubernetes would, but more often. True also if the pod ends meanwhile."""
+        probe = self._container["startupProbe"]
+        until = time.monotonic() + probe["failureThreshold"] * probe["periodSeconds"]
+        while not self._passes(probe):
+            if time.monotonic() > until:
+                return False
+            if self._ending.wait(min(probe["periodSeconds"], 0.5)):
                 return True
-            if tries > 1 and self._ending.wait(min(probe["periodSeconds"], 0.5)):
-                return True
-        return False
+        return True
 
-    def _passes_once(self, probe: dict[str, Any]) -> bool:
+    def _passes(self, probe: dict[str, Any]) -> bool:
         timeout_s = probe["timeoutSeconds"]
         if "grpc" in probe:
             target = f"{self.place.address}:{probe['grpc']['port']}"

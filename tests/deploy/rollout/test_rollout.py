@@ -15,6 +15,8 @@ from deploy.rollout.load import PROMPT, Load
 
 from caravan_testing.waiting import DEADLINE_S
 
+pytestmark = pytest.mark.timeout(900)
+
 LLAMA = "{parallel: 2, ctx-size: 1024, threads: 1}"
 
 
@@ -126,7 +128,7 @@ def health_of(router: str) -> int:
 # Routers learn late of a new shard: without `minReadySeconds`, the last one that they know would end before that.
 def test_a_router_always_has_a_shard_when_shards_are_replaced(tmp_path: Path) -> None:
     replicas = 2
-    with cluster(tmp_path, Size(replicas, min_ready_s=5, lag_s=3.0)) as running:
+    with cluster(tmp_path, Size(replicas, min_ready_s=12, lag_s=3.0)) as running:
         shards = [running.start_pod("shard", f"caravan-demo-cpu-{number}") for number in range(replicas)]
         router = running.start_pod("router", "caravan-router")
         for pod in (*shards, router):
@@ -151,7 +153,6 @@ def test_a_router_always_has_a_shard_when_shards_are_replaced(tmp_path: Path) ->
 
 # What DNS may take: kubeadm's CoreDNS and its caches keep names for 30 s. The pools wait as long as by default.
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("replicas", [2])
 def test_a_rollout_goes_by_while_names_are_learnt_30_seconds_late(replicas: int, tmp_path: Path) -> None:
     with cluster(tmp_path, Size(replicas, min_ready_s=40, lag_s=30.0)) as running:

@@ -18,8 +18,10 @@ def markdown(visit: Visit) -> Any:
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     copied = []
     for copy in (answer.get_by_role("button", name="Copy"), page.locator(".answer .tools").get_by_label("Copy")):
+        copy.evaluate(_NOTE_TITLE)
         copy.click()
-        copy.and_(page.locator("[title=Copied]")).wait_for()
+        while not page.evaluate("copied"):
+            page.wait_for_timeout(50)
         visit.message().fill("")
         visit.message().press("Control+V")
         copied.append(visit.message().input_value())
@@ -41,6 +43,12 @@ def markdown(visit: Visit) -> Any:
     }
 
 
+# Whether a button has been called "Copied", which it is for two seconds.
+_NOTE_TITLE = """(button) => {
+    window.copied = false;
+    const look = () => (window.copied ||= button.title === "Copied");
+    new MutationObserver(look).observe(button, { attributes: true });
+}"""
 # Shows every beginning of some texts as they grow; returns those that show something else than a formula or its source.
 _GROW = """async (texts) => {
     const base = document.querySelector("script[src$='main.js']").src;

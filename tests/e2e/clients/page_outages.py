@@ -127,7 +127,8 @@ def _forgotten(visit: Visit) -> dict[str, Any]:
     visit.button("New conversation").click()
     visit.message().fill("Do you forget?")
     visit.button("Send").click()
-    seen = _read(visit.page, 50)
+    # Early, so that the answer has not ended when the server does.
+    seen = _read(visit.page, 5)
     _fail(visit, "amnesia")
     visit.button("Continue").wait_for()
     kept = _letters(visit.page)

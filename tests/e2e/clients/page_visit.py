@@ -46,6 +46,10 @@ class Visit:
     def go(self, view: str = "") -> None:
         self.page.goto(f"{self.url}/{view}")
 
+    def opened(self) -> None:
+        """Wait until a conversation is read and shown, which on wide screens ends with this."""
+        self.page.locator("#composer textarea:focus").wait_for()
+
     def button(self, name: str) -> Locator:
         return self.page.get_by_role("button", name=name, exact=True)
 

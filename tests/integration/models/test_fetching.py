@@ -255,7 +255,7 @@ def _check(hub: StandInHub, cache: Path, data: bytes, kills: int) -> None:
 
 
 def test_a_download_that_is_killed_some_times_continues(hub: StandInHub, cache: Path) -> None:
-    hub.faults.bytes_per_s = 8e6
+    hub.faults.bytes_per_s = 3e6
     _check(hub, cache, small_gguf(3 << 20), kills=3)
 
 

@@ -179,7 +179,7 @@ async def test_work_that_is_done_again_is_recomputed_and_output_counts_once(shar
     config = replace(CONFIG, shards=shards, step_s=0.002)
     async with cluster(config) as running, ClientSession() as session:
         alice = Caller(session, running, "alice")
-        asked = asyncio.create_task(alice.post("/v1/completions", completion("one two three", 60)))
+        asked = asyncio.create_task(alice.post("/v1/completions", completion("one two three", 400)))
         await running.wait_until_all_have(10, 1)
         [busy] = [name for name, shard in running.engine.scheduler.shards.items() if shard.stays.residents]
         await running.stop_shard(busy)

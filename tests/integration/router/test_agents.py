@@ -108,8 +108,11 @@ SECOND: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.usefixtures("copies_cost_as_guessed")
 async def test_a_session_of_claude_code() -> None:
-    config = ClusterConfig(chat_template=TEMPLATE, cells=16384, limits=Limits(max_total_tokens=4096))
+    limits = Limits(max_total_tokens=4096)
+    # What is cached is worth its copy.
+    config = ClusterConfig(chat_template=TEMPLATE, cells=16384, limits=limits, step_s=0.001, token_s=0.0002)
     async with cluster(config) as running, ClientSession(running.url, headers=HEADERS) as client:
         assert (await client.head("/")).status == 200
         # It asks whether the key has a quota left.
@@ -203,7 +206,6 @@ def gemini_turn(contents: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.usefixtures("copies_cost_as_guessed")
 async def test_a_session_of_gemini_cli() -> None:
     limits = Limits(max_total_tokens=1024, reasoning_budget=40)
-    # What is cached is worth its copy.
     config = ClusterConfig(chat_template=TEMPLATE, cells=16384, limits=limits, step_s=0.001, token_s=0.0002)
     async with (
         cluster(config) as running,

@@ -125,7 +125,7 @@ def test_the_command_goes_on_after_kill_9(tmp_path: Path) -> None:
         record.exists,
         lambda: json.loads(record.read_bytes())["file"],
         lambda: answered(tmp_path) >= 30,
-        lambda: answered(tmp_path) >= 120,
+        lambda: answered(tmp_path) >= 60,
     ]
     for moment in moments:
         with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL) as process:

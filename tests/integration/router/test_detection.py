@@ -71,14 +71,17 @@ async def test_a_stopped_process_is_noticed_and_its_late_replies_count_for_nothi
             lambda: len(shards) == 2 and all(shard.stays.decoding for shard in shards.values()), "both decode"
         )
         stopped = addresses[0]
+        before = report_of(fleet, stopped).epoch
         processes[stopped].send_signal(signal.SIGSTOP)
         await eventually(lambda: report_of(fleet, stopped).standing.state is ShardState.LOST, "it is lost")
         reason = report_of(fleet, stopped).standing.reason
-        assert f"reported nothing for {SILENCE_S} s" in reason or "no step completed for" in reason
+        # Whichever of these comes first on a busy host.
+        told = (f"reported nothing for {SILENCE_S} s", "no step completed for", "ping timeout")
+        assert any(words in reason for words in told), reason
         assert await asyncio.gather(*reading) == [undisturbed(one) for one in wanted]
         processes[stopped].send_signal(signal.SIGCONT)
         await eventually(lambda: report_of(fleet, stopped).standing.state is ShardState.SERVING, "it serves again")
-        assert report_of(fleet, stopped).epoch == 2
+        assert report_of(fleet, stopped).epoch > before
         assert await asyncio.gather(*(run(engine, one) for one in wanted)) == [undisturbed(one) for one in wanted]
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from ipaddress import ip_network
 from typing import Any
 
+import pytest
 from aiohttp import ClientSession
 
 from caravan_dialects.api.limits import Limits
@@ -88,6 +89,7 @@ async def test_requests_go_to_the_router_that_is_idle() -> None:
         await asyncio.gather(*waiting)
 
 
+@pytest.mark.usefixtures("copies_cost_as_guessed")
 async def test_a_prompt_goes_where_its_beginning_is_in_the_cache() -> None:
     async with pool() as found:
         texts = [f"{name} has a long story that begins in the desert, at a well. " * 3 for name in ("Aya", "Bob")]

@@ -111,7 +111,10 @@ def test_requests_to_either_router_get_the_same_replies() -> None:
         # Of three prompts, each a third of the requests.
         assert sorted(found.values()) == [REQUESTS // 3] * 3
         assert {code for code, _ in found} == {200}
-        assert sorted(status(url, "/health") for url in urls) == [200, 503], "no shard went from one to the other"
+        # No shard went from one to the other, but for a moment in which it is given up.
+        wait_until(
+            lambda: sorted(status(url, "/health") for url in urls), "one router has the shard", [200, 503].__eq__
+        )
         # Where both run without a stall, half of them; a router that stalls loses the shard to the other meanwhile.
         assert sum(metric(url, 'caravan_requests_handed_over_total{model="toy"}') for url in urls) > 0
         assert sum(metric(url, 'tgi_request_count{model="toy"}') for url in urls) >= REQUESTS

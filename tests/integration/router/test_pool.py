@@ -15,6 +15,8 @@ from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, cluster
 from caravan_testing.specs import read, run, spec, undisturbed
 from caravan_testing.waiting import DEADLINE_S, eventually
 
+pytestmark = pytest.mark.usefixtures("copies_cost_as_guessed")
+
 LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
 # Six steps of 16 tokens. A request does not wait for the last few tokens of a prefix, but computes them again.
 PREFIX = list(range(1, 97))
@@ -132,7 +134,11 @@ EQUAL: list[list[int]] = [[]] * REQUESTS
 UNEQUAL = [[150 + number] * (20 + number) for number in range(REQUESTS)]
 
 
-async def test_equal_prompts_take_the_cells_of_their_prefix_once_when_new_and_from_memory() -> None:
+async def test_equal_prompts_take_the_cells_of_their_prefix_once_when_new_and_from_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # On a busy host, the others would not wait until the first has computed it.
+    monkeypatch.setattr("caravan_scheduler.planning.placement._MOST_WAIT", 1000.0)
     log = CellLog()
     async with cluster(ClusterConfig(hook=log, token_s=SAVED_TOKEN_S)) as running:
         await burst(running, log, EQUAL)

@@ -141,7 +141,7 @@ async def swap_out(running: Cluster) -> tuple[list[RequestStream], list[Generati
 
 
 async def test_a_shard_lost_with_swapped_sequences_costs_a_pause() -> None:
-    async with cluster(scarce(step_s=0.002)) as running:
+    async with cluster(scarce(step_s=0.01)) as running:
         (address,) = running.addresses
         streams, wanted = await swap_out(running)
         reading = [asyncio.create_task(read(stream)) for stream in streams]
@@ -155,7 +155,7 @@ async def test_a_shard_lost_with_swapped_sequences_costs_a_pause() -> None:
 
 @pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
 async def test_clients_that_leave_while_swapped_out_leave_nothing(layout: KvLayout) -> None:
-    config = scarce(step_s=0.002, layout=layout, max_sequences=16 if layout is KvLayout.UNIFIED else 4)
+    config = scarce(step_s=0.01, layout=layout, max_sequences=16 if layout is KvLayout.UNIFIED else 4)
     async with cluster(config) as running:
         streams, wanted = await swap_out(running)
         gone = [number - 1 for number in swapped_requests(running)]  # request ids start at 1
@@ -170,7 +170,7 @@ async def test_clients_that_leave_while_swapped_out_leave_nothing(layout: KvLayo
 async def test_all_leave_at_once() -> None:
     """The requests run, wait, are swapped out or are being swapped out."""
     log = StepLog()
-    async with cluster(scarce(step_s=0.002, hook=log)) as running:
+    async with cluster(scarce(step_s=0.01, hook=log)) as running:
         streams, _ = await swap_out(running)
         async with log.held():
             for stream in streams:

@@ -52,8 +52,9 @@ async def test_equal_embeddings_are_cached() -> None:
 
 
 async def test_sequences_of_embeddings_are_preempted() -> None:
-    layout = KvLayout.SPLIT
-    config = ClusterConfig(cells=256, max_sequences=2, layout=layout, token_s=_TOKEN_S, make_encoder=_encoder)
+    config = ClusterConfig(
+        cells=256, max_sequences=2, layout=KvLayout.SPLIT, step_s=0.01, token_s=_TOKEN_S, make_encoder=_encoder
+    )
     prompts = [bytes([number]) * 40 for number in range(97, 101)]
     async with cluster(config) as running:
         (shard,) = running.engine.scheduler.shards.values()

@@ -1,6 +1,7 @@
 """Samplers, texts to fill in, truncated chats and scored endings, from HTTP to the toy model."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,13 @@ async def test_the_model_reads_both_sides_and_no_control_token_in_them() -> None
         await running.wait_until_at_rest()
 
 
+# Copies of what is cached are worth it.
+_COMPUTING = ClusterConfig(step_s=0.001, token_s=0.0002)
+
+
+@pytest.mark.usefixtures("copies_cost_as_guessed")
 async def test_llama_servers_routes_return_the_same_text() -> None:
-    async with cluster() as running, ClientSession() as session:
+    async with cluster(_COMPUTING) as running, ClientSession() as session:
         greedy = {"temperature": 0, "n_predict": 12}
         plain = await send(session, running, "/completion", {"prompt": "hello", **greedy})
         assert plain["content"] == expected_text("hello", 12)
@@ -185,6 +191,7 @@ def check(one: GenerationSpec, stream: RequestStream, tokens: list[int]) -> None
     np.testing.assert_allclose(np.array(found[1:], np.float64), expected, atol=1e-4)
 
 
+@pytest.mark.usefixtures("copies_cost_as_guessed")
 @pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)
 async def test_endings_of_one_context_compute_it_once(layout: KvLayout) -> None:
     computed = []
@@ -192,7 +199,8 @@ async def test_endings_of_one_context_compute_it_once(layout: KvLayout) -> None:
     def count(batch: TokenBatch) -> None:
         computed.append(len(batch.tokens))
 
-    async with cluster(ClusterConfig(layout=layout, max_prompt_logprob_tokens=256, hook=count)) as running:
+    config = replace(_COMPUTING, layout=layout, max_prompt_logprob_tokens=256, hook=count)
+    async with cluster(config) as running:
         wanted = [spec([*CONTEXT, *ending], 1, prompt_logprobs=True) for ending in ENDINGS]
 
         async def submit(one: GenerationSpec) -> None:

@@ -5,6 +5,8 @@ import gc
 import random
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,11 +18,12 @@ from caravan_router.engine.client import ShardClient
 from caravan_router.engine.shard_calls import ShardRpcError
 from caravan_router.http.server.connection import Connection
 from caravan_scheduler.config import PrefillMode, SchedulerConfig
+from caravan_scheduler.sequence import Sequence
 from caravan_shard.backends.toy.model import TOY_FACTS
 from caravan_testing.cluster import Cluster, ClusterConfig, StepLog, body, cluster, expected_text, generate
 from caravan_testing.raw_http import HOST, port_of, post
 from caravan_testing.specs import run, spec, undisturbed
-from caravan_testing.waiting import eventually
+from caravan_testing.waiting import DEADLINE_S, eventually
 
 
 async def test_one_request() -> None:
@@ -180,8 +183,8 @@ async def test_a_second_router_takes_the_shard_and_the_first_notices() -> None:
         await eventually(lambda: bool(running.engine.scheduler.shards[address].stays.decoding), "it decodes")
         client = ShardClient(address, 5.0)
         epoch = (await client.info()).epoch
-        await client.lease("another", epoch + 1, 1.0)
         taken_at = time.monotonic()
+        await client.lease("another", epoch + 1, 1.0)
         assert (await answer)["generated_text"] == expected_text("fenced", 200)
         assert time.monotonic() - taken_at > 1.0
         assert (await client.info()).epoch == epoch + 2
@@ -278,23 +281,37 @@ def _transport_of(peer: socket.socket) -> asyncio.Transport:
     raise AssertionError("no connection to it")
 
 
-async def test_a_client_that_reads_nothing() -> None:
-    limits = Limits(slow_client_timeout_s=5.0)
+@asynccontextmanager
+async def _stuck(running: Cluster) -> AsyncIterator[tuple[Sequence, asyncio.Transport]]:
+    """Ask for a long answer and read none of it. Yields its sequence and the server's transport when that is full."""
+    with socket.socket() as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.connect((HOST, port_of(running.url)))
+        stuck.sendall(post("/v1/completions", FLOOD))
+        await eventually(lambda: bool(running.engine.scheduler.sequences), "it runs")
+        (sequence,) = running.engine.scheduler.sequences.values()
+        transport = _transport_of(stuck)
+        # Otherwise the kernel buffers some megabytes.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        await eventually(lambda: transport.get_write_buffer_size() > 0, "its buffers are full")
+        yield sequence, transport
+
+
+async def test_a_client_that_reads_nothing_holds_no_other_up() -> None:
+    limits = Limits(slow_client_timeout_s=2 * DEADLINE_S)
     async with cluster(ClusterConfig(cells=24_576, step_s=0.0002, limits=limits)) as running:
-        with socket.socket() as stuck:
-            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            stuck.connect((HOST, port_of(running.url)))
-            stuck.sendall(post("/v1/completions", FLOOD))
-            await eventually(lambda: bool(running.engine.scheduler.sequences), "it runs")
-            (sequence,) = running.engine.scheduler.sequences.values()
-            transport = _transport_of(stuck)
-            # Otherwise the kernel buffers some megabytes.
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            await eventually(lambda: transport.get_write_buffer_size() > 0, "its buffers are full")
-            # The client is cut five seconds later. If its neighbours waited for it, they would end no sooner.
+        async with _stuck(running) as (sequence, transport):
+            # If they waited for it, they would not end before it is cut.
             await _neighbours(running)
             assert 0 < transport.get_write_buffer_size() < BUFFER_BYTES
             assert sequence in running.engine.scheduler.sequences.values()
+        await running.wait_until_at_rest()
+
+
+async def test_a_client_that_reads_nothing_is_cut() -> None:
+    limits = Limits(slow_client_timeout_s=0.5)
+    async with cluster(ClusterConfig(cells=24_576, step_s=0.0002, limits=limits)) as running:
+        async with _stuck(running) as (sequence, _):
             await eventually(lambda: not running.engine.scheduler.sequences, "it was cut")
             assert len(sequence.output) < 20_000
         await running.wait_until_at_rest()

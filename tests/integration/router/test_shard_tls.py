@@ -116,10 +116,12 @@ async def test_a_router_joins_only_shards_with_a_good_certificate(authorities: A
         async with ClientSession() as client:
             answer = await generate(client, await url_of(running), body("hello", 20))
         assert answer["generated_text"] == expected_text("hello", 20)
-        # Each shard has been asked several times, and its reason is logged once.
+        # Each shard has been asked several times, and its reason is logged once; a second time if it was not found out
+        # in between, which a busy host has no time for.
         for case, reason in reasons.items():
             logged = [line for line in running.log if addresses[case] in line and reason in line]
-            assert [" ERROR " in line for line in logged] == [True], running.text
+            assert 1 <= len(logged) <= 2, running.text
+            assert all(" ERROR " in line for line in logged)
 
 
 async def test_a_shard_obeys_only_routers_with_a_good_certificate(authorities: Authorities) -> None:
@@ -169,14 +171,15 @@ async def test_certificates_are_read_again_without_a_restart(authorities: Author
             await asyncio.to_thread(Path(of_shard.key).write_bytes, b"no key")
             assert await serial_of(address) == first
             await running.logged("ERROR.*certificates not reloaded, keeping the old ones: --certfile: ")
+            before = (await standings(asking))[address]["epoch"]
             reissue(by_another=True, trusts_another=True)
             assert await serial_of(address) != first
             # The open connection lasts. A new one uses the new files on both sides.
-            assert (await standings(asking))[address]["epoch"] == 1
+            assert (await standings(asking))[address]["epoch"] == before
             running.process.send_signal(signal.SIGSTOP)
             await standing(asking, address, "lost", "")
             running.process.send_signal(signal.SIGCONT)
-            assert (await standing(asking, address, "serving", ""))["epoch"] == 2
+            assert (await standing(asking, address, "serving", ""))["epoch"] > before
             await asking.logged("certificates reloaded")
 
 

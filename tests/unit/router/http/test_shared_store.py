@@ -260,7 +260,7 @@ def test_a_server_that_was_taken_for_lost_adds_nothing_to_what_another_one_conti
     assert second.jobs.under_way() == []
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objid::bigint = %s",
+            "SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE locktype = 'advisory' AND objid::bigint = %s",
             (first._connection.server,),
         )
     [taken] = second.jobs.under_way()
