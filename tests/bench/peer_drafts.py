@@ -58,7 +58,7 @@ def peer_answers(name: str, model: Path, prompts: Sequence[Sequence[int]], new: 
 
 def _post(url: str, body: Mapping[str, Any]) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=600) as response:
         return json.load(response)
 
 

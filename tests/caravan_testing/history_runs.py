@@ -109,7 +109,7 @@ _ANSWER_TOKENS, _LONG_ANSWER_TOKENS = 16, 160
 _FLAGS = ("--exact", "-t", "1", "-np", str(_SEQUENCES), "-c", str(_CELLS * _SEQUENCES))
 # More than all shards have sequences at a time.
 _CROWD, _URGENT = 2 * _SEQUENCES * _SHARDS, 2
-_WITHIN_S = 180.0
+_WITHIN_S = 600.0
 
 
 @dataclass

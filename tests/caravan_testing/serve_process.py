@@ -22,8 +22,6 @@ from caravan_testing.waiting import DEADLINE_S, wait_until
 ROOT = Path(__file__).resolve().parents[2]
 # Of the log of a server in whose use a test fails.
 _SHOWN_LINES = 200
-# With --exact, it computes for a while before it listens.
-_START_S = 300.0
 MODEL = ROOT / os.environ.get("CARAVAN_TEST_MODEL", ".cache/models/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
@@ -102,7 +100,7 @@ def start(*flags: str, models: Sequence[str | Path] = (MODEL,)) -> Iterator[Serv
         reader = threading.Thread(target=_read, args=(process.stdout, log, ready))
         reader.start()
         try:
-            assert ready.wait(_START_S), "".join(log)
+            assert ready.wait(DEADLINE_S), "".join(log)
             found = re.search(r"Caravan is ready on (\S+)", "".join(log))
             assert found is not None, "".join(log)
             served = Served(found[1], process, log)

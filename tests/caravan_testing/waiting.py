@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 # In an event loop a look costs little.
 _PAUSE_S = 0.002
 # What a thread looks at, or what has to be awaited, is mostly another process.

@@ -20,7 +20,7 @@ from chaos.faults import Disturber, Fault
 from chaos.fleet import Fleet, fleet
 from chaos.load import Lag, SteadyLoad, compare, held, late, make_asks, match_losses, table, undisturbed
 
-_REST_S = 60.0
+_REST_S = 300.0
 _LAG_POLL_S = 0.05
 
 

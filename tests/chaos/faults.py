@@ -13,10 +13,10 @@ from chaos.fleet import Fleet, Spot
 _PAUSE_S = (0.5, 4.0)
 _POLL_S = 0.1
 # A start may take a minute on a busy host.
-_RETURN_S = 240.0
+_RETURN_S = 300.0
 _BETWEEN_HANDOVERS_S = (10.0, 40.0)
 # A router gives its requests 90 s to end.
-_HANDOVER_S = 120.0
+_HANDOVER_S = 300.0
 
 
 class Kind(Enum):

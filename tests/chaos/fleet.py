@@ -166,7 +166,7 @@ def _ip(*arguments: str) -> None:
 
 _SHARD_FLAGS = ("-m", str(MODEL), "-c", "1024", "-np", "4", "-t", "1", "--cache-ram", "64")
 # A shard gives its sequences 30 s to end.
-_DRAIN_S = 60.0
+_DRAIN_S = 300.0
 _LOST = re.compile(r"^(\S+ \S+) WARNING .*: shard is not available shard=(\S+) ")
 
 
@@ -247,7 +247,7 @@ class Fleet:
         async with ClientSession() as session, session.get(f"{self.url}/metrics") as response:
             return await response.text()
 
-    async def wait_until_all_serve(self, within_s: float = 120.0) -> bool:
+    async def wait_until_all_serve(self, within_s: float = 300.0) -> bool:
         """Return whether all shards serve within this time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):

@@ -59,7 +59,7 @@ def post(url: str, body: Mapping[str, object]) -> int:
     """POST a request and return its status."""
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=120) as reply:
+        with urllib.request.urlopen(request, timeout=600) as reply:
             reply.read()
             return int(reply.status)
     except urllib.error.HTTPError as error:

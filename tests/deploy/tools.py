@@ -35,5 +35,5 @@ def run_tool(name: str, *arguments: str | Path, stdin: str = "") -> str:
 def try_tool(name: str, *arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a tool in the repository's root, and return its outputs and exit code."""
     return subprocess.run(
-        [tool_path(name), *arguments], cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=280, check=False
+        [tool_path(name), *arguments], cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=600, check=False
     )

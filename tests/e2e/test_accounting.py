@@ -18,7 +18,7 @@ from caravan_router.accounting.audit_cli import main as audit
 from caravan_testing.serve_process import Served, start
 from caravan_testing.waiting import DEADLINE_S, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 KILLS, CLIENTS, TOKENS = 8, 6, 200
 KEYS = ("alice", "bob", "carol")

@@ -13,7 +13,7 @@ from openai import APIConnectionError, OpenAI
 from caravan_testing.serve_process import Served, start
 from caravan_testing.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 LINES, KILLS = 1_200, 8
 TOY = ("--backend", "fake", "--fake-step-ms", "1", "-np", "32", "-c", "32768", "--shards", "2")

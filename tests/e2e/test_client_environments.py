@@ -97,7 +97,7 @@ def session(name: str, served: Served, *arguments: str, part: str = "") -> dict[
     assert python.exists(), f"no environment for {name}: run `make test-clients`"
     script = SESSIONS / f"{name.replace('-', '_')}{part}_session.py"
     run = subprocess.run(
-        [python, script, served.url, *arguments], capture_output=True, text=True, timeout=300, check=False
+        [python, script, served.url, *arguments], capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 0, run.stderr
     got: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
@@ -357,7 +357,7 @@ def measure(name: str, *arguments: str, folder: Path) -> str:
     program = ROOT / f".cache/clients/{name}/bin/{name}"
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_HUB_OFFLINE": "1", "COLUMNS": "250"}
     run = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, timeout=280, check=False, cwd=folder, env=environment
+        [program, *arguments], capture_output=True, text=True, timeout=600, check=False, cwd=folder, env=environment
     )
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout + run.stderr

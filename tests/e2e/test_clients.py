@@ -28,7 +28,7 @@ TEXT_GENERATION_PYTHON = ROOT / ".cache/clients/text-generation/bin/python"
 
 def test_the_printed_curl_line_streams_sensible_text(served: Served) -> None:
     (line,) = (line for line in served.log if line.startswith("  curl"))
-    answer = subprocess.run(line, shell=True, capture_output=True, text=True, check=True, timeout=120).stdout
+    answer = subprocess.run(line, shell=True, capture_output=True, text=True, check=True, timeout=600).stdout
     events = [json.loads(event) for event in re.findall(r"^data: (.*)$", answer, re.MULTILINE)]
     assert len(events) == 30
     assert "Paris" in events[-1]["generated_text"]

@@ -12,7 +12,7 @@ from caravan_testing.metrics_text import total
 from caravan_testing.serve_process import serve
 from caravan_testing.shard_models import CONVOLUTION_MODEL, HYBRID_MODEL, fetched
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 FLAGS = ("--exact", "-t", "1", "-np", "2", "-c", "2048", "--speculate", "4")
 PROMPTS = [random.Random(number).choices(range(20, 250), k=60) for number in range(3)]

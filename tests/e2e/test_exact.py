@@ -11,7 +11,7 @@ from caravan_serve.bench.workloads import seeded, words
 from caravan_testing.serve_process import serve
 from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, fetched, requantise
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 ANSWERS, TOKENS = 6, 12
 FLAGS = ("--exact", "--parallel", "4", "--ctx-size", "2048", "--threads", "1")

@@ -15,7 +15,7 @@ from caravan_testing.shard_models import CHAIN_HEAD_MODEL, fetched
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 from caravan_testing.tiny_dflash import Dflash, write_cyclic
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.model]
 
 # Cells for less than what may run at once: sequences wait or are preempted. Chunks of any size are computed alike.
 FLAGS = ("-t", "1", "-np", "6", "-c", "640", "--kv-layout", "unified")

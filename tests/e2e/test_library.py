@@ -125,7 +125,6 @@ async def test_ollamas_routes_list_load_and_keep(client: aiohttp.ClientSession) 
         assert "`keep_alive` must be" in (await response.json())["error"]
 
 
-@pytest.mark.timeout(900)
 async def test_a_loaded_model_with_requests_makes_room_after_its_turn_and_goes_on_later(tmp_path: Path) -> None:
     file = write_models(tmp_path, "a", "b")
     flags = ("--models-file", str(file), "--models-turn-s", "2", "--fake-step-ms", "10", "--drain-timeout-s", "0.5")
@@ -209,7 +208,6 @@ async def _cached(client: aiohttp.ClientSession, model: str, prompt: str) -> int
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 async def test_random_loads_at_the_edge_of_memory_fail_no_request(tmp_path: Path) -> None:
     """Requests of six models, of which two or three fit, until there were forty loads."""
     file = write_models(tmp_path, *"abcdef")

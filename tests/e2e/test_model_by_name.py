@@ -117,10 +117,10 @@ def test_without_a_hub_the_demo_model_answers_to_its_name() -> None:
     fetched(MODEL)
     with serve("-np", "1", "-c", "256", "-t", "1", models=(KNOWN,)) as served:
         body = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 3}}
-        answer = httpx2.post(f"{served.url}/generate", json=body, timeout=120)
+        answer = httpx2.post(f"{served.url}/generate", json=body, timeout=600)
         assert answer.status_code == 200, answer.text
         assert answer.json()["generated_text"].strip()
-        listed = httpx2.get(f"{served.url}/v1/models", timeout=120).json()["data"]
+        listed = httpx2.get(f"{served.url}/v1/models", timeout=600).json()["data"]
     assert [model["id"] for model in listed] == [KNOWN]
     (line,) = [line for line in served.log if "Using the demo model instead" in line]
     assert "cannot reach http://127.0.0.1:1" in line
@@ -129,7 +129,7 @@ def test_without_a_hub_the_demo_model_answers_to_its_name() -> None:
 @pytest.mark.usefixtures("no_hub")
 def test_without_a_hub_another_name_ends_with_one_line() -> None:
     command = [sys.executable, "-m", "caravan_serve", "serve", "--model", "smollm2", "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("caravan serve: error: cannot reach http://127.0.0.1:1: ")
@@ -148,7 +148,7 @@ def test_operators_pull_models_and_delete_them(
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     flags = ("--models-hub", "on", "-np", "1", "-c", "256", "-t", "1")
-    with serve(*flags, models=()) as served, httpx2.Client(base_url=served.url, timeout=120) as client:
+    with serve(*flags, models=()) as served, httpx2.Client(base_url=served.url, timeout=600) as client:
         assert client.get("/api/tags").json() == {"models": []}
         lines = [
             json.loads(line) for line in client.post("/api/pull", json={"model": "hf.co/demo/tiny"}).text.splitlines()
@@ -191,7 +191,7 @@ async def test_clients_see_how_far_downloads_are(
     file.write_text(f'[[models]]\nname = "mine"\nmodel = "{TINY}"\n')
     flags = ("--models-file", str(file), "--models-hub", "on", "-np", "1", "-c", "256", "-t", "1")
     with serve(*flags, models=()) as served:
-        async with httpx2.AsyncClient(base_url=served.url, timeout=120) as client:
+        async with httpx2.AsyncClient(base_url=served.url, timeout=600) as client:
 
             async def seen(path: str, name: str) -> dict[str, Any]:
                 """Return the model's status once it is being downloaded."""
@@ -241,7 +241,7 @@ def test_models_are_made_of_others_and_a_restart_knows_them(
         models = client.get("/api/tags").json()["models"]
         return {model["name"]: model["details"]["parent_model"] for model in models}
 
-    with serve(*flags, models=()) as served, httpx2.Client(base_url=served.url, timeout=120) as client:
+    with serve(*flags, models=()) as served, httpx2.Client(base_url=served.url, timeout=600) as client:
         assert client.post("/api/pull", json={"model": NAME, "stream": False}).status_code == 200
         body = {"model": "pirate", "from": NAME, "parameters": parameters, "system": "Be a pirate.", "license": "MIT"}
         lines = client.post("/api/create", json=body).text.splitlines()
@@ -272,7 +272,7 @@ def test_models_are_made_of_others_and_a_restart_knows_them(
             assert refused.status_code == status, (bad, refused.text)
             assert str(tmp_path) not in refused.text
 
-    with serve(*flags, models=()) as served, httpx2.Client(base_url=served.url, timeout=120) as client:
+    with serve(*flags, models=()) as served, httpx2.Client(base_url=served.url, timeout=600) as client:
         assert tags(client) == {NAME: "", "pirate": NAME, "second": NAME}
         shown = client.post("/api/show", json={"model": "second"}).json()
         assert (shown["system"], shown["license"], shown["details"]["parent_model"]) == ("Be a pirate.", "MIT", NAME)

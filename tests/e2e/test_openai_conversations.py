@@ -130,7 +130,7 @@ def post(server: Served, path: str, body: Any) -> Any:
     request = urllib.request.Request(
         f"{server.url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=600) as response:
         return json.load(response)
 
 
@@ -138,7 +138,7 @@ def stream(server: Served, body: Any) -> list[Any]:
     request = urllib.request.Request(
         f"{server.url}/v1/responses", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=600) as response:
         lines = response.read().decode().splitlines()
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
 

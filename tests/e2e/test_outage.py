@@ -16,7 +16,7 @@ from caravan_testing.cluster import expected_text
 from caravan_testing.programs import Program, address_of, program, url_of
 from caravan_testing.waiting import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 CLIENTS = 8
 NEW_TOKENS = 40

@@ -16,7 +16,6 @@ from caravan_testing.serve_process import ROOT, generate, serve, write_models
 
 pytestmark = [
     pytest.mark.clients,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium: apt-get install chromium"),
 ]
 

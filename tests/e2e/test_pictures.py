@@ -136,7 +136,7 @@ def test_a_client_in_its_own_environment_sends_pictures(seeing: Seeing, name: st
     assert python.exists(), f"no environment for {name}: run `make test-clients`"
     script = Path(__file__).parent / "clients/pictures.py"
     command = [str(python), str(script), name, seeing.served.url, str(seeing.picture), WORDS]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stderr
     said = json.loads(run.stdout.splitlines()[-1])
     half = len(said) // 2

@@ -76,7 +76,6 @@ def requests_of(url: str) -> list[str]:
         return [entry["state"] for entry in json.load(reply)["data"]]
 
 
-@pytest.mark.timeout(900)
 def test_a_request_outlives_an_rpc_server(servers: list[RpcServer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GGML_NO_BACKTRACE", "1")
     with serve(*FLAGS, *GRACE, *rpc_flags(servers)) as served, ThreadPoolExecutor(1) as pool:
@@ -169,7 +168,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def estimate(model: Path, server: RpcServer, *flags: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "caravan_shard", "-m", str(model), "--rpc", server.address, "--estimate"]
-    done = subprocess.run([*command, *FIT_FLAGS, *flags], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, *FIT_FLAGS, *flags], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -250,7 +249,7 @@ def test_layers_that_do_not_fit_are_refused_with_what_to_pass(
     command = [sys.executable, "-c", _FULL, str(moe), server.address, str(layers)]
     if layers == 0:
         command[-2:] = ["", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode == 0) == fits, done.stderr
     if not fits:
         says = r"moe\.gguf needs \d+ MiB of RPC0's memory \(.*\), and 16 MiB are free: pass fewer -ngl, .*--allow-"

@@ -20,7 +20,6 @@ def check(counts: Counts) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_hybrid_conversations_with_drafts(tmp_path: Path) -> None:
     """The positions of this hybrid model have several dimensions, and llama.cpp takes wrong drafts back."""
     check(had(fetched(FAMILIES["qwen35"]), tmp_path, answers=32, flags=("--speculate", "4")))

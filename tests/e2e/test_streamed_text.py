@@ -87,7 +87,6 @@ async def streamed(session: ClientSession, url: str, request: Request) -> str:
     return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
 
 
-@pytest.mark.timeout(300)
 async def test_streamed_text_equals_whole_text(served: Served) -> None:
     gate = asyncio.Semaphore(SHARDS)
     texts: list[str] = []

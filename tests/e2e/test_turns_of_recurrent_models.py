@@ -16,7 +16,7 @@ from aiohttp import ClientSession
 from caravan_testing.serve_process import serve
 from caravan_testing.shard_models import HYBRID_MODEL, RECURRENT_MODEL, fetched
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 TURNS, NEW_TOKENS = 10, 24
 WORDS = ("river", "stone", "cloud", "market", "winter", "letter", "garden", "engine", "paper", "island", "morning")

@@ -15,7 +15,7 @@ from caravan_shard.backends.llama.devices.devices import Device, find_devices, f
 from caravan_testing.shard_models import DEMO_MODEL, ModelDriver, fetched
 from caravan_testing.shard_tiny_moe import write_tiny_moe
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.gpu
 
 PROMPTS = ("The capital of France is", "Once upon a time there was", "List three facts about clocks:", "def add(a, b):")
 NEW_TOKENS = 32
@@ -79,7 +79,7 @@ def test_what_is_fitted_loads_and_leaves_its_margin(
     target = max(0, (first.free_bytes >> 20) - left_mib)
     flags = ["--device", first.name, "--fit-target", str(target), "-np", "2"]
     command = [sys.executable, "-m", "caravan_shard", "-m", str(model), *flags]
-    done = subprocess.run([*command, "--estimate"], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run([*command, "--estimate"], capture_output=True, text=True, timeout=600, check=True)
     planned: dict[str, Any] = json.loads(done.stdout)
     assert planned["devices"].get(first.name, 0) <= left_mib * MIB
     # Loading it takes what was planned, and what the driver keeps for itself.
@@ -97,7 +97,7 @@ def test_what_is_fitted_loads_and_leaves_its_margin(
         [sys.executable, "-c", program, json.dumps(config), first.name],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert loaded.returncode == 0, loaded.stderr

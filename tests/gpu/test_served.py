@@ -11,7 +11,7 @@ from caravan_shard.backends.llama.devices.devices import find_devices, first_dev
 from caravan_testing.serve_process import Served, serve
 from caravan_testing.shard_models import DEMO_MODEL, TIE_LOGITS, ModelDriver, fetched
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.gpu
 
 NEW_TOKENS = 32
 PROMPTS = tuple(f"{number}. The history of the {place} begins" for number, place in enumerate(("sea", "moon") * 4))

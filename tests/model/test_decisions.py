@@ -22,7 +22,7 @@ from caravan_dialects.api.openai.decisions.schema import (
 from caravan_testing.shard_models import DEMO_MODEL, WORDS_MODEL, fetched
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.model
 
 INPUT = "The customer was charged twice for one renewal and asks for a refund. " * 4
 PREDICATE = {"type": "predicate", "instructions": "The customer was charged more than once."}

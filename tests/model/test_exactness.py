@@ -15,7 +15,7 @@ from caravan_testing.media_prompts import MediaPrompt, run_prompt
 from caravan_testing.projectors import WORDS, SpellingModel
 from caravan_testing.shard_models import DEMO_MODEL, VOCABULARY_SIZE, WORDS_MODEL, ModelDriver, fetched, requantise
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.model
 
 STEPS = 4
 

@@ -22,7 +22,7 @@ from caravan_testing.shard_models import (
 )
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.model
 
 # One thread: see ModelDriver.
 _OPTIONS = {"ctx_size": 2048, "parallel": 8, "threads": 1}
@@ -218,7 +218,7 @@ def test_a_batch_of_eight_continues_in_a_new_process(executor: Executor, tmp_pat
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=600,
     ).stdout.splitlines()
     assert printed[0] == "True"
     for before, line, written in zip(tokens, printed[1:], expected, strict=True):

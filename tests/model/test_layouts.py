@@ -21,7 +21,7 @@ from caravan_testing.shard_models import (
 )
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.model
 
 NEW_TOKENS = 10
 # Of tests that run on one of them.

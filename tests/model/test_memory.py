@@ -236,7 +236,7 @@ def test_a_shard_takes_what_was_estimated(flags: dict[str, Any]) -> None:
         [sys.executable, "-c", _RUN, json.dumps(config)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from caravan_testing.shard_models import DEMO_MODEL, fetched
 from caravan_testing.shard_tiny_llama import Shape, write_tiny_llama
 from caravan_testing.waiting import DEADLINE_S
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.model
 
 _REASON = "the model computed no finite logits"
 _BAD, _GOOD = "wizard Zebra", "wizard apple"

@@ -164,7 +164,7 @@ def loaded(model: Path, **flags: Any) -> tuple[dict[str, Any], str]:
         [sys.executable, "-c", _LOADED, json.dumps({"model": str(model), **flags})],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

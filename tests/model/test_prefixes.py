@@ -25,8 +25,7 @@ from caravan_testing.shard_models import (
     fetched,
 )
 
-# The default time limit is too short for fetching a model.
-pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.model
 
 NEW_TOKENS = 10
 CELLS = 3072

@@ -22,7 +22,7 @@ from caravan_testing.shard_models import (
 )
 from caravan_testing.shard_tiny_mamba import write_tiny_mamba
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.model
 
 TEXT = "The capital of France is Paris, and the capital of Italy is a city that was not built in a day."
 LAYOUTS = pytest.mark.parametrize("layout", list(KvLayout), ids=lambda layout: layout.value)

@@ -26,7 +26,7 @@ from caravan_testing.shard_models import (
 from caravan_testing.shard_tiny_mamba import TOKENS, write_tiny_mamba
 from caravan_testing.shard_tiny_ranker import write_tiny_ranker
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.model
 
 PROMPTS = (
     "def fibonacci(n):\n",

@@ -20,7 +20,7 @@ BURST_EVERY_S = 150.0
 BURST_TOKENS = 256
 MIN_CACHE_USE = 0.95
 _SAMPLES = 240
-_REST_S = 60.0
+_REST_S = 300.0
 
 
 def _say(text: str) -> None:

@@ -25,7 +25,7 @@ _NAMESPACES = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
 
 def buildah(*arguments: str) -> str:
     """Run buildah and return what it prints."""
-    return subprocess.run(["buildah", *arguments], capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(["buildah", *arguments], capture_output=True, text=True, check=True, timeout=600).stdout
 
 
 def image_config(image: str) -> dict[str, Any]:

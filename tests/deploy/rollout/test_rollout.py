@@ -15,8 +15,6 @@ from deploy.rollout.load import PROMPT, Load
 
 from caravan_testing.waiting import DEADLINE_S
 
-pytestmark = pytest.mark.timeout(900)
-
 LLAMA = "{parallel: 2, ctx-size: 1024, threads: 1}"
 
 

@@ -47,7 +47,7 @@ def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
 def main() -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
     # The default of what comes of a cell after its end is 4 s.
-    NotebookClient(notebook, timeout=240, startup_timeout=240, iopub_timeout=240, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=600, startup_timeout=240, iopub_timeout=240, kernel_name="python3").execute()
     texts = ["".join(o.get("text", "") for o in cell.outputs if o.get("name") == "stdout") for cell in notebook.cells]
     errors = ["".join(o.get("text", "") for o in cell.outputs if o.get("name") == "stderr") for cell in notebook.cells]
     print(json.dumps({"bars": shown(notebook), "printed": texts, "errors": errors}))

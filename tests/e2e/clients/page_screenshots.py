@@ -85,7 +85,7 @@ def _ask(url: str, number: int) -> None:
     ]
     body = json.dumps({"messages": messages, "max_tokens": 160, "seed": number}).encode()
     request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
-    urllib.request.urlopen(request, timeout=300).read()
+    urllib.request.urlopen(request, timeout=600).read()
 
 
 main()

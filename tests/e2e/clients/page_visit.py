@@ -17,7 +17,7 @@ addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) 
 """
 SERIOUS = {"serious", "critical"}
 # For what happens at once unless the machine is busy.
-MOST_MS = 120_000
+MOST_MS = 300_000
 
 
 class Visit:

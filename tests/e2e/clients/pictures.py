@@ -54,7 +54,7 @@ def of_ollama(url: str, picture: Path, words: str) -> Said:
 def of_text_generation(url: str, picture: Path, words: str) -> Said:
     from text_generation import Client
 
-    client = Client(url, timeout=300)
+    client = Client(url, timeout=600)
     data = base64.b64encode(picture.read_bytes()).decode()
     shown = f"See:![](data:image/png;base64,{data}) and"
     said = [client.generate(text, max_new_tokens=TOKENS).generated_text for text in (shown, f"See:{words} and")]

@@ -12,13 +12,13 @@ PROMPT = "The capital of France is"
 
 
 async def stream_async(url: str) -> str:
-    client = AsyncClient(url, timeout=300)
+    client = AsyncClient(url, timeout=600)
     events = [event async for event in client.generate_stream(PROMPT, max_new_tokens=12)]
     return "".join(event.token.text for event in events)
 
 
 def main(url: str) -> None:
-    client = Client(url, timeout=300)
+    client = Client(url, timeout=600)
     answer = client.generate(PROMPT, max_new_tokens=12)
     events = list(client.generate_stream(PROMPT, max_new_tokens=12))
     # Few tokens: cached prompt tokens may be rounded differently, which can change a draw between two near tokens.

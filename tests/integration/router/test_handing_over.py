@@ -18,7 +18,6 @@ from caravan_testing.programs import kept_ports
 from caravan_testing.waiting import eventually, wait_until
 
 REQUESTS, CLIENTS, NEW_TOKENS = 60, 6, 20
-pytestmark = pytest.mark.timeout(300)
 
 
 @contextlib.contextmanager

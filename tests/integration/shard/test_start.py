@@ -24,7 +24,7 @@ COMMAND = (sys.executable, "-m", "caravan_shard")
     ],
 )
 def test_a_start_that_cannot_work_says_why(flags: tuple[str, ...], advice: str) -> None:
-    done = subprocess.run([*COMMAND, "--address", "127.0.0.1:0", *flags], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*COMMAND, "--address", "127.0.0.1:0", *flags], capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert advice in done.stderr
     assert "Traceback" not in done.stderr
@@ -48,7 +48,7 @@ def test_a_start_that_fails_by_a_bug_is_not_worth_repeating() -> None:
 
 def test_the_configuration_can_be_printed() -> None:
     done = subprocess.run(
-        [*COMMAND, "--backend", "fake", "-np", "3", "--print-config"], capture_output=True, text=True, timeout=300
+        [*COMMAND, "--backend", "fake", "-np", "3", "--print-config"], capture_output=True, text=True, timeout=600
     )
     assert json.loads(done.stdout)["parallel"] == 3
 

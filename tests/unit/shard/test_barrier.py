@@ -41,5 +41,5 @@ def test_threads_go_on_together(program: Path, looks: str, threads: int, meeting
     """They spin, offer their cores or sleep; the slow one makes the others sleep."""
     command = [str(program), str(threads), str(meetings), str(pause_us)]
     environment = {**os.environ, "GOMP_SPINCOUNT": looks}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert (ended.returncode, ended.stdout) == (0, f"{meetings}\n")

@@ -147,7 +147,7 @@ def test_a_shard_that_finds_another_number_ends_with_one_line(tmp_path: Path) ->
     write_tiny_llama(model)
     command = [sys.executable, "-m", "caravan_shard", "--address", "127.0.0.1:0", "--model", str(model)]
     environment = {**os.environ, "LD_PRELOAD": str(library)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if "error" in line]
     assert errors == done.stderr.splitlines()[-1:]

@@ -15,7 +15,7 @@ from caravan_shard.service.loading import gpu_turn
 
 MIB = 1 << 20
 
-DEADLINE_S = 60
+DEADLINE_S = 300
 
 
 def write(path: Path, text: str) -> None:

@@ -116,14 +116,14 @@ print([name for name in sys.modules if name.startswith("opentelemetry")])
 
 def test_a_router_without_traces_imports_no_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    done = subprocess.run([sys.executable, "-c", _STARTED], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run([sys.executable, "-c", _STARTED], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_the_command_without_a_working_configuration_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     command = [sys.executable, "-m", "caravan_serve", "router", "--shard", "unix:/x", "--otlp-endpoint", URL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2
     assert done.stderr == (
         "caravan-router: error: the protocol of OTLP must be grpc or http/protobuf. Given: 'http/json'\n"
