@@ -223,6 +223,7 @@ def test_answers_side_by_side_have_their_own_sampling(words: dict[str, Any]) -> 
 def test_what_fails_stays_and_what_the_server_forgot_is_sent_again(words: dict[str, Any]) -> None:
     got = told(words, "failing")
     assert (got["draft"], got["covers"], got["notices"]) == ("a draft", False, 0)
+    assert got["could_send"] == "false", "no conversation had been read"
     assert got["continued"] == "resp_"
     assert got["resent"] == [[1, True], [5, False]]
     assert re.fullmatch(r"\d+ of 100,000 tokens", got["meter"])

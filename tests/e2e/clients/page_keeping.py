@@ -174,7 +174,7 @@ def columns(visit: Visit) -> Any:
     return {"sent": fields, "headings": headings, "unreadable": unreadable, "answers": answers}
 
 
-# Types as soon as there is a field for it, when no conversation has been read.
+# Types, and looks at the button to send, as soon as they are there, when no conversation has been read.
 _TYPES_EARLY = """
 if (!sessionStorage.typed)
   new MutationObserver((_, observer) => {
@@ -182,6 +182,7 @@ if (!sessionStorage.typed)
     if (!field) return;
     observer.disconnect();
     sessionStorage.typed = true;
+    sessionStorage.couldSend = !document.querySelector("#composer button[type=submit]").disabled;
     field.value = "a d";
     field.dispatchEvent(new Event("input", { bubbles: true }));
   }).observe(document, { childList: true, subtree: true });
@@ -245,6 +246,7 @@ def failing(visit: Visit) -> Any:
     visit.wrong = [text for text in visit.wrong if "Failed to load resource" not in text]
     return {
         "draft": draft,
+        "could_send": page.evaluate("sessionStorage.couldSend"),
         "same": [again.value.text()] == lost,
         "covers": bool(covers),
         "continued": continued.value.post_data_json["previous_response_id"][:5],

@@ -175,9 +175,6 @@ def test_ctrl_c_ends_a_download_without_a_traceback(hub: StandInHub) -> None:
         hub.faults.stall_after = [50_000]
 
 
-_DEADLINE_S = 300.0
-
-
 @dataclass
 class Attempts:
     """One download in many processes. ``kept``: bytes on the disk when each was killed; ``told``: all counts."""
@@ -193,7 +190,7 @@ class Attempts:
     def kill_at(self, target: int) -> None:
         """Start a process and kill it as soon as ``target`` bytes are here."""
         with _worker() as process:
-            deadline = time.monotonic() + _DEADLINE_S
+            deadline = time.monotonic() + DEADLINE_S
             while self.here < target:
                 assert process.poll() is None, "it ended before it was killed"
                 assert time.monotonic() < deadline

@@ -12,10 +12,9 @@ from caravan_shard.backends.toy.backend import ToyBackend
 from caravan_shard.config import ShardConfig
 from caravan_shard.service import loading
 from caravan_shard.service.loading import gpu_turn
+from caravan_testing.waiting import DEADLINE_S
 
 MIB = 1 << 20
-
-DEADLINE_S = 300
 
 
 def write(path: Path, text: str) -> None:
