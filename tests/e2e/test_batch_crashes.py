@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import urllib.request
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +12,12 @@ import pytest
 from openai import APIConnectionError, OpenAI
 
 from caravan_testing.serve_process import Served, start
-from caravan_testing.waiting import wait_until
+from caravan_testing.waiting import DEADLINE_S, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-LINES, KILLS = 1_200, 8
-TOY = ("--backend", "fake", "--fake-step-ms", "1", "-np", "32", "-c", "32768", "--shards", "2")
+LINES, KILLS, SHARDS = 1_200, 8, 2
+TOY = ("--backend", "fake", "--fake-step-ms", "1", "-np", "32", "-c", "32768", "--shards", str(SHARDS))
 
 
 def requests(path: Path) -> Path:
@@ -37,6 +38,12 @@ def answered(served: Served, batch_id: str) -> int:
         return LINES if batch.status == "completed" else batch.request_counts.completed  # type: ignore[union-attr]
 
 
+def serving(served: Served) -> int:
+    """How many shards serve."""
+    with urllib.request.urlopen(f"{served.url}/admin/shards", timeout=DEADLINE_S) as response:
+        return sum(shard["state"] == "serving" for shard in json.load(response)["shards"])
+
+
 def test_every_line_is_answered_once_though_routers_and_shards_are_killed(tmp_path: Path) -> None:
     rng = random.Random(5)
     moments = sorted(rng.randrange(LINES) for _ in range(KILLS))
@@ -45,6 +52,8 @@ def test_every_line_is_answered_once_though_routers_and_shards_are_killed(tmp_pa
     batch_id, lines, errors = "", list[str](), None
     while not lines:
         with start(*flags, models=("toy.gguf",)) as served:
+            # A server is ready once one shard serves, and ends if another one dies in its first start.
+            wait_until(partial(serving, served), "all shards serve", SHARDS.__eq__)
             if not batch_id:
                 with OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
                     uploaded = client.files.create(file=requests(tmp_path / "requests.jsonl"), purpose="batch")
