@@ -55,8 +55,12 @@ class Served:
             self.healthy,
             f"the server is {condition}",
             lambda healthy: healthy is (condition == "healthy"),
-            unless=lambda: self.process.poll() is not None and "".join(self.log),
+            unless=self.end,
         )
+
+    def end(self) -> str:
+        """Return the log if the server has ended, else nothing: then waiting for it is of no use."""
+        return "".join(self.log) if self.process.poll() is not None else ""
 
     def shard_pids(self) -> list[int]:
         """Return the processes of the shards that run."""
