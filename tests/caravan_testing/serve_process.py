@@ -55,11 +55,11 @@ class Served:
             self.healthy,
             f"the server is {condition}",
             lambda healthy: healthy is (condition == "healthy"),
-            unless=self.end,
+            unless=self.log_if_ended,
         )
 
-    def end(self) -> str:
-        """Return the log if the server has ended, else nothing: then waiting for it is of no use."""
+    def log_if_ended(self) -> str:
+        """Return the log if the server has ended, so that nobody waits for it any longer, else nothing."""
         return "".join(self.log) if self.process.poll() is not None else ""
 
     def shard_pids(self) -> list[int]:

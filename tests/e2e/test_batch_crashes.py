@@ -67,7 +67,7 @@ def test_every_line_is_answered_once_though_routers_and_shards_are_killed(tmp_pa
                     f"{moment} answers",
                     moment.__le__,
                     ignoring=(APIConnectionError,),
-                    unless=served.end,
+                    unless=served.log_if_ended,
                 )
                 if victim == "router":
                     served.process.kill()
@@ -76,7 +76,7 @@ def test_every_line_is_answered_once_though_routers_and_shards_are_killed(tmp_pa
                 # The one before may have been the other one, and is not there again.
                 os.kill(rng.choice(wait_until(served.shard_pids, "a shard runs")), signal.SIGKILL)
             else:
-                wait_until(partial(answered, served, batch_id), "all answers", LINES.__eq__, unless=served.end)
+                wait_until(partial(answered, served, batch_id), "all answers", LINES.__eq__, unless=served.log_if_ended)
                 with OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
                     batch = client.batches.retrieve(batch_id)
                     errors = batch.error_file_id
